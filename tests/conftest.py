@@ -1,4 +1,5 @@
 """Tests import `ndlinear` from the repository root and `lab` from the notebooks folder, installed or not."""
+
 import pathlib
 import sys
 

@@ -1,0 +1,48 @@
+"""What the notebooks share: modes, records, the ledger, data, a training loop, statistics and figures.
+
+Nothing here imports from a notebook. Only torch, numpy, scipy, pandas and matplotlib are needed to run an experiment; IPython, tqdm, PyYAML,
+scikit-learn and dask are used where they are installed.
+"""
+
+from . import modes  # first: it puts ndlinear.py on the import path
+from .data import load, split
+from .facts import fact, facts
+from .figures import colour, label, marker, style
+from .ledger import claim, verdict
+from .modes import LabError, mode, pick
+from .records import read, record
+from .show import card, require, say, start, table
+from .stats import compare, decide, interval, summary
+from .training import Fit, Split, fit, seed_everything
+
+__all__ = [
+    "Fit",
+    "LabError",
+    "Split",
+    "card",
+    "claim",
+    "colour",
+    "compare",
+    "decide",
+    "fact",
+    "facts",
+    "fit",
+    "interval",
+    "label",
+    "load",
+    "marker",
+    "mode",
+    "modes",
+    "pick",
+    "read",
+    "record",
+    "require",
+    "say",
+    "seed_everything",
+    "split",
+    "start",
+    "style",
+    "summary",
+    "table",
+    "verdict",
+]

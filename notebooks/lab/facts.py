@@ -1,0 +1,37 @@
+"""The paper's printed numbers, read from book/paper/tables."""
+
+from __future__ import annotations
+
+import functools
+
+import pandas as pd
+
+from .modes import PAPER, LabError
+
+
+@functools.cache
+def _table(name: str) -> pd.DataFrame:
+    path = PAPER / "tables" / f"{name}.csv"
+    if not path.is_file():
+        known = ", ".join(sorted(p.stem for p in path.parent.glob("*.csv")))
+        raise LabError(f"no table {name!r} of the paper; there are: {known}")
+    return pd.read_csv(path, dtype=str, keep_default_na=False)
+
+
+def facts(table: str, **where) -> pd.DataFrame:
+    """Rows of one of the paper's tables, ``value`` and ``std`` as numbers; ``where`` selects by column (a list means any of)."""
+    frame = _table(table)
+    for column, wanted in where.items():
+        if column not in frame:
+            raise LabError(f"table {table!r} has no column {column!r}; it has: {', '.join(frame.columns)}")
+        values = wanted if isinstance(wanted, (list, tuple, set)) else [wanted]
+        frame = frame[frame[column].isin([str(v) for v in values])]
+    return frame.assign(value=pd.to_numeric(frame["value"]), std=pd.to_numeric(frame["std"])).reset_index(drop=True)
+
+
+def fact(table: str, **where) -> float:
+    """The one printed number that ``where`` selects."""
+    found = facts(table, **where)
+    if len(found) != 1:
+        raise LabError(f"{table} {where} selects {len(found)} cells, not one; add columns until one is left")
+    return float(found["value"].iloc[0])

@@ -1,0 +1,61 @@
+"""One look for all figures: readable on light and dark ground, one colour, marker and name per method."""
+
+from __future__ import annotations
+
+import pathlib
+
+import matplotlib.pyplot as plt
+
+# name: (colour, marker, what a reader calls it). Colours: seaborn's "colorblind" palette, kept to those that stand out on white and on black.
+METHODS = {
+    "dense": ("#0173b2", "o", "dense"),
+    "dense-params": ("#56b4e9", "s", "dense, equal parameters"),
+    "dense-width": ("#5a7fd6", "P", "dense, equal width"),
+    "ndlinear": ("#de8f05", "D", "NdLinear"),
+    "ndlinear-sum": ("#ca5c10", "X", "sum of Kronecker terms"),
+    "released": ("#b07a3f", "d", "NdLinear as released"),
+    "low-rank": ("#029e73", "^", "low rank, equal parameters"),
+    "tcl": ("#cc78bc", "v", "TCL"),
+    "trl": ("#a55aa8", "<", "TRL"),
+    "tt": ("#d55e5e", ">", "tensor train"),
+    "lora": ("#029e73", "^", "LoRA"),
+    "lokr": ("#cc78bc", "v", "LoKr"),
+    "linear": ("#8a8a8a", "p", "linear model"),
+    "constant": ("#8a8a8a", "_", "constant"),
+    "paper": ("#d55e00", "*", "paper, as printed"),
+}
+
+
+def style() -> None:
+    """Use the book's figure style from here on."""
+    plt.style.use(pathlib.Path(__file__).with_name("ndl.mplstyle"))
+
+
+def _method(name: str) -> tuple[str, str, str]:
+    return METHODS.get(name, ("#8a8a8a", "h", name))
+
+
+def colour(name: str) -> str:
+    """The method's colour."""
+    return _method(name)[0]
+
+
+def marker(name: str) -> str:
+    """The method's marker."""
+    return _method(name)[1]
+
+
+def label(name: str) -> str:
+    """The method's name in figures and tables."""
+    return _method(name)[2]
+
+
+def seeds(axis, x, values, name: str, *, low: float | None = None, high: float | None = None) -> None:
+    """Every seed as a point, slightly spread, with the mean and its interval beside them."""
+    values = list(values)
+    spread = [x + 0.18 * ((i + 0.5) / len(values) - 0.5) for i in range(len(values))]
+    axis.plot(spread, values, marker(name), color=colour(name), alpha=0.45, markersize=4, linestyle="none")
+    mean = sum(values) / len(values)
+    if low is not None and high is not None:
+        axis.vlines(x + 0.22, low, high, color=colour(name), linewidth=2)
+    axis.plot([x + 0.22], [mean], marker(name), color=colour(name), markersize=7)

@@ -1,0 +1,121 @@
+"""How notebooks speak: Markdown and tables in Jupyter, plain text in a script."""
+
+from __future__ import annotations
+
+import hashlib
+import html as html_
+import importlib
+import os
+import subprocess
+import sys
+
+import pandas as pd
+
+from .modes import ROOT, LabError, mode
+
+
+def _in_jupyter() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return shell is not None and hasattr(shell, "kernel")
+
+
+def put(text: str, *, html: str | None = None, markdown: bool = False) -> None:
+    """Show ``html`` (or ``text`` as Markdown) in Jupyter, print ``text`` elsewhere."""
+    if not _in_jupyter() or (html is None and not markdown):
+        print(text)
+        return
+    from IPython.display import HTML, Markdown, display
+
+    display(HTML(html) if html is not None else Markdown(text))
+
+
+def say(text: str) -> None:
+    """Show a sentence that contains computed numbers."""
+    put(text, markdown=True)
+
+
+def table(frame: pd.DataFrame, formats: dict[str, str] | None = None, caption: str = "") -> None:
+    """Show a table without its index; ``formats`` maps a column to a format such as ``"{:.3f}"``."""
+    frame = frame.copy()
+    for column, form in (formats or {}).items():
+        frame[column] = [form.format(v) if pd.notna(v) else "" for v in frame[column]]
+    body = frame.to_html(index=False, border=0, classes="ndl-table", escape=True, na_rep="", justify="left")
+    head = f"<p class='ndl-caption'>{html_.escape(caption)}</p>" if caption else ""
+    text = (caption + "\n" if caption else "") + frame.to_string(index=False, na_rep="")
+    put(
+        text,
+        html=f'<div class="ndl-scroll" tabindex="0" role="region" aria-label="{html_.escape(caption or "table")}">{head}{body}</div>',
+    )
+
+
+def start(seed: int = 0) -> None:
+    """Set seeds and figure style, and print the line that a bug report should quote."""
+    import torch
+
+    from .figures import style
+    from .training import seed_everything
+
+    seed_everything(seed)
+    style()
+    device = f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"
+    print(f"{mode()} · {device} · torch {torch.__version__} · ndlinear.py {module_version()}")
+
+
+def module_version() -> str:
+    """Version and first eight digits of the sha256 of the ndlinear.py in use."""
+    import ndlinear
+
+    with open(ndlinear.__file__, "rb") as file:
+        digest = hashlib.sha256(file.read()).hexdigest()[:8]
+    return f"{getattr(ndlinear, '__version__', '?')} ({digest})"
+
+
+def card(slug: str, *, read_first: list[str] | None = None, gpu: bool = False) -> None:
+    """The small table at the head of a chapter: claims settled here, what to read first, time in each mode, GPU or not."""
+    from . import ledger, upkeep
+
+    settled = [c for c in ledger.claims() if c.get("notebook") == slug and c["verdict"] not in ("open", "untestable")]
+    links = [
+        (
+            f'<a href="#claim-{c["id"]}">{ledger.SIGNS[c["verdict"]]}&nbsp;{c["id"]}</a>',
+            f"{ledger.SIGNS[c['verdict']]} {c['id']}",
+        )
+        for c in settled
+    ]
+    rows = [
+        ("Settles", ", ".join(a for a, _ in links) or "no claim", ", ".join(b for _, b in links) or "no claim"),
+        (
+            "Read first",
+            *[
+                ", ".join(form.format(s) for s in read_first or []) or "nothing"
+                for form in ('<a href="{0}.html">{0}</a>', "{0}")
+            ],
+        ),
+        ("Time", *[upkeep.times_line(slug)] * 2),
+        ("GPU", *["for a full run" if gpu else "not needed"] * 2),
+    ]
+    body = "".join(f"<tr><th scope='row'>{head}</th><td>{cell}</td></tr>" for head, cell, _ in rows)
+    put("\n".join(f"{head:<11}{cell}" for head, _, cell in rows), html=f'<table class="ndl-card">{body}</table>')
+
+
+def require(module: str, package: str | None = None):
+    """Import an optional library; on Colab install it first, without touching the torch and numpy that are there.
+
+    Raises:
+        LabError: the library is missing; the message names the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name != module.partition(".")[0]:
+            raise
+    package = package or module
+    if "COLAB_RELEASE_TAG" in os.environ:
+        import numpy
+        import torch
+
+        pins = [f"torch=={torch.__version__.partition('+')[0]}", f"numpy=={numpy.__version__}"]
+        subprocess.run([sys.executable, "-m", "pip", "install", "-q", package, *pins], check=True)
+        return importlib.import_module(module)
+    raise LabError(f"this cell uses {package}: pip install {package} -c {ROOT / 'constraints.txt'}")
