@@ -1,7 +1,7 @@
 """What the notebooks share: modes, records, the ledger, data, a training loop, statistics and figures.
 
-Nothing here imports from a notebook. Only torch, numpy, scipy, pandas and matplotlib are needed to run an experiment; IPython, tqdm, PyYAML,
-scikit-learn and dask are used where they are installed.
+Nothing here imports from a notebook. Only torch, numpy, scipy, pandas, matplotlib and filelock (which torch brings) are
+needed to run an experiment; IPython, tqdm, PyYAML, scikit-learn and dask are used where they are installed.
 """
 
 from . import modes  # first: it puts ndlinear.py on the import path

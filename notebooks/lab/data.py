@@ -1,8 +1,8 @@
 """Data sets: where they come from, under which licence, with which checksum; and how they are split.
 
-A file is looked for in NDL_DATA (default: the user's cache folder), as it is or xz-compressed; otherwise it is downloaded from the official
-address, verified, and only then moved into place. A file that is there is never changed. Smoke mode never downloads: sets that do not ship with
-a dependency are replaced by seeded stand-ins of the same shape, and say so.
+A file is looked for in NDL_DATA (default: the user's cache folder), as it is or xz-compressed; otherwise it is downloaded
+from the official address, verified, and only then moved into place. A file that is there is never changed. Smoke mode never
+downloads: sets that do not ship with a dependency are replaced by seeded stand-ins of the same shape, and say so.
 """
 
 from __future__ import annotations
@@ -219,7 +219,7 @@ def _load(name: str, stand_in: bool) -> Data:
 
 
 def load(name: str) -> Data:
-    """A data set of the registry. In smoke mode sets that must be downloaded are seeded stand-ins of the same form (``stand_in`` is True)."""
+    """A data set of the registry; in smoke mode one that must be downloaded is a seeded stand-in of the same form (``stand_in``)."""
     if name not in SOURCES:
         raise DataError(f"no data set {name!r}; there are: {', '.join(SOURCES)}")
     data = _load(name, mode() == "smoke" and SOURCES[name].stand_in is not None)

@@ -6,7 +6,7 @@ import pathlib
 
 import matplotlib.pyplot as plt
 
-# name: (colour, marker, what a reader calls it). Colours: seaborn's "colorblind" palette, kept to those that stand out on white and on black.
+# name: (colour, marker, what a reader calls it). Colours of seaborn's "colorblind" palette that stand out on white and on black.
 METHODS = {
     "dense": ("#0173b2", "o", "dense"),
     "dense-params": ("#56b4e9", "s", "dense, equal parameters"),

@@ -1,8 +1,8 @@
 """Recorded runs: results/<experiment>.jsonl, one line per finished (configuration, seed).
 
-A line is appended and fsynced the moment its run ends, under a lock that keeps a second writer out. A killed run loses at most the run in flight;
-the next one goes on where it stopped. Nothing is ever overwritten: a torn last line is moved to <experiment>.jsonl.torn, and a run made with an
-older training function stays in the file beside its successor.
+A line is appended and fsynced the moment its run ends, under a lock that keeps a second writer out. A killed run loses
+at most the run in flight; the next one goes on where it stopped. Nothing is ever overwritten: a torn last line is moved to
+<experiment>.jsonl.torn, and a run made with an older training function stays in the file beside its successor.
 """
 
 from __future__ import annotations
