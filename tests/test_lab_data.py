@@ -1,0 +1,160 @@
+"""Data sets: verified, atomic, never overwritten, clear when offline; splits keep shares and scale by the training part."""
+
+import functools
+import hashlib
+import http.server
+import lzma
+import threading
+
+import numpy as np
+import pytest
+import torch
+from lab import LabError, data
+from lab.data import DataError, File
+
+CONTENT = b"date,HUFL,HULL,MUFL,MULL,LUFL,LULL,OT\n2016-07-01 00:00:00,5.8,2,1.6,0.5,4.2,1.3,30.5\n"
+
+
+def make_file(url="http://127.0.0.1:9/none.csv", content=CONTENT):
+    return File("ett/tiny.csv", url, hashlib.sha256(content).hexdigest(), len(content))
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("NDL_DATA", str(tmp_path))
+    monkeypatch.setenv("NDL_MODE", "replay")
+    (tmp_path / "ett").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def server(tmp_path_factory):
+    """A web server on this machine that stands for the official address."""
+    root = tmp_path_factory.mktemp("served")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(root))
+    handler.log_message = lambda *a: None
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as http_server:
+        threading.Thread(target=http_server.serve_forever, daemon=True).start()
+        yield root, f"http://127.0.0.1:{http_server.server_port}/tiny.csv"
+        http_server.shutdown()
+
+
+def test_download_is_verified_and_moved_into_place(folder, server):
+    root, url = server
+    (root / "tiny.csv").write_bytes(CONTENT)
+    assert data.fetch(make_file(url)) == CONTENT
+    assert [p.name for p in (folder / "ett").iterdir()] == ["tiny.csv"], "no partial file is left"
+    (root / "tiny.csv").unlink()
+    assert data.fetch(make_file(url)) == CONTENT, "the second time it is read from the folder"
+
+
+@pytest.mark.parametrize("sent", [CONTENT[:-5], CONTENT.replace(b"30.5", b"30.6"), CONTENT + b"x"])
+def test_wrong_download_is_refused_and_nothing_is_kept(folder, server, sent):
+    root, url = server
+    (root / "tiny.csv").write_bytes(sent)
+    with pytest.raises(DataError, match="not the expected file"):
+        data.fetch(make_file(url))
+    assert list((folder / "ett").iterdir()) == []
+
+
+def test_unreachable_address_says_what_to_put_where(folder):
+    with pytest.raises(DataError, match=r"could not be downloaded.*sha256.*put it at .*ett/tiny.csv.*NDL_DATA"):
+        data.fetch(make_file())
+
+
+@pytest.mark.parametrize("name", ["tiny.csv", "tiny.csv.xz"])
+@pytest.mark.parametrize("damage", ["truncated", "corrupted", "wrong format"])
+def test_damaged_file_is_refused_and_left_alone(folder, name, damage):
+    good = lzma.compress(CONTENT) if name.endswith("xz") else CONTENT
+    bad = {"truncated": good[:-9], "corrupted": good[:40] + b"\0\0" + good[42:], "wrong format": b"<html>404</html>"}[
+        damage
+    ]
+    path = folder / "ett" / name
+    path.write_bytes(bad)
+    with pytest.raises(DataError, match="left as it is"):
+        data.fetch(make_file())
+    assert path.read_bytes() == bad
+
+
+def test_compressed_file_is_read(folder):
+    (folder / "ett" / "tiny.csv.xz").write_bytes(lzma.compress(CONTENT))
+    x, y, names = data._ett(data.fetch(make_file()))
+    assert x.shape == (1, 7) and y is None and names[-1] == "OT" and x[0, -1] == np.float32(30.5)
+
+
+def test_ett_with_other_columns_is_refused():
+    with pytest.raises(DataError, match="expected the columns"):
+        data._ett(CONTENT.replace(b"HUFL", b"LOAD"))
+
+
+def test_smoke_never_downloads(folder, monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    with pytest.raises(DataError, match="does not download"):
+        data.fetch(make_file())
+
+
+def test_smoke_stand_in_has_the_form_of_the_real_set_and_says_so(monkeypatch, capsys):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    stand_in = data.load("etth1")
+    assert stand_in.stand_in and stand_in.x.shape[1] == len(stand_in.names) == 7
+    assert "stand-in" in capsys.readouterr().out
+
+
+def test_default_folder_is_the_users_cache(monkeypatch):
+    monkeypatch.delenv("NDL_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
+    assert str(data.folder()) == "/somewhere/ndlinear-book"
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "classes"),
+    [("digits", (1797, 8, 8), 10), ("breast-cancer", (569, 30), 2), ("diabetes", (442, 10), None)],
+)
+def test_sets_that_ship_with_scikit_learn(name, shape, classes):
+    loaded = data.load(name)
+    assert loaded.x.shape == shape and not loaded.stand_in and len(loaded.checksum) == 16
+    assert classes is None or len(np.unique(loaded.y)) == classes == len(loaded.names)
+    with pytest.raises(ValueError, match="read-only"):
+        loaded.x[0] = 0
+
+
+def test_every_source_names_origin_and_licence():
+    for source in data.SOURCES.values():
+        assert source.origin and source.licence and source.about
+        assert bool(source.files) == bool(source.stand_in), "what must be downloaded has a stand-in"
+        assert all(f.url.startswith("https://") and len(f.sha256) == 64 and f.size > 0 for f in source.files)
+
+
+def test_unknown_set_lists_the_known_ones():
+    with pytest.raises(DataError, match="digits"):
+        data.load("mnist")
+
+
+def test_split_keeps_class_shares_and_uses_every_sample_once():
+    y = np.repeat([0, 1, 2], [100, 50, 10])
+    x = np.arange(160, dtype=np.float32)[:, None]
+    parts = data.split(x, y, seed=3, standardise="none")
+    found = torch.cat([parts.train[0], parts.val[0], parts.test[0]]).flatten().sort().values
+    assert torch.equal(found, torch.arange(160.0))
+    assert torch.bincount(parts.train[1]).tolist() == [60, 30, 6]
+    assert torch.bincount(parts.test[1]).tolist() == [20, 10, 2]
+    again = data.split(x, y, seed=3, standardise="none")
+    assert torch.equal(parts.train[0], again.train[0])
+    assert not torch.equal(parts.train[0], data.split(x, y, seed=4, standardise="none").train[0])
+
+
+def test_split_scales_by_the_training_part_alone():
+    x = np.random.default_rng(0).normal(5, [1, 100, 0], (300, 3)).astype(np.float32)
+    parts = data.split(x, np.random.default_rng(1).normal(size=300), seed=0)
+    train = parts.train[0]
+    assert torch.allclose(train.mean(0), torch.zeros(3), atol=1e-4)
+    assert torch.allclose(train.std(0, unbiased=False), torch.tensor([1.0, 1.0, 0.0]), atol=1e-4)
+    assert parts.val[0].mean(0)[:2].abs().max() > 1e-3, "the other parts are not centred on themselves"
+    whole = data.split(x, np.zeros(300, int), seed=0, standardise="all").train[0]
+    assert whole.std(unbiased=False).item() == pytest.approx(1, abs=1e-4) and whole[:, 1].std() > 10 * whole[:, 0].std()
+
+
+@pytest.mark.parametrize("bad", [{"parts": (0.5, 0.5, 0.5)}, {"parts": (1.0, 0.0, 0.0)}, {"standardise": "column"}])
+def test_bad_split_arguments(bad):
+    with pytest.raises(LabError):
+        data.split(np.zeros((10, 1)), np.zeros(10), seed=0, **bad)

@@ -1,0 +1,199 @@
+"""Modes, facts, statistics, figures and what notebooks show."""
+
+import sys
+import types
+
+import lab
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from lab import LabError, figures, show, stats
+from scipy import stats as scipy_stats
+
+
+def test_modes(monkeypatch):
+    for name in ("replay", "smoke", "full"):
+        monkeypatch.setenv("NDL_MODE", name)
+        assert lab.mode() == name
+        assert lab.pick(full=1, smoke=2) == (2 if name == "smoke" else 1)
+        assert lab.pick(full=1, smoke=2, replay=3) == {"full": 1, "smoke": 2, "replay": 3}[name]
+    monkeypatch.delenv("NDL_MODE")
+    assert lab.mode() == "replay"
+    monkeypatch.setenv("NDL_MODE", "fast")
+    with pytest.raises(LabError, match="replay, smoke, full"):
+        lab.mode()
+
+
+def test_facts_are_numbers_of_the_paper():
+    assert lab.fact("app_bias", width=16, bias="false", metric="params") == 36
+    rows = lab.facts("app_bias", metric="test_mse", width=[16, 32])
+    assert len(rows) == 4 and rows["value"].between(0, 1).all() and rows["std"].notna().all()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: lab.facts("nothing"), "there are:.*app_bias"),
+        (lambda: lab.facts("app_bias", colour="red"), "no column 'colour'.*width"),
+        (lambda: lab.fact("app_bias", width=16), "selects 4 cells"),
+    ],
+)
+def test_facts_errors_say_what_to_do(call, message):
+    with pytest.raises(LabError, match=message):
+        call()
+
+
+def test_interval_is_students():
+    values = np.random.default_rng(0).normal(3, 2, 12)
+    mean, low, high = lab.interval(values)
+    expected = scipy_stats.t.interval(0.95, 11, loc=values.mean(), scale=scipy_stats.sem(values))
+    assert (mean, low, high) == pytest.approx((values.mean(), *expected))
+    assert lab.interval([1.0])[1:] == (-np.inf, np.inf)
+    boot = lab.interval(values, method="bootstrap")
+    assert low < boot[1] < mean < boot[2] < high
+
+
+def test_interval_covers_the_truth_at_its_level():
+    rng = np.random.default_rng(1)
+    hits = [low <= 0 <= high for _, low, high in (lab.interval(rng.normal(size=6)) for _ in range(2000))]
+    assert np.mean(hits) == pytest.approx(0.95, abs=0.015)
+
+
+@pytest.mark.parametrize("bad", [[], [1.0, np.nan], [[1.0, 2.0]]])
+def test_interval_refuses_what_it_cannot_do(bad):
+    with pytest.raises(LabError):
+        lab.interval(bad)
+    with pytest.raises(LabError, match="bootstrap"):
+        lab.interval([1.0, 2.0], method="normal")
+
+
+def runs():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=8)
+    frames = [
+        pd.DataFrame({"model": m, "seed": range(8), "loss": 1 + shift + noise + 0.01 * rng.normal(size=8)})
+        for m, shift in (("dense", 0), ("nd", 0.1))
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def test_compare_pairs_by_seed():
+    row = lab.compare(runs(), "loss").iloc[0]
+    assert row["model"] == "nd" and row["n"] == 8 and row["difference"] == pytest.approx(0.1, abs=0.02)
+    assert row["high"] - row["low"] < 0.05, "pairing removes the common noise"
+    shuffled = lab.compare(runs().sample(frac=1, random_state=1), "loss").iloc[0]
+    assert shuffled["difference"] == pytest.approx(row["difference"])
+
+
+@pytest.mark.parametrize(
+    ("frame", "arguments", "message"),
+    [
+        (runs().iloc[:-1], {}, "finish the grid"),
+        (runs(), {"baseline": "linear"}, "no run of the baseline"),
+        (pd.concat([runs(), runs()]), {}, "several runs share"),
+        (runs(), {"pair": ("fold",)}, "no column fold"),
+    ],
+)
+def test_compare_refuses_unpaired_runs(frame, arguments, message):
+    with pytest.raises(LabError, match=message):
+        lab.compare(frame, "loss", **arguments)
+
+
+def test_summary_keeps_groups_in_order():
+    table = lab.summary(runs(), "model", "loss")
+    assert list(table["model"]) == ["dense", "nd"] and list(table["n"]) == [8, 8]
+    assert (table["loss_low"] < table["loss"]).all() and (table["loss"] < table["loss_high"]).all()
+
+
+def test_decide():
+    assert stats.decide(0.1, 0.2) is True and stats.decide(-0.2, -0.1) is False and stats.decide(-0.1, 0.1) is None
+    assert stats.decide(0.4, 0.6, at_least=0.5) is None
+
+
+def test_methods_have_one_colour_marker_and_name():
+    assert lab.colour("ndlinear") != lab.colour("dense") and lab.label("ndlinear") == "NdLinear"
+    assert lab.label("my own") == "my own" and lab.marker("my own")
+    named = [m for m in figures.METHODS.values() if m[0] not in ("#8a8a8a",)]
+    assert all(len(m) == 3 for m in named)
+
+
+def test_seeds_shows_every_point():
+    figure, axis = plt.subplots()
+    figures.seeds(axis, 0, [1.0, 2.0, 3.0], "ndlinear", low=1.5, high=2.5)
+    assert len(axis.lines[0].get_xdata()) == 3 and axis.lines[1].get_ydata()[0] == 2.0 and len(axis.collections) == 1
+    plt.close(figure)
+
+
+def luminance(colour):
+    rgb = np.array(plt.matplotlib.colors.to_rgb(colour))
+    rgb = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return rgb @ [0.2126, 0.7152, 0.0722]
+
+
+@pytest.mark.parametrize("name", figures.METHODS)
+def test_colours_stand_out_on_white_and_on_dark(name):
+    """Graphical objects need a contrast of about 3 (2.2 is our floor for the lightest) to either ground."""
+    value = luminance(figures.METHODS[name][0])
+    dark = luminance("#121212")
+    assert 1.05 / (value + 0.05) >= 2.2 and (value + 0.05) / (dark + 0.05) >= 2.2
+
+
+def test_scripts_print_plain_text(capsys):
+    lab.say("**bold** $x$")
+    lab.table(pd.DataFrame({"a": [1.23456, None]}), {"a": "{:.2f}"}, caption="Two rows")
+    out = capsys.readouterr().out
+    assert "**bold** $x$" in out and "Two rows" in out and "1.23" in out and "nan" not in out
+
+
+@pytest.fixture
+def jupyter(monkeypatch):
+    """Stands for a running kernel; collects what is displayed."""
+    import IPython.display
+
+    shown = []
+    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: types.SimpleNamespace(kernel=1))
+    monkeypatch.setattr(IPython.display, "display", lambda thing: shown.append(thing.data))
+    return shown
+
+
+def test_notebooks_get_html_that_is_escaped(jupyter):
+    lab.table(pd.DataFrame({"a<b": ["<script>"]}), caption="x < y")
+    lab.say("*hello*")
+    assert "<script>" not in jupyter[0] and "&lt;script&gt;" in jupyter[0] and "x &lt; y" in jupyter[0]
+    assert jupyter[1] == "*hello*"
+
+
+def test_start_prints_the_line_for_bug_reports(monkeypatch, capsys):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    lab.start()
+    line = capsys.readouterr().out.strip()
+    assert line.startswith("smoke · ") and "torch" in line and "ndlinear.py" in line and "\n" not in line
+
+
+def test_card_names_claims_reading_time_and_gpu(jupyter, capsys):
+    lab.card("10_one_layer", read_first=["00_template"], gpu=True)
+    assert "Settles" in jupyter[0] and 'href="00_template.html"' in jupyter[0] and "for a full run" in jupyter[0]
+    lab.card("99_nothing")
+    assert "no claim" in jupyter[1] and "not recorded yet" in jupyter[1] and "not needed" in jupyter[1]
+
+
+def test_require(monkeypatch):
+    assert lab.require("json") is sys.modules["json"]
+    monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
+    with pytest.raises(LabError, match="pip install absent-package -c"):
+        lab.require("absent_module", "absent-package")
+
+
+def test_require_on_colab_never_touches_torch_or_numpy(monkeypatch):
+    import numpy
+    import torch
+
+    commands = []
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "release")
+    monkeypatch.setattr(show.subprocess, "run", lambda command, check: commands.append(command))
+    with pytest.raises(ModuleNotFoundError):
+        lab.require("absent_module", "absent-package")
+    assert (
+        f"torch=={torch.__version__.partition('+')[0]}" in commands[0] and f"numpy=={numpy.__version__}" in commands[0]
+    )
