@@ -1,0 +1,43 @@
+# make book    build the book and print where it is        make test   everything that checks it
+# Both create the virtual environment .venv first. VENV= and PYTHON= choose another place or interpreter.
+PYTHON ?= python3
+VENV ?= .venv
+RUN = $(VENV)/bin/python
+INSTALL = $(RUN) -m pip install --disable-pip-version-check -q -c constraints.txt
+
+.PHONY: book test lint notebooks environment stamp times clean
+
+$(VENV)/book.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(INSTALL) torch
+	$(INSTALL) -e ".[book,experiments]"
+	touch $@
+
+$(VENV)/test.installed: $(VENV)/book.installed
+	$(INSTALL) -e ".[book,experiments,test]"
+	touch $@
+
+book: $(VENV)/book.installed
+	$(RUN) -m jupyter_book build . --path-output book -W --keep-going --all
+	@echo "The book: $(CURDIR)/book/_build/html/index.html"
+
+test: $(VENV)/test.installed lint
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile --nbmake --cov --cov-report=term tests notebooks
+
+lint: $(VENV)/test.installed
+	$(RUN) -m ruff check .
+	$(RUN) -m ruff format --check ndlinear.py notebooks/lab tests book/_ext
+	$(RUN) -m nbstripout --verify --keep-id notebooks/*.ipynb
+	git ls-files | grep -vE '\.(csv|jsonl|svg)$$' | xargs $(VENV)/bin/codespell
+
+environment: $(VENV)/test.installed
+	cd notebooks && $(abspath $(RUN)) -m lab.upkeep environment
+
+stamp: $(VENV)/book.installed
+	cd notebooks && $(abspath $(RUN)) -m lab.upkeep stamp "$(URL)"
+
+times: $(VENV)/test.installed
+	cd notebooks && $(abspath $(RUN)) -m lab.upkeep times
+
+clean:
+	rm -rf $(VENV) book/_build .pytest_cache .ruff_cache .hypothesis .coverage*
