@@ -1,0 +1,247 @@
+"""Tables of the book as HTML, made from the ledger, the notebooks and the recorded runs.
+
+Plain functions without Sphinx: data in, escaped HTML or Markdown out. `ndlbook.py` turns them into directives.
+"""
+
+import collections
+import functools
+import html
+import json
+import pathlib
+import re
+import sys
+
+import yaml
+from docutils import nodes
+
+HERE = pathlib.Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parents[1] / "notebooks")]
+from lab.ledger import SIGNS  # noqa: E402
+
+# What the verdicts mean. The word and the sign carry the verdict, the colour only repeats it.
+MEANING = {
+    "holds": "true as stated, within the scope given",
+    "holds-if": "true under the condition given beside it",
+    "fails": "not true as stated; the right statement is given beside it",
+    "undecided": "tested, and the interval includes both answers",
+    "untestable": "cannot be tested; what is missing is given beside it",
+    "open": "not tested yet",
+}
+SETTLED = ("holds", "holds-if", "fails", "undecided")  # these have a cell that judges them
+AREAS = {
+    "ablation": "ablations", "bert": "BERT heads", "bias": "dial a bias", "cnn": "CNN heads", "dit": "DiT",
+    "entropy": "entropy", "ett": "ETT forecasting", "flops": "FLOPs", "layer": "the layer", "lora": "LoRA",
+    "memory": "memory", "opt": "OPT pre-training", "overhead": "overhead", "params": "parameters",
+    "related": "related work", "sample": "sample efficiency", "structured": "structured layers",
+    "tabular": "tabular data", "theory": "theory", "ucr": "UCR classification", "vit": "ViT distillation",
+}
+COLUMNS = (("verdict", "Verdict"), ("id", "Claim"), ("statement", "What the paper says"),
+           ("where", "Where"), ("kind", "Kind"), ("scope", "Scope"))
+
+
+def escape(text: object) -> str:
+    """Any value as HTML text, safe inside elements and attributes."""
+    return html.escape("" if text is None else str(text), quote=True)
+
+
+@functools.cache
+def places() -> dict[str, str]:
+    """Label of the paper's source -> readable name."""
+    return yaml.safe_load((HERE / "places.yml").read_text(encoding="utf8"))
+
+
+def place(labels: list[str] | str | None) -> str:
+    """Readable places of a claim, joined; a label without a name is shown as it is."""
+    labels = [labels] if isinstance(labels, str) else labels or []
+    return "; ".join(dict.fromkeys(str(places().get(label, label)) for label in labels))
+
+
+def area(claim: dict) -> str:
+    """The area of a claim: the first part of its id, in words."""
+    prefix = claim["id"].split("-")[0]
+    return AREAS.get(prefix, prefix)
+
+
+def badge(verdict: str) -> str:
+    """A verdict as sign and word."""
+    return f'<span class="ndl-badge ndl-{verdict}">{SIGNS[verdict]} {verdict}</span>'
+
+
+def cell_link(claim: dict, uri: str) -> str | None:
+    """Address of the cell that judges the claim, or None where no cell does."""
+    if claim["verdict"] in SETTLED and claim.get("notebook"):
+        return f"{uri}{claim['notebook']}.html#claim-{claim['id']}"
+    return None
+
+
+def remarks(claim: dict) -> str:
+    """Our additions to a statement: condition, correction, reason, rule."""
+    parts = [("Holds if", "condition"), ("Right statement", "correction"), ("Missing", "reason"), ("Rule", "rule")]
+    rows = [f'<div class="ndl-remark"><b>{label}:</b> {escape(claim[key])}</div>'
+            for label, key in parts if claim.get(key)]
+    return "".join(rows)
+
+
+def claims_table(claims: list[dict], uri: str, known: set[str]) -> str:
+    """All claims as one table. `uri` leads to the notebooks, `known` are the notebooks that the book has."""
+    order = {verdict: rank for rank, verdict in enumerate(MEANING)}
+    rows = []
+    for claim in claims:
+        link = cell_link(claim, uri) if claim.get("notebook") in known else None
+        mark = badge(claim["verdict"])
+        verdict = f'<a href="{escape(link)}" title="the cell that judges it">{mark}</a>' if link else mark
+        cells = [
+            (verdict, f' data-sort="{order[claim["verdict"]]}"'),
+            (f'<a class="ndl-id" href="#{escape(claim["id"])}">{escape(claim["id"])}</a>', ""),
+            (f"<div>{escape(claim['statement'])}</div>{remarks(claim)}", ""),
+            (escape(place(claim.get("where"))), ""),
+            (escape(claim.get("kind")), ""),
+            (escape(claim.get("scope") or "–"), ""),
+        ]
+        tds = "".join(f'<td role="cell" data-label="{label}"{extra}>{body}</td>'
+                      for (body, extra), (_, label) in zip(cells, COLUMNS))
+        rows.append(f'<tr role="row" id="{escape(claim["id"])}" data-verdict="{claim["verdict"]}" '
+                    f'data-kind="{escape(claim.get("kind"))}" data-area="{escape(area(claim))}">{tds}</tr>')
+    heads = "".join(f'<th role="columnheader" scope="col" data-key="{key}">{label}</th>' for key, label in COLUMNS)
+    return (
+        f'<div class="ndl-claims mathjax_ignore tex2jax_ignore">{filter_form(claims)}'
+        '<p class="ndl-status" role="status"></p>'
+        '<table class="ndl-ledger" role="table"><caption class="ndl-hidden">Claims of the paper and verdicts</caption>'
+        f'<thead role="rowgroup"><tr role="row">{heads}</tr></thead>'
+        f'<tbody role="rowgroup">{"".join(rows)}</tbody></table></div>'
+    )
+
+
+def filter_form(claims: list[dict]) -> str:
+    """The filter above the table; hidden until the script has taken it over."""
+    def select(name: str, label: str, values: list[str]) -> str:
+        options = "".join(f'<option value="{escape(v)}">{escape(v)}</option>' for v in values)
+        return (f'<label>{label} <select name="{name}"><option value="">all</option>{options}</select></label>')
+
+    verdicts = [v for v in MEANING if any(c["verdict"] == v for c in claims)]
+    kinds = sorted({str(c.get("kind")) for c in claims})
+    areas = sorted({area(c) for c in claims}, key=str.lower)
+    return ('<form class="ndl-filter" hidden aria-label="Filter the claims">'
+            '<label class="ndl-wide">Text <input type="search" name="text" autocomplete="off" '
+            'placeholder="id, statement, place …"></label>'
+            f'{select("verdict", "Verdict", verdicts)}{select("kind", "Kind", kinds)}{select("area", "Area", areas)}'
+            '<button type="reset">Show all</button></form>')
+
+
+def claims_counts(claims: list[dict], uri: str) -> str:
+    """How many claims have which verdict: a bar and a list whose entries lead to the filtered table."""
+    counts = collections.Counter(claim["verdict"] for claim in claims)
+    total = len(claims)
+    shown = [verdict for verdict in MEANING if counts[verdict] or verdict != "untestable"]
+    bar = "".join(f'<span class="ndl-bar-part ndl-{v}" style="flex-grow:{counts[v]}"></span>'
+                  for v in shown if counts[v])
+    items = "".join(
+        f'<li><a href="{escape(uri)}?verdict={v}">{badge(v)} <b>{counts[v]}</b></a> '
+        f'<span class="ndl-meaning">{MEANING[v]}</span></li>' for v in shown)
+    done = total - counts["open"]
+    return (f'<div class="ndl-counts"><p><b>{done} of {total}</b> claims have a verdict; '
+            f'{counts["open"]} are still open.</p>'
+            f'<div class="ndl-bar" aria-hidden="true">{bar}</div><ul>{items}</ul></div>')
+
+
+def corrections(claims: list[dict], uri: str, known: set[str]) -> str:
+    """Claims that need a condition or a correction, each with the right statement and its cell."""
+    entries = []
+    for claim in claims:
+        if claim["verdict"] not in ("fails", "holds-if"):
+            continue
+        link = cell_link(claim, uri) if claim.get("notebook") in known else None
+        name = f'<a href="{escape(link)}">{escape(claim["id"])}</a>' if link else escape(claim["id"])
+        right = claim.get("correction") or claim.get("condition") or "not written yet"
+        label = "Right statement" if claim.get("correction") else "Holds if"
+        entries.append(f'<dt>{badge(claim["verdict"])} {name}</dt>'
+                       f'<dd><div><b>Paper:</b> {escape(claim["statement"])} '
+                       f'<span class="ndl-meaning">({escape(place(claim.get("where")))})</span></div>'
+                       f"<div><b>{label}:</b> {escape(right)}</div></dd>")
+    if not entries:
+        return "<p>None so far.</p>"
+    return f'<dl class="ndl-corrections mathjax_ignore tex2jax_ignore">{"".join(entries)}</dl>'
+
+
+def boxes(path: pathlib.Path) -> list[tuple[str, str, str]]:
+    """The *Paper · Released code · Here* boxes of a notebook: (heading, its anchor, Markdown of the box)."""
+    found, heading = [], ""
+    for cell in json.loads(path.read_text(encoding="utf8"))["cells"]:
+        if cell["cell_type"] != "markdown":
+            continue
+        block: list[str] = []
+        for line in "".join(cell["source"]).splitlines() + [""]:
+            if line.startswith(">"):
+                block.append(line)
+                continue
+            if block and block[0].startswith("> **Paper.**"):
+                found.append((heading, anchor(heading), "\n".join(block)))
+            block = []
+            if match := re.match(r"#{1,6}\s+(.*)", line):
+                heading = match[1].strip()
+    return found
+
+
+def anchor(heading: str) -> str:
+    """The id that the book gives to a heading."""
+    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
+    return nodes.make_id(re.sub(r"[$*`]|<[^>]*>", "", plain))
+
+
+def rebase_links(markdown: str, folder: str) -> str:
+    """Relative links of a notebook's Markdown, seen from a page in another folder; images are left alone."""
+    return re.sub(r"(?<!!)(\[[^\]]*\]\()(?!\w+:|#|/)([^)\s]+)", lambda m: f"{m[1]}{folder}{m[2]}", markdown)
+
+
+def span(seconds: float) -> str:
+    """A duration in the largest fitting unit."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def values(rows: list[dict], *keys: str) -> list[str]:
+    """The distinct values of the first key that a row has; `a.b` looks one level down."""
+    out: dict[str, None] = {}
+    for row in rows:
+        for key in keys:
+            value = row
+            for part in key.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            if value is not None:
+                out[str(value)] = None
+                break
+    return list(out)
+
+
+def run_status(runs: dict[str, list[dict]]) -> str:
+    """One row per experiment: how many runs, on what, with what, how long, when."""
+    heads = ("Experiment", "Runs", "Seeds", "Device", "torch", "Total time", "First and last")
+    body = []
+    for name, rows in runs.items():
+        dates = sorted(value[:10] for value in values(rows, "time"))
+        failed = sum(row.get("status") != "ok" for row in rows)
+        seconds = sum(float(row.get("seconds") or 0) for row in rows)
+        body.append((name, f"{len(rows)}" + (f" ({failed} failed)" if failed else ""), len(values(rows, "seed")),
+                     ", ".join(values(rows, "device")), ", ".join(values(rows, "versions.torch")), span(seconds),
+                     " to ".join(dict.fromkeys(dates[:1] + dates[-1:]))))
+    return grid("Recorded runs", heads, body) if body else "<p>No run has been recorded yet.</p>"
+
+
+def chapter_times(rows: list[dict]) -> str:
+    """The newest recorded time of each chapter in each mode."""
+    newest = {(row["notebook"], row["mode"]): row for row in rows}
+    body = [(name, mode, span(float(row["seconds"])), row.get("device"), str(row.get("time", ""))[:10])
+            for (name, mode), row in sorted(newest.items())]
+    heads = ("Chapter", "Mode", "Time", "Device", "Date")
+    return grid("Times of the chapters", heads, body) if body else "<p>No chapter has been timed yet.</p>"
+
+
+def grid(name: str, heads: tuple[str, ...], body: list[tuple]) -> str:
+    """A plain table that scrolls inside itself on a narrow screen."""
+    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
+    rows = "".join("<tr>" + "".join(f"<td>{escape('–' if c in (None, '') else c)}</td>" for c in row) + "</tr>"
+                   for row in body)
+    return (f'<div class="ndl-scroll" tabindex="0" role="region" aria-label="{escape(name)}">'
+            f'<table class="ndl-table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>')

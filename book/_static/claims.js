@@ -1,0 +1,75 @@
+// The claims table: sort by any column, filter by verdict, kind, area and free text.
+// Without this script the page shows the same table in the order of the ledger.
+(function () {
+  "use strict";
+  const NAMES = ["text", "verdict", "kind", "area"];
+
+  function setUp(root) {
+    const form = root.querySelector("form");
+    const body = root.querySelector("tbody");
+    const status = root.querySelector(".ndl-status");
+    const rows = Array.from(body.rows);
+    const words = new Map(rows.map((row) => [row, (row.textContent + " " + row.dataset.area).toLowerCase()]));
+
+    function apply() {
+      const wanted = form.elements.text.value.toLowerCase().split(/\s+/).filter(Boolean);
+      let shown = 0;
+      for (const row of rows) {
+        const fits =
+          NAMES.slice(1).every((name) => !form.elements[name].value || row.dataset[name] === form.elements[name].value) &&
+          wanted.every((word) => words.get(row).includes(word));
+        row.hidden = !fits;
+        shown += fits ? 1 : 0;
+      }
+      status.textContent = shown === rows.length ? rows.length + " claims" : shown + " of " + rows.length + " claims";
+      const query = new URLSearchParams();
+      for (const name of NAMES) if (form.elements[name].value) query.set(name, form.elements[name].value);
+      const address = (String(query) ? "?" + query : location.pathname) + location.hash;
+      try { history.replaceState(null, "", address); } catch (error) { /* a page opened as a file keeps its address */ }
+    }
+
+    function key(row, column) {
+      const cell = row.cells[column];
+      return cell.dataset.sort === undefined ? cell.textContent.trim().toLowerCase() : Number(cell.dataset.sort);
+    }
+
+    function sort(header, column) {
+      const down = header.getAttribute("aria-sort") === "ascending";
+      for (const other of header.parentNode.cells) other.removeAttribute("aria-sort");
+      header.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const place = new Map(rows.map((row, index) => [row, index]));
+      const order = rows.slice().sort((a, b) => {
+        const x = key(a, column), y = key(b, column);
+        const by = typeof x === "number" ? x - y : x.localeCompare(y);
+        return (down ? -by : by) || place.get(a) - place.get(b);
+      });
+      body.append(...order);
+    }
+
+    root.querySelectorAll("th").forEach((header, column) => {
+      const button = document.createElement("button");
+      button.type = "button";
+      button.textContent = header.textContent;
+      button.addEventListener("click", () => sort(header, column));
+      header.replaceChildren(button);
+    });
+
+    const asked = new URLSearchParams(location.search);
+    for (const name of NAMES) if (asked.has(name)) form.elements[name].value = asked.get(name);
+    for (const name of NAMES.slice(1)) if (form.elements[name].selectedIndex < 0) form.elements[name].value = "";
+    form.addEventListener("input", apply);
+    form.addEventListener("submit", (event) => event.preventDefault());
+    form.addEventListener("reset", () => setTimeout(apply));
+    form.hidden = false;
+    apply();
+
+    function showTarget() {
+      const row = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+      if (row && row.hidden && body.contains(row)) { form.reset(); setTimeout(() => row.scrollIntoView()); }
+    }
+    window.addEventListener("hashchange", showTarget);
+    showTarget();
+  }
+
+  document.querySelectorAll(".ndl-claims").forEach(setUp);
+})();
