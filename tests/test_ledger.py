@@ -185,6 +185,16 @@ def test_numpy_and_torch_truth_values_count(entries):
     ledger.verdict("wrong", holds=torch.tensor(False))
 
 
+def test_a_finding_that_the_evidence_denies_raises(entries, monkeypatch, capsys):
+    ledger.finding("a is larger", holds=True)
+    for evidence in (False, None):
+        with pytest.raises(LedgerError, match="the text says 'a is larger'"):
+            ledger.finding("a is larger", holds=evidence)
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    ledger.finding("a is larger", holds=False)
+    assert "not judged in smoke mode" in capsys.readouterr().out
+
+
 def test_unknown_id(entries):
     with pytest.raises(LedgerError, match="no claim 'nothing'"):
         ledger.verdict("nothing", holds=True)

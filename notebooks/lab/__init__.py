@@ -8,12 +8,12 @@ from . import modes  # first: it puts ndlinear.py on the import path
 from .data import load, split
 from .facts import fact, facts
 from .figures import colour, label, marker, style
-from .ledger import claim, verdict
+from .ledger import claim, finding, verdict
 from .modes import LabError, mode, pick
 from .records import read, record
 from .show import card, require, say, start, table
 from .stats import compare, decide, interval, summary
-from .training import Fit, Split, fit, seed_everything
+from .training import Fit, Split, count_macs, fit, seed_everything
 
 __all__ = [
     "Fit",
@@ -23,9 +23,11 @@ __all__ = [
     "claim",
     "colour",
     "compare",
+    "count_macs",
     "decide",
     "fact",
     "facts",
+    "finding",
     "fit",
     "interval",
     "label",

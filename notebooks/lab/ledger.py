@@ -103,6 +103,21 @@ def verdict(id: str, *, holds: bool | None, under: bool | None = None, note: str
     put(text, html=_markup(id, found, entry, detail, note))
 
 
+def finding(text: str, *, holds: bool | None) -> None:
+    """A result of ours that the chapter's prose states: raises unless the evidence holds; not judged in smoke mode.
+
+    Use it beside `verdict` for statements that are not the paper's, so that prose and records cannot drift apart.
+    """
+    from .show import say
+
+    if mode() == "smoke":
+        say(f"(not judged in smoke mode) {text}")
+    elif holds is None or not holds:
+        raise LedgerError(f"the text says {text!r}, the evidence says otherwise: correct the text")
+    else:
+        say(f"✓ {text}")
+
+
 def _markup(id: str, found: str, entry: dict, detail: str, note: str) -> str:
     parts = [
         f'<span class="ndl-badge ndl-{found}">{SIGNS[found]} {found}</span> <code>{id}</code>',

@@ -64,6 +64,17 @@ class Fit:
 
 
 @torch.no_grad()
+def count_macs(model: nn.Module, sample: Tensor) -> int:
+    """Multiply-adds of one forward pass over ``sample`` (a batch of one), counted on the operations that run; 1 = 2 FLOPs."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    device = next(model.parameters()).device
+    with FlopCounterMode(display=False) as counter:
+        model.eval()(sample.to(device))
+    return counter.get_total_flops() // 2
+
+
+@torch.no_grad()
 def evaluate(
     model: nn.Module, part: tuple[Tensor, Tensor], loss: Callable, scores: dict[str, Callable], batch: int = 4096
 ) -> dict[str, float]:
