@@ -22,21 +22,45 @@ from docutils.statemachine import StringList
 from sphinx.errors import ConfigError
 from sphinx.util.docutils import SphinxDirective
 
-sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent), str(pathlib.Path(__file__).resolve().parents[2] / "notebooks")]
+sys.path[:0] = [
+    str(pathlib.Path(__file__).resolve().parent),
+    str(pathlib.Path(__file__).resolve().parents[2] / "notebooks"),
+]
 import ndltables  # noqa: E402
 from lab import ledger, records  # noqa: E402
 
 MODE = "replay"  # the book shows recorded runs and never trains
-PACKAGES = ("torch", "numpy", "scipy", "pandas", "matplotlib", "seaborn", "scikit-learn", "tensorly",
-            "tensorly-torch", "peft", "transformers", "safetensors", "ipykernel", "myst-nb")
+PACKAGES = (
+    "torch",
+    "numpy",
+    "scipy",
+    "pandas",
+    "matplotlib",
+    "seaborn",
+    "scikit-learn",
+    "tensorly",
+    "tensorly-torch",
+    "peft",
+    "transformers",
+    "safetensors",
+    "ipykernel",
+    "myst-nb",
+)
 SOURCES = ("ndlinear.py", "notebooks/lab", "notebooks/results", "book/paper")
-MATHJAX = ("tex-chtml.js", "output/chtml/fonts/woff-v2", "input/tex/extensions", "a11y",
-           "sre/mathmaps/base.json", "sre/mathmaps/en.json")
+MATHJAX = (
+    "tex-chtml.js",
+    "output/chtml/fonts/woff-v2",
+    "input/tex/extensions",
+    "a11y",
+    "sre/mathmaps/base.json",
+    "sre/mathmaps/en.json",
+)
 KEEP_CACHES = 4
 TIMES = "notebook-times"  # the record of `python -m lab.upkeep times`
 
 
 # --- what the notebooks see --------------------------------------------------------------------------------------
+
 
 def version(package: str) -> str:
     """Installed version of a package, or 'absent'."""
@@ -63,7 +87,7 @@ def cache_key(root: pathlib.Path) -> str:
     for path in source_files(root):
         digest.update(str(path.relative_to(root)).encode() + b"\0")
         digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:16]
+    return digest.hexdigest()[:12]
 
 
 def kernel_environment(root: pathlib.Path, environ: dict) -> None:
@@ -82,10 +106,12 @@ def prune_caches(folder: pathlib.Path, keep: int = KEEP_CACHES) -> None:
 
 # --- where the repository is -------------------------------------------------------------------------------------
 
+
 def github_address(text: str) -> str:
     """https://github.com/OWNER/NAME of any spelling of a GitHub remote, without user or password; else ''."""
-    match = re.fullmatch(r"(?:https?://(?:[^@/\s]+@)?|ssh://git@|git@)github\.com[:/]([\w.-]+)/([\w.-]+?)(?:\.git)?/?",
-                         text.strip())
+    match = re.fullmatch(
+        r"(?:https?://(?:[^@/\s]+@)?|ssh://git@|git@)github\.com[:/]([\w.-]+)/([\w.-]+?)(?:\.git)?/?", text.strip()
+    )
     return f"https://github.com/{match[1]}/{match[2]}" if match else ""
 
 
@@ -93,14 +119,21 @@ def repository_url(root: pathlib.Path, environ=os.environ) -> str:
     """Address from NDL_BOOK_URL, else from git's origin when that is on GitHub, else ''."""
     if asked := environ.get("NDL_BOOK_URL", "").strip():
         if not (url := github_address(asked)):
-            raise ConfigError(f"NDL_BOOK_URL={asked!r} is not the address of a GitHub repository; "
-                              "write https://github.com/OWNER/NAME or leave it unset")
+            raise ConfigError(
+                f"NDL_BOOK_URL={asked!r} is not the address of a GitHub repository; "
+                "write https://github.com/OWNER/NAME or leave it unset"
+            )
         return url
     if not (root / ".git").exists():
         return ""
     try:
-        answer = subprocess.run(["git", "-C", str(root), "remote", "get-url", "origin"],
-                                capture_output=True, text=True, timeout=10, check=False)
+        answer = subprocess.run(
+            ["git", "-C", str(root), "remote", "get-url", "origin"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
     except OSError:
         return ""
     return github_address(answer.stdout) if answer.returncode == 0 else ""
@@ -115,6 +148,7 @@ def link_repository(options: dict, url: str) -> None:
 
 # --- events ------------------------------------------------------------------------------------------------------
 
+
 def on_config(app, config) -> None:
     root = pathlib.Path(app.srcdir)
     caches = pathlib.Path(app.outdir).parent / ".jupyter_cache"
@@ -125,6 +159,7 @@ def on_config(app, config) -> None:
     for listeners in app.events.listeners.values():  # thebe would add a script of another host to every page
         for listener in [li for li in listeners if li.handler.__module__.startswith("sphinx_thebe")]:
             app.disconnect(listener.id)
+    app.registry.css_files[:] = [file for file in app.registry.css_files if "thebe" not in file[0]]
 
 
 def on_page(app, pagename, templatename, context, doctree) -> None:
@@ -149,6 +184,7 @@ def copy_mathjax(app, exception) -> None:
 
 
 # --- directives --------------------------------------------------------------------------------------------------
+
 
 class BookDirective(SphinxDirective):
     """Base: finds the book's files; its page is read again at every build."""
@@ -194,8 +230,12 @@ class RunStatus(BookDirective):
 
 class BuildStatus(BookDirective):
     def content_html(self):
-        items = [("Python", platform.python_version()), ("mode", MODE), ("state of the sources", cache_key(self.root)),
-                 *((name, version(name)) for name in PACKAGES if version(name) != "absent")]
+        items = [
+            ("Python", platform.python_version()),
+            ("mode", MODE),
+            ("state of the sources", cache_key(self.root)),
+            *((name, version(name)) for name in PACKAGES if version(name) != "absent"),
+        ]
         entries = "".join(f"<div><dt>{ndltables.escape(k)}</dt><dd>{ndltables.escape(v)}</dd></div>" for k, v in items)
         return f'<dl class="ndl-versions">{entries}</dl>'
 
@@ -206,14 +246,19 @@ class Deviations(BookDirective):
     def content_html(self):
         if (self.arguments or ["boxes"])[0] == "corrections":
             return ndltables.corrections(ledger.claims(), self.uri("notebooks/"), self.known)
-        found = [(name, box) for name in sorted(self.known)
-                 for box in ndltables.boxes(self.root / "notebooks" / f"{name}.ipynb")]
+        found = [
+            (name, box)
+            for name in sorted(self.known)
+            for box in ndltables.boxes(self.root / "notebooks" / f"{name}.ipynb")
+        ]
         return [node for name, box in found for node in self.box(name, *box)] or "<p>None so far.</p>"
 
     def box(self, name: str, heading: str, anchor: str, markdown: str) -> list[nodes.Node]:
         folder = self.uri("notebooks/")
-        link = (f'<p class="ndl-from">From <a href="{folder}{ndltables.escape(name)}.html#{anchor}">'
-                f"{ndltables.escape(name)}: {ndltables.escape(re.sub(r'[$*`]', '', heading))}</a></p>")
+        link = (
+            f'<p class="ndl-from">From <a href="{folder}{ndltables.escape(name)}.html#{anchor}">'
+            f"{ndltables.escape(name)}: {ndltables.escape(re.sub(r'[$*`]', '', heading))}</a></p>"
+        )
         holder = nodes.container(classes=["ndl-box"])
         text = ndltables.rebase_links(markdown, folder)
         self.state.nested_parse(StringList(text.splitlines(), source=f"notebooks/{name}.ipynb"), 0, holder)

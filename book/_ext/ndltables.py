@@ -29,14 +29,36 @@ MEANING = {
 }
 SETTLED = ("holds", "holds-if", "fails", "undecided")  # these have a cell that judges them
 AREAS = {
-    "ablation": "ablations", "bert": "BERT heads", "bias": "dial a bias", "cnn": "CNN heads", "dit": "DiT",
-    "entropy": "entropy", "ett": "ETT forecasting", "flops": "FLOPs", "layer": "the layer", "lora": "LoRA",
-    "memory": "memory", "opt": "OPT pre-training", "overhead": "overhead", "params": "parameters",
-    "related": "related work", "sample": "sample efficiency", "structured": "structured layers",
-    "tabular": "tabular data", "theory": "theory", "ucr": "UCR classification", "vit": "ViT distillation",
+    "ablation": "ablations",
+    "bert": "BERT heads",
+    "bias": "dial a bias",
+    "cnn": "CNN heads",
+    "dit": "DiT",
+    "entropy": "entropy",
+    "ett": "ETT forecasting",
+    "flops": "FLOPs",
+    "layer": "the layer",
+    "lora": "LoRA",
+    "memory": "memory",
+    "opt": "OPT pre-training",
+    "overhead": "overhead",
+    "params": "parameters",
+    "related": "related work",
+    "sample": "sample efficiency",
+    "structured": "structured layers",
+    "tabular": "tabular data",
+    "theory": "theory",
+    "ucr": "UCR classification",
+    "vit": "ViT distillation",
 }
-COLUMNS = (("verdict", "Verdict"), ("id", "Claim"), ("statement", "What the paper says"),
-           ("where", "Where"), ("kind", "Kind"), ("scope", "Scope"))
+COLUMNS = (
+    ("verdict", "Verdict"),
+    ("id", "Claim"),
+    ("statement", "What the paper says"),
+    ("where", "Where"),
+    ("kind", "Kind"),
+    ("scope", "Scope"),
+)
 
 
 def escape(text: object) -> str:
@@ -77,8 +99,9 @@ def cell_link(claim: dict, uri: str) -> str | None:
 def remarks(claim: dict) -> str:
     """Our additions to a statement: condition, correction, reason, rule."""
     parts = [("Holds if", "condition"), ("Right statement", "correction"), ("Missing", "reason"), ("Rule", "rule")]
-    rows = [f'<div class="ndl-remark"><b>{label}:</b> {escape(claim[key])}</div>'
-            for label, key in parts if claim.get(key)]
+    rows = [
+        f'<div class="ndl-remark"><b>{label}:</b> {escape(claim[key])}</div>' for label, key in parts if claim.get(key)
+    ]
     return "".join(rows)
 
 
@@ -98,10 +121,14 @@ def claims_table(claims: list[dict], uri: str, known: set[str]) -> str:
             (escape(claim.get("kind")), ""),
             (escape(claim.get("scope") or "–"), ""),
         ]
-        tds = "".join(f'<td role="cell" data-label="{label}"{extra}>{body}</td>'
-                      for (body, extra), (_, label) in zip(cells, COLUMNS))
-        rows.append(f'<tr role="row" id="{escape(claim["id"])}" data-verdict="{claim["verdict"]}" '
-                    f'data-kind="{escape(claim.get("kind"))}" data-area="{escape(area(claim))}">{tds}</tr>')
+        tds = "".join(
+            f'<td role="cell" data-label="{label}"{extra}>{body}</td>'
+            for (body, extra), (_, label) in zip(cells, COLUMNS)
+        )
+        rows.append(
+            f'<tr role="row" id="{escape(claim["id"])}" data-verdict="{claim["verdict"]}" '
+            f'data-kind="{escape(claim.get("kind"))}" data-area="{escape(area(claim))}">{tds}</tr>'
+        )
     heads = "".join(f'<th role="columnheader" scope="col" data-key="{key}">{label}</th>' for key, label in COLUMNS)
     return (
         f'<div class="ndl-claims mathjax_ignore tex2jax_ignore">{filter_form(claims)}'
@@ -114,18 +141,21 @@ def claims_table(claims: list[dict], uri: str, known: set[str]) -> str:
 
 def filter_form(claims: list[dict]) -> str:
     """The filter above the table; hidden until the script has taken it over."""
+
     def select(name: str, label: str, values: list[str]) -> str:
         options = "".join(f'<option value="{escape(v)}">{escape(v)}</option>' for v in values)
-        return (f'<label>{label} <select name="{name}"><option value="">all</option>{options}</select></label>')
+        return f'<label>{label} <select name="{name}"><option value="">all</option>{options}</select></label>'
 
     verdicts = [v for v in MEANING if any(c["verdict"] == v for c in claims)]
     kinds = sorted({str(c.get("kind")) for c in claims})
     areas = sorted({area(c) for c in claims}, key=str.lower)
-    return ('<form class="ndl-filter" hidden aria-label="Filter the claims">'
-            '<label class="ndl-wide">Text <input type="search" name="text" autocomplete="off" '
-            'placeholder="id, statement, place …"></label>'
-            f'{select("verdict", "Verdict", verdicts)}{select("kind", "Kind", kinds)}{select("area", "Area", areas)}'
-            '<button type="reset">Show all</button></form>')
+    return (
+        '<form class="ndl-filter" hidden aria-label="Filter the claims">'
+        '<label class="ndl-wide">Text <input type="search" name="text" autocomplete="off" '
+        'placeholder="id, statement, place …"></label>'
+        f"{select('verdict', 'Verdict', verdicts)}{select('kind', 'Kind', kinds)}{select('area', 'Area', areas)}"
+        '<button type="reset">Show all</button></form>'
+    )
 
 
 def claims_counts(claims: list[dict], uri: str) -> str:
@@ -133,15 +163,20 @@ def claims_counts(claims: list[dict], uri: str) -> str:
     counts = collections.Counter(claim["verdict"] for claim in claims)
     total = len(claims)
     shown = [verdict for verdict in MEANING if counts[verdict] or verdict != "untestable"]
-    bar = "".join(f'<span class="ndl-bar-part ndl-{v}" style="flex-grow:{counts[v]}"></span>'
-                  for v in shown if counts[v])
+    bar = "".join(
+        f'<span class="ndl-bar-part ndl-{v}" style="flex-grow:{counts[v]}"></span>' for v in shown if counts[v]
+    )
     items = "".join(
         f'<li><a href="{escape(uri)}?verdict={v}">{badge(v)} <b>{counts[v]}</b></a> '
-        f'<span class="ndl-meaning">{MEANING[v]}</span></li>' for v in shown)
+        f'<span class="ndl-meaning">{MEANING[v]}</span></li>'
+        for v in shown
+    )
     done = total - counts["open"]
-    return (f'<div class="ndl-counts"><p><b>{done} of {total}</b> claims have a verdict; '
-            f'{counts["open"]} are still open.</p>'
-            f'<div class="ndl-bar" aria-hidden="true">{bar}</div><ul>{items}</ul></div>')
+    return (
+        f'<div class="ndl-counts"><p><b>{done} of {total}</b> claims have a verdict; '
+        f"{counts['open']} are still open.</p>"
+        f'<div class="ndl-bar" aria-hidden="true">{bar}</div><ul>{items}</ul></div>'
+    )
 
 
 def corrections(claims: list[dict], uri: str, known: set[str]) -> str:
@@ -154,10 +189,12 @@ def corrections(claims: list[dict], uri: str, known: set[str]) -> str:
         name = f'<a href="{escape(link)}">{escape(claim["id"])}</a>' if link else escape(claim["id"])
         right = claim.get("correction") or claim.get("condition") or "not written yet"
         label = "Right statement" if claim.get("correction") else "Holds if"
-        entries.append(f'<dt>{badge(claim["verdict"])} {name}</dt>'
-                       f'<dd><div><b>Paper:</b> {escape(claim["statement"])} '
-                       f'<span class="ndl-meaning">({escape(place(claim.get("where")))})</span></div>'
-                       f"<div><b>{label}:</b> {escape(right)}</div></dd>")
+        entries.append(
+            f"<dt>{badge(claim['verdict'])} {name}</dt>"
+            f"<dd><div><b>Paper:</b> {escape(claim['statement'])} "
+            f'<span class="ndl-meaning">({escape(place(claim.get("where")))})</span></div>'
+            f"<div><b>{label}:</b> {escape(right)}</div></dd>"
+        )
     if not entries:
         return "<p>None so far.</p>"
     return f'<dl class="ndl-corrections mathjax_ignore tex2jax_ignore">{"".join(entries)}</dl>'
@@ -170,7 +207,7 @@ def boxes(path: pathlib.Path) -> list[tuple[str, str, str]]:
         if cell["cell_type"] != "markdown":
             continue
         block: list[str] = []
-        for line in "".join(cell["source"]).splitlines() + [""]:
+        for line in [*"".join(cell["source"]).splitlines(), ""]:
             if line.startswith(">"):
                 block.append(line)
                 continue
@@ -223,17 +260,27 @@ def run_status(runs: dict[str, list[dict]]) -> str:
         dates = sorted(value[:10] for value in values(rows, "time"))
         failed = sum(row.get("status") != "ok" for row in rows)
         seconds = sum(float(row.get("seconds") or 0) for row in rows)
-        body.append((name, f"{len(rows)}" + (f" ({failed} failed)" if failed else ""), len(values(rows, "seed")),
-                     ", ".join(values(rows, "device")), ", ".join(values(rows, "versions.torch")), span(seconds),
-                     " to ".join(dict.fromkeys(dates[:1] + dates[-1:]))))
+        body.append(
+            (
+                name,
+                f"{len(rows)}" + (f" ({failed} failed)" if failed else ""),
+                len(values(rows, "seed")),
+                ", ".join(values(rows, "device")),
+                ", ".join(values(rows, "versions.torch")),
+                span(seconds),
+                " to ".join(dict.fromkeys(dates[:1] + dates[-1:])),
+            )
+        )
     return grid("Recorded runs", heads, body) if body else "<p>No run has been recorded yet.</p>"
 
 
 def chapter_times(rows: list[dict]) -> str:
     """The newest recorded time of each chapter in each mode."""
     newest = {(row["notebook"], row["mode"]): row for row in rows}
-    body = [(name, mode, span(float(row["seconds"])), row.get("device"), str(row.get("time", ""))[:10])
-            for (name, mode), row in sorted(newest.items())]
+    body = [
+        (name, mode, span(float(row["seconds"])), row.get("device"), str(row.get("time", ""))[:10])
+        for (name, mode), row in sorted(newest.items())
+    ]
     heads = ("Chapter", "Mode", "Time", "Device", "Date")
     return grid("Times of the chapters", heads, body) if body else "<p>No chapter has been timed yet.</p>"
 
@@ -241,7 +288,10 @@ def chapter_times(rows: list[dict]) -> str:
 def grid(name: str, heads: tuple[str, ...], body: list[tuple]) -> str:
     """A plain table that scrolls inside itself on a narrow screen."""
     head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
-    rows = "".join("<tr>" + "".join(f"<td>{escape('–' if c in (None, '') else c)}</td>" for c in row) + "</tr>"
-                   for row in body)
-    return (f'<div class="ndl-scroll" tabindex="0" role="region" aria-label="{escape(name)}">'
-            f'<table class="ndl-table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>')
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape('–' if c in (None, '') else c)}</td>" for c in row) + "</tr>" for row in body
+    )
+    return (
+        f'<div class="ndl-scroll" tabindex="0" role="region" aria-label="{escape(name)}">'
+        f'<table class="ndl-table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    )
