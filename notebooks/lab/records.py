@@ -156,9 +156,10 @@ def code_hash(run) -> str:
 
 
 def _versions() -> dict[str, str]:
-    import ndlinear
     import numpy
     import torch
+
+    import ndlinear
 
     return {
         "python": platform.python_version(),
