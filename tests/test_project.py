@@ -4,6 +4,7 @@ import doctest
 import pathlib
 import re
 import subprocess
+import types
 
 import pytest
 from lab import LabError, modes, upkeep
@@ -90,7 +91,7 @@ def test_times_are_recorded_and_shown(monkeypatch, tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "99_x.ipynb").write_text("{}")
     monkeypatch.setattr(upkeep, "CHAPTERS", [tmp_path / "99_x.ipynb"])
-    monkeypatch.setattr(upkeep.subprocess, "run", lambda *a, **k: None)
+    monkeypatch.setattr(upkeep, "subprocess", types.SimpleNamespace(run=lambda *a, **k: None, DEVNULL=None))
     upkeep.main(["times"])
     assert re.fullmatch(r"replay \d+ s · smoke \d+ s", upkeep.times_line("99_x"))
 
