@@ -18,7 +18,7 @@ $(VENV)/test.installed: $(VENV)/book.installed
 	touch $@
 
 book: $(VENV)/book.installed
-	$(RUN) -m jupyter_book build . --path-output book -W --keep-going --all
+	$(VENV)/bin/jupyter-book build . --path-output book -W --keep-going --all
 	@echo "The book: $(CURDIR)/book/_build/html/index.html"
 
 test: $(VENV)/test.installed lint
