@@ -90,6 +90,16 @@ def cache_key(root: pathlib.Path) -> str:
     return digest.hexdigest()[:12]
 
 
+def book_state(root: pathlib.Path) -> str:
+    """Hash of everything the built book depends on; the tests compare it with the state of the last clean build."""
+    digest = hashlib.sha256(f"{cache_key(root)} {repository_url(root)}".encode())
+    pages = [p for p in (root / "book").rglob("*") if "_build" not in p.parts and "__pycache__" not in p.parts]
+    for path in sorted([root / "_config.yml", root / "_toc.yml", *pages, *(root / "notebooks").glob("*.ipynb")]):
+        if path.is_file():
+            digest.update(str(path.relative_to(root)).encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
 def kernel_environment(root: pathlib.Path, environ: dict) -> None:
     """Kernels inherit the environment: import path and mode go there."""
     paths = [str(root), str(root / "notebooks"), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
@@ -153,6 +163,7 @@ def on_config(app, config) -> None:
     root = pathlib.Path(app.srcdir)
     caches = pathlib.Path(app.outdir).parent / ".jupyter_cache"
     prune_caches(caches)
+    app.ndl_state = book_state(root)  # taken now, so that a change during the build makes the book stale
     config.nb_execution_cache_path = str(caches / cache_key(root))
     config.mathjax_path = "mathjax/tex-chtml.js"
     link_repository(config.html_theme_options, repository_url(root))
@@ -167,14 +178,22 @@ def on_page(app, pagename, templatename, context, doctree) -> None:
         app.add_js_file("claims.js", loading_method="defer")
 
 
-def copy_mathjax(app, exception) -> None:
+def on_finish(app, exception) -> None:
+    state = pathlib.Path(app.outdir).parent / "state"
+    state.unlink(missing_ok=True)
     if exception or app.builder.format != "html":
         return
+    copy_mathjax(pathlib.Path(app.outdir) / "_static" / "mathjax")
+    if app._warncount == 0:
+        state.write_text(app.ndl_state)
+
+
+def copy_mathjax(target: pathlib.Path) -> None:
+    """Copy what the book uses of MathJax out of the package that ships it."""
     spec = importlib.util.find_spec("sphinx-mathjax-offline")
     if spec is None:
         raise ConfigError("the package sphinx-mathjax-offline is missing: pip install sphinx-mathjax-offline")
     source = pathlib.Path(spec.submodule_search_locations[0]) / "static" / "mathjax"
-    target = pathlib.Path(app.outdir) / "_static" / "mathjax"
     for name in MATHJAX:
         if (source / name).is_dir():
             shutil.copytree(source / name, target / name, dirs_exist_ok=True)
@@ -269,7 +288,7 @@ def setup(app) -> dict:
     kernel_environment(pathlib.Path(app.srcdir), os.environ)
     app.connect("config-inited", on_config, priority=900)
     app.connect("html-page-context", on_page)
-    app.connect("build-finished", copy_mathjax)
+    app.connect("build-finished", on_finish)
     app.add_directive("claims-table", ClaimsTable)
     app.add_directive("claims-counts", ClaimsCounts)
     app.add_directive("deviations", Deviations)
