@@ -31,9 +31,16 @@ def test_facts_are_numbers_of_the_paper():
     assert len(rows) == 4 and rows["value"].between(0, 1).all() and rows["std"].notna().all()
 
 
+def test_protocols_are_what_the_paper_prints():
+    assert len(lab.protocols()) == 23 and all(p["silent_on"] for p in lab.protocols().values())
+    assert lab.setting("radius_bump", "epochs") == 4000
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
+        (lambda: lab.setting("radius_bump", "batch"), "no setting 'batch'.*epochs"),
+        (lambda: lab.setting("nothing", "epochs"), "there are: none"),
         (lambda: lab.facts("nothing"), "there are:.*app_bias"),
         (lambda: lab.facts("app_bias", colour="red"), "no column 'colour'.*width"),
         (lambda: lab.fact("app_bias", width=16), "selects 4 cells"),

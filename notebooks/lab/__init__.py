@@ -6,7 +6,7 @@ needed to run an experiment; IPython, tqdm, PyYAML, scikit-learn and dask are us
 
 from . import modes  # first: it puts ndlinear.py on the import path
 from .data import load, split
-from .facts import fact, facts
+from .facts import fact, facts, protocols, setting
 from .figures import colour, label, marker, style
 from .ledger import claim, finding, verdict
 from .modes import LabError, mode, pick
@@ -36,11 +36,13 @@ __all__ = [
     "mode",
     "modes",
     "pick",
+    "protocols",
     "read",
     "record",
     "require",
     "say",
     "seed_everything",
+    "setting",
     "split",
     "start",
     "style",

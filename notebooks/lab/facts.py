@@ -35,3 +35,20 @@ def fact(table: str, **where) -> float:
     if len(found) != 1:
         raise LabError(f"{table} {where} selects {len(found)} cells, not one; add columns until one is left")
     return float(found["value"].iloc[0])
+
+
+@functools.cache
+def protocols() -> dict[str, dict]:
+    """The printed protocol of every experiment: settings with their places, and what the text does not state."""
+    import yaml
+
+    with open(PAPER / "protocols.yml", encoding="utf-8") as file:
+        return yaml.safe_load(file)["experiments"]
+
+
+def setting(experiment: str, name: str):
+    """The printed value of one setting of an experiment."""
+    found = protocols().get(experiment, {}).get("settings", {})
+    if name not in found:
+        raise LabError(f"no setting {name!r} is printed for {experiment!r}; there are: {', '.join(found) or 'none'}")
+    return found[name]["value"]
