@@ -1,0 +1,123 @@
+"""Von Neumann entropy of a representation, with every choice that changes its value as an argument.
+
+A representation is a matrix: one row per sample, one column per unit (further axes are flattened). Its covariance, divided by
+its trace, has eigenvalues p that sum to one; the entropy is that of p. It tells how many directions carry the variance:
+exp(entropy) is between 1 and the rank.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from .modes import LabError
+
+NORMALISERS = ("none", "log-width", "log-samples", "log-min", "log-rank")
+
+
+def shares(z: Tensor, *, centre: bool = True, unit_rows: bool = False) -> Tensor:
+    """Eigenvalues of the covariance of the rows of ``z`` over their sum, largest first, in float64.
+
+    Args:
+        z: (samples, ...) representation; all axes but the first are flattened.
+        centre: subtract the mean of every unit first.
+        unit_rows: then divide each row by its length, so that every sample weighs the same. Rows of length 0 stay 0.
+
+    Returns:
+        min(samples, width) shares; all zero where ``z`` does not vary.
+    """
+    if z.ndim < 1 or z.numel() == 0:
+        raise LabError(f"an entropy needs (samples, ...) with at least one entry, got shape {tuple(z.shape)}")
+    z = z.detach().reshape(len(z), -1).double()
+    if not z.isfinite().all():
+        raise LabError("the representation holds values that are not finite")
+    if centre:
+        z = z - z.mean(0)
+    if unit_rows:
+        lengths = z.norm(dim=1, keepdim=True)
+        z = z / torch.where(lengths > 0, lengths, 1.0)
+    power = torch.linalg.svdvals(z).square()
+    return power / power.sum() if power.sum() > 0 else power
+
+
+def entropy_of(p: Tensor, *, base: float = math.e) -> float:
+    """Entropy of shares that sum to one, in units of ``base``; 0 log 0 = 0."""
+    return float(torch.special.entr(p.clamp_min(0)).sum()) / math.log(base)
+
+
+def entropy(
+    z: Tensor, *, centre: bool = True, unit_rows: bool = False, normaliser: str = "none", base: float = math.e
+) -> float:
+    """Von Neumann entropy of a representation (samples, ...).
+
+    Args:
+        centre, unit_rows: as in `shares`.
+        normaliser: "none", or divide by the logarithm of the width ("log-width"), of the number of samples ("log-samples"), of the
+            smaller of both ("log-min"), or of the rank ("log-rank"). With a logarithm of 1 the entropy is 0 and stays 0.
+        base: of the logarithm; it cancels when a normaliser is used.
+    """
+    if normaliser not in NORMALISERS:
+        raise LabError(f"normaliser={normaliser!r} is not one of {', '.join(NORMALISERS)}")
+    p = shares(z, centre=centre, unit_rows=unit_rows)
+    samples, width = len(z), z[0].numel()
+    size = {
+        "none": 1,
+        "log-width": width,
+        "log-samples": samples,
+        "log-min": min(samples, width),
+        "log-rank": int((p > 1e-12).sum()),
+    }
+    value = entropy_of(p, base=base)
+    if normaliser == "none":
+        return value
+    return value / math.log(size[normaliser], base) if size[normaliser] > 1 else 0.0
+
+
+def kronecker_entropy(weights: Iterable[Tensor], **options) -> float:
+    """Entropy of the output of a bias-free NdLinear for white input: the sum over its modes. weights: (H_k, D_k) each."""
+    return sum(entropy_of(_squares(w), **options) for w in weights)
+
+
+def _squares(weight: Tensor) -> Tensor:
+    power = torch.linalg.svdvals(weight.detach().double()).square()
+    return power / power.sum()
+
+
+def typical(rows: int, columns: int) -> float:
+    """Large-size limit of the entropy of a random matrix with independent entries: log m - m / (2 n), m <= n its sides."""
+    small, large = sorted((rows, columns))
+    return math.log(small) - small / (2 * large)
+
+
+def typical_gap(input_dims: Sequence[int], hidden_size: Sequence[int]) -> float:
+    """How much lower the entropy of NdLinear is than that of a dense layer of the same shape, both random, for white input."""
+    dense = typical(math.prod(input_dims), math.prod(hidden_size))
+    return dense - sum(typical(d, h) for d, h in zip(input_dims, hidden_size))
+
+
+@torch.no_grad()
+def layer_entropies(model: nn.Module, x: Tensor, kinds: tuple[type, ...], **options) -> dict[str, float]:
+    """Entropy of the output of every module of the given kinds for the batch ``x``, by module name in the order of the calls.
+
+    Modules inside one of these modules are left out (an NdLinear holds nn.Linear modules of its own).
+    """
+    found: dict[str, float] = {}
+    names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
+    outer = [n for n in names if not any(n.startswith(f"{other}.") for other in names)]
+
+    def watch(name: str):
+        def hook(_module, _inputs, out):
+            found[name] = entropy(out, **options)
+
+        return hook
+
+    hooks = [model.get_submodule(name).register_forward_hook(watch(name)) for name in outer]
+    try:
+        model.eval()(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found
