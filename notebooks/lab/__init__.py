@@ -5,6 +5,7 @@ needed to run an experiment; IPython, tqdm, PyYAML, scikit-learn and dask are us
 """
 
 from . import modes  # first: it puts ndlinear.py on the import path
+from .costs import costs
 from .data import load, split
 from .facts import fact, facts, protocols, setting
 from .figures import colour, label, marker, style
@@ -23,6 +24,7 @@ __all__ = [
     "claim",
     "colour",
     "compare",
+    "costs",
     "count_macs",
     "decide",
     "fact",
