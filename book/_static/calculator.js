@@ -1,0 +1,177 @@
+// The cost calculator: the numbers of lab.costs (notebooks/lab/costs.py) for two shapes, exact for integers of any size.
+(function () {
+  "use strict";
+  const ALL_ORDERS_UP_TO = 4, MOST_MODES = 12, LARGEST = 1000000000n;
+  const product = (numbers) => numbers.reduce((a, b) => a * b, 1n);
+  const sum = (numbers) => numbers.reduce((a, b) => a + b, 0n);
+
+  // "2800, 8" or "(2800, 8)" or "2800x8" -> [2800n, 8n]; throws an Error that says what to type
+  function sizes(text, name) {
+    const inside = text.trim().replace(/^[([]\s*/, "").replace(/\s*,?\s*[)\]]$/, "");
+    if (!inside) throw new Error("Type the " + name + ": one whole number per axis, for example 32, 32, 32.");
+    const parts = inside.split(/\s*[,;x×*]\s*|\s+/i);
+    for (const part of parts) {
+      if (!/^\d+$/.test(part)) {
+        throw new Error((part ? "“" + part + "” is not a size. " : "A size is missing. ") +
+          "Type whole numbers with commas between them, for example 32, 32, 32.");
+      }
+      if (BigInt(part) < 1n) throw new Error("A size is at least 1. An axis that is to vanish gets the size 1.");
+      if (BigInt(part) > LARGEST) throw new Error("Type sizes of at most " + group(LARGEST) + ".");
+    }
+    if (parts.length > MOST_MODES) throw new Error("Type at most " + MOST_MODES + " sizes.");
+    return parts.map(BigInt);
+  }
+
+  function permutations(n) {
+    if (n === 0) return [[]];
+    const all = [];
+    (function extend(start) {
+      if (start.length === n) { all.push(start); return; }
+      for (let k = 0; k < n; k++) if (!start.includes(k)) extend(start.concat(k));
+    })([]);
+    return all;
+  }
+
+  function run(dims, hidden, order) {
+    const size = dims.slice();
+    let macs = 0n, saved = 0n;
+    for (const k of order) {
+      saved += product(size);
+      macs += product(size) * hidden[k];
+      size[k] = hidden[k];
+    }
+    return { order, macs, saved };
+  }
+
+  // stable: ties keep their place
+  function sorted(n, before) {
+    return Array.from({ length: n }, (_, k) => k).sort((i, j) => (before(i, j) ? -1 : before(j, i) ? 1 : 0));
+  }
+
+  function costs(dims, hidden) {
+    if (dims.length !== hidden.length) {
+      throw new Error("Shape in has " + dims.length + (dims.length === 1 ? " axis" : " axes") + ", shape out has " + hidden.length +
+        ". Type one output size per input axis; an axis that is to vanish gets the size 1.");
+    }
+    const n = dims.length, same = (a, b) => a.order.join() === b.order.join();
+    const defined = run(dims, hidden, sorted(n, () => false));
+    // 1/D_i - 1/H_i < 1/D_j - 1/H_j, without fractions
+    let cheapest = run(dims, hidden, sorted(n, (i, j) =>
+      (hidden[i] - dims[i]) * dims[j] * hidden[j] < (hidden[j] - dims[j]) * dims[i] * hidden[i]));
+    if (cheapest.macs === defined.macs) cheapest = defined;
+    let leanest = run(dims, hidden, sorted(n, (i, j) => hidden[i] * dims[j] < hidden[j] * dims[i]));
+    if (leanest.saved === cheapest.saved) leanest = cheapest;
+    const names = [["as defined", defined], ["cheapest", cheapest], ["keeps least", leanest]];
+    let orders = n <= ALL_ORDERS_UP_TO ? permutations(n).map((order) => run(dims, hidden, order))
+      : names.map(([, run]) => run).filter((run, i, all) => all.findIndex((other) => same(other, run)) === i);
+    for (const one of orders) one.remark = names.filter(([, run]) => same(run, one)).map(([name]) => name).join(", ");
+    // by cost, then by the order of the modes
+    const place = (a, b) => { const i = a.order.findIndex((k, at) => k !== b.order[at]); return i < 0 ? 0 : a.order[i] - b.order[i]; };
+    orders.sort((a, b) => (a.macs < b.macs ? -1 : a.macs > b.macs ? 1 : place(a, b)));
+    const dense = product(dims) * product(hidden);
+    return {
+      dense: { weights: dense, parameters: dense + product(hidden), macs: dense, saved: product(dims) },
+      weights: sum(dims.map((d, k) => d * hidden[k])),
+      parameters: sum(dims.map((d, k) => d * hidden[k])) + sum(hidden),
+      orders,
+    };
+  }
+
+  const group = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, ",");
+
+  function percent(part, whole) {
+    const ratio = Number((part * 10n ** 12n) / whole) / 1e12;
+    if (ratio >= 2) return (ratio < 10 ? ratio.toFixed(2) : Math.round(ratio).toLocaleString("en-US")) + " ×";
+    const value = 100 * ratio;
+    return (value >= 10 ? value.toFixed(1) : value >= 0.01 ? value.toPrecision(2) : value > 0 ? "< 0.01" : "0") + " %";
+  }
+
+  function row(cells, head) {
+    const line = document.createElement("tr");
+    cells.forEach((text, column) => {
+      const cell = document.createElement(head || column === 0 ? "th" : "td");
+      if (head) cell.scope = "col"; else if (column === 0) cell.scope = "row";
+      cell.textContent = text;
+      line.append(cell);
+    });
+    return line;
+  }
+
+  function setUp(root) {
+    const form = root.querySelector("form"), output = root.querySelector(".ndl-result"), status = root.querySelector(".ndl-status");
+    const fields = { dims: form.elements.dims, hidden: form.elements.hidden };
+    const error = { dims: root.querySelector("#ndl-dims-error"), hidden: root.querySelector("#ndl-hidden-error") };
+
+    function complain(name, message) {
+      error[name].textContent = message;
+      if (message) fields[name].setAttribute("aria-invalid", "true"); else fields[name].removeAttribute("aria-invalid");
+    }
+
+    function read(name, words) {
+      try { complain(name, ""); return sizes(fields[name].value, words); } catch (problem) { complain(name, problem.message); return null; }
+    }
+
+    function show(result) {
+      const facts = output.querySelector("dl");
+      const saving = result.weights === 0n ? "" : percent(result.weights, result.dense.weights);
+      facts.replaceChildren();
+      for (const [term, text] of [
+        ["Weights", group(result.weights) + ", dense " + group(result.dense.weights) + " (" + saving + ")"],
+        ["With biases", group(result.parameters) + ", dense " + group(result.dense.parameters)],
+        ["Dense layer", group(result.dense.macs) + " multiply-adds, keeps " + group(result.dense.saved) + " entries"],
+      ]) {
+        const pair = document.createElement("div"), dt = document.createElement("dt"), dd = document.createElement("dd");
+        dt.textContent = term; dd.textContent = text; pair.append(dt, dd); facts.append(pair);
+      }
+      const table = output.querySelector("table");
+      const head = document.createElement("thead"), body = document.createElement("tbody");
+      head.append(row(["order of modes", "multiply-adds", "of dense", "entries kept"], true));
+      for (const one of result.orders) {
+        const line = row([one.order.map((k) => k + 1).join(", "), group(one.macs), percent(one.macs, result.dense.macs), group(one.saved)]);
+        if (one.remark) {
+          const remark = document.createElement("small");
+          remark.textContent = " " + one.remark;
+          line.cells[0].append(remark);
+          line.className = "ndl-notable";
+        }
+        body.append(line);
+      }
+      table.querySelectorAll("thead, tbody").forEach((part) => part.remove());
+      table.append(head, body);
+      const best = result.orders.find((one) => one.remark.includes("cheapest"));
+      const first = result.orders.find((one) => one.remark.includes("as defined"));
+      status.textContent = "Cheapest order: " + best.order.map((k) => k + 1).join(", ") + ", " + group(best.macs) + " multiply-adds" +
+        (first.macs === best.macs ? ", the order as defined." : "; as defined " + group(first.macs) + ".");
+    }
+
+    function apply() {
+      const dims = read("dims", "shape in"), hidden = read("hidden", "shape out");
+      let result = null;
+      if (dims && hidden) {
+        try { result = costs(dims, hidden); } catch (problem) { complain("hidden", problem.message); }
+      }
+      output.hidden = !result;
+      if (!result) { status.textContent = "No result: see the message below the field."; return; }
+      show(result);
+      const query = new URLSearchParams({ in: dims.join(","), out: hidden.join(",") });
+      try { history.replaceState(null, "", "?" + query + location.hash); } catch (problem) { /* a page opened as a file keeps its address */ }
+    }
+
+    const asked = new URLSearchParams(location.search);
+    if (asked.has("in")) fields.dims.value = asked.get("in");
+    if (asked.has("out")) fields.hidden.value = asked.get("out");
+    root.querySelectorAll("button[data-in]").forEach((button) => button.addEventListener("click", () => {
+      fields.dims.value = button.dataset.in;
+      fields.hidden.value = button.dataset.out;
+      apply();
+    }));
+    form.addEventListener("input", apply);
+    form.addEventListener("submit", (event) => { event.preventDefault(); apply(); });
+    root.hidden = false;
+    apply();
+  }
+
+  window.ndlCosts = (dims, hidden) => costs(dims.map(BigInt), hidden.map(BigInt));
+  const start = () => document.querySelectorAll(".ndl-calculator").forEach(setUp);
+  if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start); else start();
+})();
