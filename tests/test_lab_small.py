@@ -153,6 +153,13 @@ def test_scripts_print_plain_text(capsys):
     assert "**bold** $x$" in out and "Two rows" in out and "1.23" in out and "nan" not in out
 
 
+def test_table_merges_intervals(capsys):
+    frame = pd.DataFrame({"a_b": [1.234, None], "a_b_low": [1.1, None], "a_b_high": [1.3, None]})
+    lab.table(frame, intervals={"a_b": "{:.1f}"})
+    out = capsys.readouterr().out
+    assert "1.2 [1.1, 1.3]" in out and "a b" in out and "low" not in out and "nan" not in out
+
+
 @pytest.fixture
 def jupyter(monkeypatch):
     """Stands for a running kernel; collects what is displayed."""

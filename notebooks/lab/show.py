@@ -35,18 +35,37 @@ def say(text: str) -> None:
     put(text, markdown=True)
 
 
-def table(frame: pd.DataFrame, formats: dict[str, str] | None = None, caption: str = "") -> None:
-    """Show a table without its index; ``formats`` maps a column to a format such as ``"{:.3f}"``."""
-    frame = frame.copy()
+def table(
+    frame: pd.DataFrame,
+    formats: dict[str, str] | None = None,
+    caption: str = "",
+    intervals: dict[str, str] | None = None,
+) -> None:
+    """Show a table without its index; underscores in headings become spaces.
+
+    Args:
+        formats: column -> format such as ``"{:.3f}"``; missing values stay empty.
+        intervals: metric -> format; merges the columns ``m``, ``m_low``, ``m_high`` into one, "0.979 [0.973, 0.986]".
+    """
+    frame = _merge(frame.copy(), intervals or {})
     for column, form in (formats or {}).items():
         frame[column] = [form.format(v) if pd.notna(v) else "" for v in frame[column]]
+    frame = frame.rename(columns=lambda name: str(name).replace("_", " "))
     body = frame.to_html(index=False, border=0, classes="ndl-table", escape=True, na_rep="", justify="left")
     head = f"<p class='ndl-caption'>{html_.escape(caption)}</p>" if caption else ""
     text = (caption + "\n" if caption else "") + frame.to_string(index=False, na_rep="")
-    put(
-        text,
-        html=f'<div class="ndl-scroll" tabindex="0" role="region" aria-label="{html_.escape(caption or "table")}">{head}{body}</div>',
-    )
+    label = html_.escape(caption or "table")
+    put(text, html=f'<div class="ndl-scroll" tabindex="0" role="region" aria-label="{label}">{head}{body}</div>')
+
+
+def _merge(frame: pd.DataFrame, intervals: dict[str, str]) -> pd.DataFrame:
+    """The frame with each metric and its interval in one column of text."""
+    for metric, form in intervals.items():
+        low, high = f"{metric}_low", f"{metric}_high"
+        cells = zip(frame[metric], frame[low], frame[high])
+        frame[metric] = [f"{form} [{form}, {form}]".format(*cell) if pd.notna(cell[0]) else "" for cell in cells]
+        frame = frame.drop(columns=[low, high])
+    return frame
 
 
 def start(seed: int = 0) -> None:
