@@ -39,7 +39,8 @@ def shares(z: Tensor, *, centre: bool = True, unit_rows: bool = False) -> Tensor
     if unit_rows:
         lengths = z.norm(dim=1, keepdim=True)
         z = z / torch.where(lengths > 0, lengths, 1.0)
-    power = torch.linalg.svdvals(z).square()
+    gram = z @ z.T if len(z) < z.shape[1] else z.T @ z  # the same non-zero eigenvalues, whichever is smaller
+    power = torch.linalg.eigvalsh(gram).clamp_min(0).flip(0)
     return power / power.sum() if power.sum() > 0 else power
 
 
