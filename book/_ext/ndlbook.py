@@ -174,8 +174,11 @@ def on_config(app, config) -> None:
 
 
 def on_page(app, pagename, templatename, context, doctree) -> None:
-    if "ndl-claims" in context.get("body", ""):
+    body = context.get("body", "")
+    if "ndl-claims" in body:
         app.add_js_file("claims.js", loading_method="defer")
+    # docutils calls this a list, but its entries are bibliography entries, which a list must not hold
+    context["body"] = body.replace('<div role="list" class="citation-list">', '<div class="citation-list">')
 
 
 def on_finish(app, exception) -> None:
