@@ -125,8 +125,8 @@ class NdLinear(nn.Module):
         if init != "linear":
             self.reset_parameters()
 
-    weights = property(lambda self: [m.weight for m in self.align_layers], doc="The N weights, (H_k, D_k) each.")
-    biases = property(lambda self: [m.bias for m in self.align_layers], doc="The N biases, (H_k,) each or None.")
+    weights = property(lambda self: [m.weight for m in self.align_layers], doc="(H_k, D_k) each.")
+    biases = property(lambda self: [getattr(m, "bias", None) for m in self.align_layers], doc="(H_k,) each or None.")
     terms = property(lambda self: [self], doc="A sum of one term: itself.")
     from_linear = classmethod(_from_linear)
 
@@ -141,8 +141,8 @@ class NdLinear(nn.Module):
                     nn.init.zeros_(layer.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        _check_input(x, self.input_dims, self.align_layers[0].weight)
-        layers = self.align_layers  # nobody quantised, wrapped, pruned or hooked one: its weight is all there is to it
+        _check_input(x, self.input_dims, getattr(self.align_layers[0], "weight", None))
+        layers = self.align_layers  # plain: nobody quantised, wrapped, pruned or hooked one; its weight says it all
         plain = all(type(m) is nn.Linear and not (m._forward_hooks or m._forward_pre_hooks) for m in layers)
         if plain and self.execution_order != self.order:  # the same function for less
             y = ndlinear(x, self.weights, None, self.execution_order)
@@ -453,7 +453,7 @@ def load_lora(model: nn.Module, path) -> nn.Module:
     plain = [name for name in configs if name and isinstance(modules.get(name), nn.Linear)]
     wrong = [k for k in configs if k not in plain and getattr(modules.get(k), "config", None) != configs[k]]
     if wrong or not configs:
-        raise ValueError(f"{path} adapts {configs}; in this model {wrong or 'nothing'} fits not: is it the right file?")
+        raise ValueError(f"{path} adapts {configs}; this model does not fit in {wrong}: is it the right file?")
     _swap(model, {modules[name]: NdLinearLoRA(modules[name], **configs[name]) for name in plain})
     model.load_state_dict(tensors, strict=False)
     return model
@@ -492,7 +492,8 @@ def _check_input(x: Tensor, dims: tuple[int, ...], weight: Tensor) -> None:
         raise ValueError(f"expected input of shape (..., {', '.join(map(str, dims))}), got {tuple(x.shape)}; {cure}")
     if not isinstance(weight, Tensor) or (x.device == weight.device and x.dtype == weight.dtype):  # not: quantised
         return
-    floating, autocast = x.is_floating_point() or x.is_complex(), torch.is_autocast_enabled(x.device.type)
-    if x.device != weight.device or not (floating and autocast):
+    device, floats = x.device.type, x.is_floating_point() or x.is_complex()
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    if x.device != weight.device or not (floats and autocast):
         ours, theirs = (f"{tuple(t.shape)} {t.dtype} on {t.device}" for t in (x, weight))
         raise TypeError(f"input {ours} and weight {theirs} do not mix: convert one with .to(), or use torch.autocast")

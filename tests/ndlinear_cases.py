@@ -1,0 +1,84 @@
+"""What the tests of ndlinear.py share: random shapes, and the layer written a second time, as one einsum and one formula."""
+
+import math
+
+import torch
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+
+import ndlinear as nd
+
+QUICK = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+SIZES = st.integers(1, 7)
+
+
+@st.composite
+def shapes(draw, most=5, entries=3000):
+    """(input_dims, hidden_size) with up to `most` modes of size 1 to 7 and matrices small enough to write down."""
+    n = draw(st.integers(1, most))
+    dims, hidden = ([draw(SIZES) for _ in range(n)] for _ in range(2))
+    while math.prod(dims) * math.prod(hidden) > entries:  # shrink the largest, keep the kind of shape
+        widest = max((dims, hidden), key=max)
+        widest[widest.index(max(widest))] -= 1
+    return tuple(dims), tuple(hidden)
+
+
+@st.composite
+def layers(draw, most=5, **options):
+    """A float64 NdLinear with random weights, any order, with or without biases."""
+    dims, hidden = draw(shapes(most))
+    outer, bias = draw(st.booleans()), options.get("bias", draw(st.booleans()))
+    torch.manual_seed(draw(st.integers(0, 2**16)))
+    layer = nd.NdLinear(dims, hidden, outer, bias, dtype=torch.float64)
+    return randomise(layer)
+
+
+batches = st.lists(st.sampled_from([0, 1, 2, 3]), max_size=3).map(tuple)
+
+
+def randomise(module):
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.normal_()
+    return module
+
+
+def by_einsum(x, weights):
+    """Y[..., h_1..h_N] = sum over d of X[..., d_1..d_N] prod_k W_k[h_k, d_k], in one einsum."""
+    n, batch = len(weights), x.ndim - len(weights)
+    operands = [x, [*range(batch), *(batch + k for k in range(n))]]
+    for k, weight in enumerate(weights):
+        operands += [weight, [batch + n + k, batch + k]]
+    return torch.einsum(*operands, [*range(batch), *(batch + n + k for k in range(n))])
+
+
+def bias_by_formula(weights, biases, order):
+    """beta = sum_k [ones on modes executed before k] x b_k x [row sums on modes executed after k], each on its own axis."""
+    n = len(weights)
+    total = torch.zeros([w.shape[0] for w in weights], dtype=weights[0].dtype)
+    for t, k in enumerate(order):
+        factors = [torch.ones(w.shape[0], dtype=w.dtype) for w in weights]
+        factors[k] = biases[k]
+        for later in order[t + 1 :]:
+            factors[later] = weights[later].sum(1)
+        operands = [part for j, f in enumerate(factors) for part in (f, [j])]
+        total = total + torch.einsum(*operands, list(range(n)))
+    return total
+
+
+def by_steps(x, weights, biases, order):
+    """The loop of Algorithm 1 with tensordot, on a tensor with any number of batch axes."""
+    batch = x.ndim - len(weights)
+    for k in order:
+        x = torch.tensordot(x, weights[k], dims=([batch + k], [1]))  # the new axis comes last
+        if biases is not None and biases[k] is not None:
+            x = x + biases[k]
+        x = x.permute(*range(batch + k), x.ndim - 1, *range(batch + k, x.ndim - 1))
+    return x
+
+
+def expected(layer, x):
+    """What an NdLinear must give, by the einsum and the closed form of its bias."""
+    y = by_einsum(x, layer.weights)
+    order = range(len(layer.input_dims)) if layer.transform_outer else reversed(range(len(layer.input_dims)))
+    return y if layer.biases[0] is None else y + bias_by_formula(layer.weights, layer.biases, list(order))

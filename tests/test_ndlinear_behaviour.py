@@ -1,0 +1,358 @@
+"""What a layer must survive in real programs: layouts, dtypes, compilers, transforms, copies, tools that touch its parts."""
+
+import copy
+import io
+import itertools
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from ndlinear_cases import QUICK, expected, layers, randomise
+from torch import nn
+from torch.nn.utils import prune
+
+import ndlinear as nd
+
+# One layer that runs as defined, one that runs reordered with its bias folded, one without bias.
+KINDS = {
+    "as defined": {"input_dims": (4, 5, 6), "hidden_size": (4, 5, 6)},
+    "reordered": {"input_dims": (4, 5, 6), "hidden_size": (8, 5, 3)},
+    "backwards": {"input_dims": (4, 5, 6), "hidden_size": (4, 10, 3), "transform_outer": False},
+    "no bias": {"input_dims": (4, 5, 6), "hidden_size": (8, 5, 3), "bias": False},
+}
+
+
+@pytest.fixture(params=KINDS)
+def layer(request):
+    torch.manual_seed(0)
+    layer = randomise(nd.NdLinear(**KINDS[request.param], dtype=torch.float64))
+    assert (layer.execution_order == layer.order) == (request.param == "as defined")
+    return layer
+
+
+def batch(*sizes, dtype=torch.float64):
+    return torch.randn(*sizes, 4, 5, 6, dtype=dtype)
+
+
+def same(a, b, tol=1e-10):
+    torch.testing.assert_close(a, b, atol=tol, rtol=tol)
+
+
+# --------------------------------------------------------------------------------------------------- layouts and sizes
+LAYOUTS = {
+    "transposed storage": lambda: torch.randn(6, 5, 3, 4, dtype=torch.float64).permute(2, 3, 1, 0),
+    "every second": lambda: batch(6)[::2],
+    "part of a wider axis": lambda: torch.randn(3, 4, 5, 9, dtype=torch.float64)[..., 2:8],
+    "expanded": lambda: batch(1).expand(3, 4, 5, 6),
+    "channels_last": lambda: batch(3).to(memory_format=torch.channels_last),
+    "swapped batch axes": lambda: batch(2, 3).transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layer, layout):
+    x = LAYOUTS[layout]().requires_grad_()
+    assert not x.is_contiguous()
+    y = layer(x)
+    assert y.is_contiguous()
+    same(y, expected(layer, x))
+    same(torch.autograd.grad(y.sum(), x)[0], torch.autograd.grad(layer(x.contiguous()).sum(), x)[0])
+
+
+@pytest.mark.parametrize("sizes", [(), (1,), (0,), (2, 3), (2, 0, 3), (0, 0), (1, 1, 1, 2)])
+def test_any_number_of_batch_axes_also_none_or_empty(layer, sizes):
+    x = batch(*sizes).requires_grad_()
+    y = layer(x)
+    assert y.shape == (*sizes, *layer.hidden_size)
+    y.sum().backward()
+    assert x.grad.shape == x.shape
+    for parameter in layer.parameters():
+        assert parameter.grad is not None and parameter.grad.shape == parameter.shape
+    if x.numel() == 0:
+        assert all(not p.grad.any() for p in layer.parameters())
+
+
+def test_equal_sizes_do_not_confuse_batch_and_modes():
+    """Four axes of size 4 into a layer of two modes: the last two are transformed."""
+    layer = randomise(nd.NdLinear((4, 4), (4, 4), dtype=torch.float64))
+    x = torch.randn(4, 4, 4, 4, dtype=torch.float64)
+    same(layer(x), torch.stack([torch.stack([expected(layer, x[i, j]) for j in range(4)]) for i in range(4)]))
+
+
+def test_input_is_not_changed(layer):
+    x = batch(3)
+    before = x.clone()
+    layer(x).add_(1)
+    assert torch.equal(x, before)
+
+
+# -------------------------------------------------------------------------------------------------------------- dtypes
+@pytest.mark.parametrize("dtype, tol", [(torch.float32, 1e-4), (torch.float16, 5e-2), (torch.bfloat16, 3e-1)])
+def test_low_precision(layer, dtype, tol):
+    x = batch(8)
+    want = layer(x)
+    low = copy.deepcopy(layer).to(dtype)
+    y = low(x.to(dtype))
+    y.sum().backward()
+    assert y.dtype == dtype and all(p.grad.dtype == dtype for p in low.parameters())
+    assert (y.double() - want).abs().max() < tol * want.abs().max()
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+def test_complex(layer):
+    layer = layer.to(torch.complex128)
+    x = torch.complex(batch(2), batch(2))
+    same(layer(x), expected(layer, x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast(layer, dtype):
+    layer, x = layer.float(), batch(8, dtype=torch.float32)
+    want = layer(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x.to(dtype))
+    assert y.dtype == torch.bfloat16, "the folded bias does not lift the result to float32"
+    y.float().sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
+    assert (y.float() - want).abs().max() < 0.05 * want.abs().max()
+
+
+def test_adds_up_in_a_sum_under_autocast():
+    layer, x = nd.NdLinearSum((4, 5), (3, 2), 2), torch.randn(7, 4, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+
+
+# ----------------------------------------------------------------------------------------------- compilers and exports
+def test_compile_full_graph(layer, request):
+    torch.compiler.reset()
+    backend = "aot_eager" if "reordered" in request.node.name else "eager"  # also the traced backward for one of them
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    for sizes in ((3,), (5,), (2, 3)):
+        x = batch(*sizes).requires_grad_()
+        y = compiled(x)
+        same(y, layer(x))
+        grads = torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])
+        wanted = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
+        for a, b in zip(grads, wanted):
+            same(a, b)
+
+
+def test_compile_with_checks_still_refuses_a_wrong_shape(layer):
+    torch.compiler.reset()
+    compiled = torch.compile(layer, backend="eager")
+    with pytest.raises(Exception, match=r"expected input of shape \(\.\.\., 4, 5, 6\), got \(3, 5, 4, 6\)"):
+        compiled(torch.randn(3, 5, 4, 6, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", ["sum", "lora"])
+def test_compile_the_other_layers(kind):
+    torch.compiler.reset()
+    if kind == "sum":
+        layer, x = randomise(nd.NdLinearSum((4, 5), (3, 2), 2)), torch.randn(6, 4, 5)
+    else:
+        layer, x = randomise(nd.NdLinearLoRA(nn.Linear(20, 6), alpha=3.0, bias=True)), torch.randn(6, 20)
+    same(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x), 1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_export_with_a_dynamic_batch(layer):
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("steps")}
+    program = torch.export.export(layer, (batch(3, 2),), dynamic_shapes=(sizes,))
+    for shape in ((3, 2), (7, 5), (1, 2), (2, 1)):
+        x = batch(*shape)
+        same(program.module()(x), layer(x))
+
+
+# ---------------------------------------------------------------------------------------------------------- torch.func
+def test_vmap_over_samples(layer):
+    x = batch(5)
+    same(torch.func.vmap(layer)(x), layer(x))
+    same(torch.func.vmap(layer, in_dims=2)(x.movedim(0, 2)), layer(x))
+
+
+def test_per_sample_gradients(layer):
+    x, parameters = batch(5), dict(layer.named_parameters())
+
+    def loss(values, sample):
+        return torch.func.functional_call(layer, values, (sample,)).square().sum()
+
+    grads = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    for i in range(5):
+        one = torch.autograd.grad(layer(x[i]).square().sum(), list(parameters.values()))
+        for name, g in zip(parameters, one):
+            same(grads[name][i], g)
+
+
+def test_forward_mode(layer):
+    x, v = batch(2), batch(2)
+    value, tangent = torch.func.jvp(layer, (x,), (v,))
+    same(value, layer(x))
+    same(tangent, layer(v) - layer(torch.zeros_like(v)))
+
+
+def test_an_ensemble_of_layers_in_one_call(layer):
+    members = [randomise(copy.deepcopy(layer)) for _ in range(3)]
+    parameters, buffers = torch.func.stack_module_state(members)
+    x = batch(4)
+    y = torch.func.vmap(lambda p, b: torch.func.functional_call(layer, (p, b), (x,)))(parameters, buffers)
+    same(y, torch.stack([m(x) for m in members]))
+
+
+# -------------------------------------------------------------------------------------------------- copies and devices
+def test_copies(layer):
+    x = batch(2)
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    loaded = nd.NdLinear(layer.input_dims, layer.hidden_size, layer.transform_outer, layer.biases[0] is not None)
+    loaded.double().load_state_dict(torch.load(file, weights_only=True))
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), loaded):
+        assert repr(other) == repr(layer)
+        assert torch.equal(other(x), layer(x))
+        assert not {p.data_ptr() for p in other.parameters()} & {p.data_ptr() for p in layer.parameters()}
+
+
+@pytest.mark.parametrize("init", ["linear", "paper"])
+def test_meta_device(init):
+    layer = nd.NdLinear((4, 5, 6), (8, 5, 3), init=init, device="meta")
+    y = layer(torch.empty(2, 4, 5, 6, device="meta"))
+    assert y.shape == (2, 8, 5, 3) and y.device.type == "meta"
+    layer.to_empty(device="cpu").reset_parameters()
+    assert layer(torch.randn(2, 4, 5, 6)).isfinite().all()
+    with torch.device("meta"):
+        assert nd.NdLinearSum((4, 5), (3, 2), 2)(torch.empty(4, 5)).device.type == "meta"
+
+
+def test_dtype_argument_and_caller_s_list():
+    dims = [4, 5]
+    layer = nd.NdLinear(dims, dims, dtype=torch.float16)
+    dims[0] = 9
+    assert layer.input_dims == layer.hidden_size == (4, 5) and layer.weights[0].dtype == torch.float16
+    assert nd.NdLinearSum((4, 5), (4, 5), dtype=torch.float16).bias.dtype == torch.float16
+
+
+def test_training_steps_lower_the_loss(layer):
+    x, target = batch(32), torch.randn(32, *layer.hidden_size, dtype=torch.float64)
+    optimiser = torch.optim.Adam(layer.parameters(), 1e-2)
+    losses = []
+    for _ in range(30):
+        optimiser.zero_grad()
+        losses.append((layer(x) - target).square().mean())
+        losses[-1].backward()
+        optimiser.step()
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_activation_checkpointing(layer):
+    x = batch(3).requires_grad_()
+    y = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+    same(torch.autograd.grad(y.sum(), x)[0], torch.autograd.grad(layer(x).sum(), x)[0])
+
+
+def test_distributed_data_parallel_on_one_process(layer, tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        x = batch(3)
+        parallel = nn.parallel.DistributedDataParallel(copy.deepcopy(layer))
+        parallel(x).square().sum().backward()
+        layer(x).square().sum().backward()
+        for a, b in zip(parallel.parameters(), layer.parameters()):
+            same(a.grad, b.grad)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+# --------------------------------------------------------------------- tools that replace, wrap or hook a mode's module
+class Doubled(nn.Module):
+    """What an adapter library does: a module around the mode's nn.Linear."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return 2 * self.inner(x)
+
+
+@pytest.mark.parametrize("mode", range(3))
+def test_a_wrapped_mode_is_called(layer, mode):
+    x = batch(2)
+    wrapped = copy.deepcopy(layer)
+    wrapped.align_layers[mode] = Doubled(wrapped.align_layers[mode])
+    with torch.no_grad():
+        for parameter in layer.align_layers[mode].parameters():
+            parameter.mul_(2)
+    same(wrapped(x), layer(x))
+    assert "NdLinear(" in repr(wrapped)
+
+
+def test_hooks_on_a_mode_fire(layer):
+    x, seen = batch(2), []
+    want = layer(x)
+    handles = [m.register_forward_hook(lambda m, i, o: seen.append(o.shape[-1])) for m in layer.align_layers]
+    same(layer(x), want)
+    assert seen == [layer.hidden_size[k] for k in layer.order]
+    for handle in handles:
+        handle.remove()
+    same(layer(x), want)
+    assert len(seen) == 3
+
+
+def test_pruning_a_mode(layer):
+    prune.l1_unstructured(layer.align_layers[0], "weight", amount=0.5)
+    x = batch(2)
+    for _ in range(2):  # the pruned weight is recomputed in every call: a second backward works
+        layer(x).sum().backward()
+    y = layer(x)
+    prune.remove(layer.align_layers[0], "weight")
+    assert (layer.weights[0] == 0).double().mean() == 0.5
+    same(y, layer(x))
+
+
+def test_weight_norm_on_a_mode(layer):
+    x = batch(2)
+    want = layer(x)
+    torch.nn.utils.parametrizations.weight_norm(layer.align_layers[1])
+    same(layer(x), want)
+    same(layer(x).flatten(1), nd.to_linear(layer)(x.flatten(1)))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch is about to move its quantisation to another package
+@pytest.mark.skipif(not hasattr(torch.ao, "quantization"), reason="this torch has no quantisation")
+def test_dynamic_quantisation(layer):
+    x = batch(8, dtype=torch.float32)
+    layer = layer.float()
+    want = layer(x)
+    quantised = torch.ao.quantization.quantize_dynamic(copy.deepcopy(layer), {nn.Linear}, dtype=torch.qint8)
+    assert all(type(m) is not nn.Linear for m in quantised.align_layers)
+    assert (quantised(x) - want).abs().max() < 0.1 * want.abs().max()
+
+
+def test_init_functions_that_look_for_linear_layers_find_the_modes(layer):
+    layer.apply(lambda m: nn.init.ones_(m.weight) if isinstance(m, nn.Linear) else None)
+    assert all((w == 1).all() for w in layer.weights)
+
+
+# -------------------------------------------------------------------------------------------------------------- stacks
+@QUICK
+@given(layers(3, bias=False), st.integers(0, 99))
+def test_a_stack_without_biases_is_one_layer(first, seed):
+    torch.manual_seed(seed)
+    second = randomise(nd.NdLinear(first.hidden_size, first.input_dims, bias=False, dtype=torch.float64))
+    both = nd.NdLinear(first.input_dims, first.input_dims, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        for target, a, b in zip(both.weights, first.weights, second.weights):
+            target.copy_(b @ a)
+    x = torch.randn(3, *first.input_dims, dtype=torch.float64)
+    same(second(first(x)), both(x), 1e-8)
+
+
+def test_orders_agree_without_biases():
+    weights = [torch.randn(h, d, dtype=torch.float64) for h, d in ((2, 3), (5, 4), (1, 2))]
+    x = torch.randn(6, 3, 4, 2, dtype=torch.float64)
+    results = [nd.ndlinear(x, weights, order=order) for order in itertools.permutations(range(3))]
+    for y in results[1:]:
+        same(y, results[0])

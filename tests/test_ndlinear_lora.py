@@ -1,0 +1,420 @@
+"""NdLinearLoRA: zero at start, exact to merge and to take back, small to save, hard to lose."""
+
+import copy
+import sys
+
+import pytest
+import torch
+from ndlinear_cases import randomise
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+import ndlinear as nd
+
+OPTIONS = [
+    {},
+    {"alpha": 2.5},
+    {"bias": True, "alpha": 0.5},
+    {"bias": True, "transform_outer": False},
+    {"input_dims": (2, 3, 4), "hidden_size": (5, 3, 2), "bias": True},
+    {"input_dims": (24, 1), "hidden_size": (3, 10), "init": "unit"},
+    {"input_dims": (24,), "hidden_size": (30,)},
+]
+options = pytest.mark.parametrize("options", OPTIONS, ids=str)
+base_bias = pytest.mark.parametrize("base_bias", [True, False], ids=["with bias", "without bias"])
+
+
+def trained(base, **options):
+    """An adapter that does something: all its parameters drawn anew."""
+    layer = nd.NdLinearLoRA(base, **options)
+    randomise(layer.adapter)
+    return layer
+
+
+class Attention(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.q_proj, self.v_proj = nn.Linear(16, 16), nn.Linear(16, 16, bias=False)
+        self.norm = nn.LayerNorm(16)
+
+    def forward(self, x):
+        return self.norm(self.q_proj(x) * self.v_proj(x))
+
+
+def network():
+    torch.manual_seed(0)
+    body = nn.Sequential(Attention(), Attention(), nn.ModuleDict({"proj": nn.Linear(16, 4)})["proj"])
+    return nn.ModuleDict({"body": body, "head": nn.Linear(4, 3)})
+
+
+def run(model, x):
+    return model["head"](model["body"](x))
+
+
+# ------------------------------------------------------------------------------------------------------------ one layer
+@options
+@base_bias
+def test_the_formula(options, base_bias):
+    base = nn.Linear(24, 30, base_bias, dtype=torch.float64)
+    layer = trained(base, **options)
+    a, x = layer.adapter, torch.randn(2, 7, 24, dtype=torch.float64)
+    update = a(x.reshape(2, 7, *a.input_dims)).reshape(2, 7, 30)
+    torch.testing.assert_close(layer(x), base(x) + options.get("alpha", 1.0) * update, atol=1e-10, rtol=1e-10)
+    assert layer(x[0, 0]).shape == (30,) and layer(x[:0]).shape == (0, 7, 30)
+
+
+@options
+def test_zero_at_start_and_the_first_step_moves_the_last_mode(options):
+    base = nn.Linear(24, 30)
+    layer = nd.NdLinearLoRA(base, **options)
+    x = torch.randn(5, 24)
+    assert torch.equal(layer(x), base(x)), "not even a rounding error"
+    (layer(x) - torch.randn(5, 30)).square().sum().backward()
+    last = layer.adapter.align_layers[layer.adapter.order[-1]]
+    moved = {id(p) for p in layer.adapter.parameters() if p.grad.abs().sum() > 0}
+    assert moved == {id(p) for p in last.parameters()}
+    assert all(p.abs().sum() > 0 for m in layer.adapter.align_layers if m is not last for p in m.parameters())
+    torch.optim.SGD(layer.adapter.parameters(), 0.01).step()
+    layer.zero_grad()
+    (layer(x) - torch.randn(5, 30)).square().sum().backward()
+    assert all(p.grad.abs().sum() > 0 for p in layer.adapter.parameters()), "from the second step on all of them"
+
+
+def test_trains_the_adapter_only():
+    torch.manual_seed(0)
+    layer = nd.NdLinearLoRA(nn.Linear(24, 30), alpha=4)
+    before = copy.deepcopy(layer.base_layer.state_dict())
+    x, target = torch.randn(64, 24), torch.randn(64, 30)
+    assert {n for n, p in layer.named_parameters() if p.requires_grad} == {
+        "adapter.align_layers.0.weight",
+        "adapter.align_layers.1.weight",
+    }
+    optimiser = torch.optim.AdamW([p for p in layer.parameters() if p.requires_grad], 1e-2)
+    losses = []
+    for _ in range(40):
+        optimiser.zero_grad()
+        losses.append((layer(x) - target).square().mean())
+        losses[-1].backward()
+        optimiser.step()
+    assert losses[-1] < 0.95 * losses[0]
+    assert all(torch.equal(v, before[k]) for k, v in layer.base_layer.state_dict().items())
+
+
+@options
+@base_bias
+def test_merge_and_unmerge(options, base_bias):
+    torch.manual_seed(0)
+    layer = trained(nn.Linear(24, 30, base_bias), **options)
+    with torch.no_grad():
+        for p in layer.adapter.parameters():
+            p.mul_(0.5)
+    x = torch.randn(50, 24)
+    y, state = layer(x), copy.deepcopy(layer.state_dict())
+    assert not layer.merged
+    layer.merge()
+    layer.merge()
+    assert layer.merged
+    scale = max(1.0, y.abs().max().item())
+    assert (layer(x) - y).abs().max() < 1e-6 * scale
+    assert (nd.to_linear(layer)(x) - y).abs().max() < 1e-6 * scale
+    assert list(layer.state_dict()) == list(state), "merging leaves no trace in a checkpoint"
+    assert all(torch.equal(v, state[k]) for k, v in layer.state_dict().items())
+    layer.unmerge()
+    layer.unmerge()
+    assert not layer.merged and torch.equal(layer(x), y), "bit by bit"
+
+
+def test_the_merged_matrix_is_base_plus_alpha_times_the_kronecker_product():
+    base = nn.Linear(24, 30, dtype=torch.float64)
+    layer = trained(base, alpha=3.0, bias=True, transform_outer=False)
+    (w1, w2), (b1, b2) = layer.adapter.weights, layer.adapter.biases
+    beta = b1[:, None] + torch.outer(w1.sum(1), b2)  # order 2, 1
+    torch.testing.assert_close(layer.weight, base.weight + 3 * torch.kron(w1, w2))
+    torch.testing.assert_close(layer.bias, base.bias + 3 * beta.flatten())
+    linear = nd.to_linear(layer)
+    assert torch.equal(linear.weight, layer.weight) and torch.equal(linear.bias, layer.bias)
+
+
+def test_biases_where_one_side_has_none():
+    both, base_only, update_only, none = (
+        trained(nn.Linear(6, 4, base), bias=update) for base in (True, False) for update in (True, False)
+    )
+    assert both.bias is not None and base_only.bias is base_only.base_layer.bias
+    torch.testing.assert_close(update_only.bias, nd.total_bias(update_only.adapter).flatten())
+    assert none.bias is None and nd.to_linear(none).bias is None
+    none.merge()
+    assert none.merged_bias is None and none(torch.ones(6)).shape == (4,)
+
+
+def test_train_and_eval_do_not_change_what_is_merged():
+    layer = trained(nn.Linear(6, 4), dropout=0.5)
+    x = torch.randn(20, 6)
+    layer.train()
+    assert not torch.equal(layer(x), layer(x)), "dropout acts on the update"
+    layer.eval()
+    y = layer(x)
+    assert torch.equal(layer(x), y)
+    layer.merge()
+    for mode in (True, False):
+        layer.train(mode)
+        assert layer.merged
+        torch.testing.assert_close(layer(x), y, atol=1e-5, rtol=1e-5)
+    layer.unmerge()
+    assert torch.equal(layer(x), y)
+
+
+def test_dropout_leaves_the_base_alone():
+    layer = trained(nn.Linear(6, 4), dropout=1.0).train()
+    x = torch.randn(5, 6)
+    assert torch.equal(layer(x), layer.base_layer(x))
+
+
+def test_loading_a_checkpoint_takes_back_a_merge():
+    layer, other = trained(nn.Linear(6, 4)), trained(nn.Linear(6, 4))
+    x = torch.randn(5, 6)
+    layer.merge()
+    layer.load_state_dict(other.state_dict())
+    assert not layer.merged and torch.equal(layer(x), other(x))
+
+
+def test_merged_layers_can_be_copied_and_moved():
+    layer = trained(nn.Linear(6, 4))
+    layer.merge()
+    x = torch.randn(5, 6)
+    assert torch.equal(copy.deepcopy(layer)(x), layer(x))
+    assert layer.to(torch.float64)(x.double()).dtype == torch.float64
+
+
+def test_default_fold_is_near_square():
+    layer = nd.NdLinearLoRA(nn.Linear(4096, 14336, device="meta"))
+    assert layer.adapter.input_dims == (64, 64) and layer.adapter.hidden_size == (112, 128)
+    assert (layer.in_features, layer.out_features) == (4096, 14336)
+    assert nd.NdLinearLoRA(nn.Linear(7, 1)).adapter.input_dims == (1, 7)
+
+
+def test_parameter_counts_of_the_paper():
+    """All seven projections of every layer: 2.26 million for LLaMA3-8B, 1.15 million for Qwen3-1.7B, without biases."""
+    llama = 32 * sum(
+        sum(p.numel() for p in nd.NdLinearLoRA(nn.Linear(i, o, False, device="meta")).adapter.parameters())
+        for i, o in [(4096, 4096)] * 2 + [(4096, 1024)] * 2 + [(4096, 14336)] * 2 + [(14336, 4096)]
+    )
+    qwen = 28 * sum(
+        nd.count_parameters(nd.near_square(i), nd.near_square(o), bias=False)
+        for i, o in [(2048, 2048)] * 2 + [(2048, 1024)] * 2 + [(2048, 6144)] * 2 + [(6144, 2048)]
+    )
+    assert (llama, qwen) == (2260992, 1146880)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_precision_base_with_a_float32_adapter(dtype):
+    base = nn.Linear(6, 4).to(dtype)
+    assert nd.NdLinearLoRA(copy.deepcopy(base)).adapter.weights[0].dtype == dtype
+    layer = trained(base, dtype=torch.float32, alpha=0.1)
+    x = torch.randn(5, 6, dtype=dtype)
+    y = layer(x)
+    y.float().sum().backward()
+    assert y.dtype == dtype and layer.weight.dtype == dtype and layer.adapter.weights[0].grad.dtype == torch.float32
+    layer.merge()
+    assert (layer(x) - y).abs().max() < 0.05
+
+
+def test_repr_shows_the_factor():
+    assert "alpha=2.0, merged=False" in repr(nd.NdLinearLoRA(nn.Linear(6, 4), alpha=2))
+
+
+# --------------------------------------------------------------------------------- code that reads weights, does not call
+def test_attention_that_reads_the_weight_of_its_output_projection():
+    torch.manual_seed(0)
+    attention = nn.MultiheadAttention(16, 2, batch_first=True)
+    x = torch.randn(3, 5, 16)
+    before = attention(x, x, x)[0]
+    attention.out_proj = nd.NdLinearLoRA(attention.out_proj, alpha=2.0)
+    torch.testing.assert_close(attention(x, x, x)[0], before)
+    randomise(attention.out_proj.adapter)
+    changed = attention(x, x, x)[0]
+    assert (changed - before).abs().max() > 0.1
+    changed.sum().backward()
+    assert attention.out_proj.adapter.weights[0].grad.abs().sum() > 0
+    dense = copy.deepcopy(attention)
+    dense.out_proj = nd.to_linear(attention.out_proj)
+    torch.testing.assert_close(dense(x, x, x)[0], changed, atol=1e-5, rtol=1e-5)
+
+
+def test_encoder_fast_path_sees_the_update():
+    """In eval mode torch's encoder layer takes linear1.weight and linear2.weight and never calls them."""
+    torch.manual_seed(0)
+    encoder = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    nd.apply_ndlinear_lora(encoder, ["linear1", "linear2"])
+    for layer in (encoder.linear1, encoder.linear2):
+        randomise(layer.adapter)
+    x = torch.randn(3, 5, 16)
+    slow = encoder.train()(x)
+    with torch.no_grad():
+        fast = encoder.eval()(x)
+    torch.testing.assert_close(fast, slow, atol=1e-4, rtol=1e-4)
+
+
+# --------------------------------------------------------------------------------------------------------- whole models
+@pytest.mark.parametrize(
+    "patterns, found",
+    [
+        ("q_proj", ["body.0.q_proj", "body.1.q_proj"]),
+        (["q_proj", "v_proj"], ["body.0.q_proj", "body.0.v_proj", "body.1.q_proj", "body.1.v_proj"]),
+        ("body.0.*", ["body.0.q_proj", "body.0.v_proj"]),
+        ("1.q_proj", ["body.1.q_proj"]),
+        ("*[02]*", ["body.0.q_proj", "body.0.v_proj", "body.2"]),
+        (("head", "body.2"), ["body.2", "head"]),
+    ],
+)
+def test_patterns(patterns, found):
+    model = nd.apply_ndlinear_lora(network(), patterns)
+    assert [n for n, m in model.named_modules() if isinstance(m, nd.NdLinearLoRA)] == found
+
+
+@pytest.mark.parametrize("patterns", ["proj", "q_pro", "Q_PROJ", "body", "norm", "", []])
+def test_nothing_matches(patterns):
+    model = network()
+    with pytest.raises(ValueError, match=r"target_modules .* match none .*'body.0.q_proj', 'body.0.v_proj'.*'head'"):
+        nd.apply_ndlinear_lora(model, patterns)
+    assert all(p.requires_grad for p in model.parameters())
+
+
+def test_apply_returns_the_model_freezes_the_rest_and_passes_options():
+    model, x = network(), torch.randn(2, 5, 16)
+    y = run(model, x)
+    assert nd.apply_ndlinear_lora(model, "q_proj", alpha=3, bias=True, hidden_size=(2, 8)) is model
+    assert torch.equal(run(model, x), y)
+    adapter = model["body"][0].q_proj
+    assert adapter.alpha == 3 and adapter.adapter.hidden_size == (2, 8) and adapter.adapter.biases[0] is not None
+    trainable = {n for n, p in model.named_parameters() if p.requires_grad}
+    assert trainable == set(nd.lora_state_dict(model)) and len(trainable) == 8
+
+
+def test_apply_without_freezing():
+    model = nd.apply_ndlinear_lora(network(), "q_proj", freeze=False)
+    frozen = {n for n, p in model.named_parameters() if not p.requires_grad}
+    assert frozen == {f"body.{i}.q_proj.base_layer.{k}" for i in (0, 1) for k in ("weight", "bias")}
+
+
+def test_apply_twice_adds_and_keeps():
+    model = nd.apply_ndlinear_lora(network(), "q_proj")
+    first = model["body"][0].q_proj
+    nd.apply_ndlinear_lora(model, ["q_proj", "v_proj"])  # what is adapted already is left alone
+    assert model["body"][0].q_proj is first and isinstance(first.base_layer, nn.Linear)
+    assert all(p.requires_grad for p in first.adapter.parameters())
+    assert len(nd.lora_state_dict(model)) == 8
+
+
+def test_apply_changes_nothing_if_one_layer_does_not_fit():
+    model = network()
+    with pytest.raises(ValueError, match=r"\(4, 4\)"):
+        nd.apply_ndlinear_lora(model, ["q_proj", "head"], input_dims=(4, 4), hidden_size=(4, 4))
+    assert not any(isinstance(m, nd.NdLinearLoRA) for m in model.modules())
+
+
+def test_modes_of_an_ndlinear_are_not_adapted():
+    model = nn.Sequential(nd.NdLinear((4, 4), (4, 4)), nn.Flatten(), nn.Linear(16, 2))
+    nd.apply_ndlinear_lora(model, "*")
+    assert type(model[0].align_layers[0]) is nn.Linear and isinstance(model[2], nd.NdLinearLoRA)
+
+
+def test_a_shared_layer_stays_shared(tmp_path):
+    def build():
+        torch.manual_seed(0)
+        shared = nn.Linear(6, 6)
+        return nn.ModuleDict({"a": shared, "b": nn.Sequential(shared, nn.Linear(6, 6))})
+
+    model = nd.apply_ndlinear_lora(build(), "b.0")
+    assert isinstance(model["a"], nd.NdLinearLoRA) and model["a"] is model["b"][0]
+    randomise(model["a"].adapter)
+    nd.save_lora(model, tmp_path / "a.safetensors")
+    other = nd.load_lora(build(), tmp_path / "a.safetensors")
+    x = torch.randn(3, 6)
+    assert other["a"] is other["b"][0] and torch.equal(other["b"](x), model["b"](x))
+
+
+# ---------------------------------------------------------------------------------------------------------- adapter files
+def adapted(**options):
+    model = nd.apply_ndlinear_lora(network(), ["q_proj", "head"], **options)
+    for module in model.modules():
+        if isinstance(module, nd.NdLinearLoRA):
+            randomise(module.adapter)
+    return model
+
+
+@pytest.mark.parametrize("options", [{}, {"alpha": 2.0, "bias": True, "transform_outer": False}])
+def test_save_and_load_into_the_bare_model(options, tmp_path):
+    model, x = adapted(**options), torch.randn(2, 5, 16)
+    nd.save_lora(model, tmp_path / "adapter.safetensors")
+    assert set(load_file(tmp_path / "adapter.safetensors")) == set(nd.lora_state_dict(model))
+    other = network()
+    assert nd.load_lora(other, tmp_path / "adapter.safetensors") is other
+    assert torch.equal(run(other, x), run(model, x))
+    assert other["head"].config == model["head"].config
+
+
+def test_lora_state_dict_has_adapters_only_under_the_names_of_the_model():
+    model = adapted(bias=True)
+    state = nd.lora_state_dict(model)
+    kinds = [f"adapter.align_layers.{k}.{kind}" for k in (0, 1) for kind in ("weight", "bias")]
+    assert sorted(state) == sorted(f"{n}.{k}" for n in ("body.0.q_proj", "body.1.q_proj", "head") for k in kinds)
+    assert all(torch.equal(v, model.state_dict()[k]) for k, v in state.items())
+    assert list(nd.lora_state_dict(model["head"])) == kinds, "also for a lone adapter"
+
+
+def test_load_into_an_adapted_model_keeps_its_parameters_for_the_optimiser(tmp_path):
+    model, x = adapted(), torch.randn(2, 5, 16)
+    nd.save_lora(model, tmp_path / "adapter.safetensors")
+    other = nd.apply_ndlinear_lora(network(), ["q_proj", "head"])
+    before = [id(p) for p in other.parameters()]
+    other["head"].merge()
+    nd.load_lora(other, tmp_path / "adapter.safetensors")
+    assert [id(p) for p in other.parameters()] == before
+    assert torch.equal(run(other, x), run(model, x))
+
+
+def test_a_lone_adapter_can_be_saved_too(tmp_path):
+    layer = trained(nn.Linear(6, 4))
+    nd.save_lora(layer, tmp_path / "adapter.safetensors")
+    other = nd.NdLinearLoRA(copy.deepcopy(layer.base_layer))
+    nd.load_lora(other, tmp_path / "adapter.safetensors")
+    assert torch.equal(other(torch.ones(6)), layer(torch.ones(6)))
+    with pytest.raises(ValueError, match="does not fit"):
+        nd.load_lora(nn.Linear(6, 4), tmp_path / "adapter.safetensors")
+
+
+def test_load_refuses_another_alpha_fold_or_model(tmp_path):
+    nd.save_lora(adapted(alpha=2.0), tmp_path / "adapter.safetensors")
+    for options in ({"alpha": 1.0}, {"alpha": 2.0, "bias": True}, {"alpha": 2.0, "transform_outer": False}):
+        model = nd.apply_ndlinear_lora(network(), ["q_proj", "head"], **options)
+        with pytest.raises(ValueError, match=r"adapter.safetensors.*'alpha': 2.0.*body.0.q_proj"):
+            nd.load_lora(model, tmp_path / "adapter.safetensors")
+    smaller = nn.ModuleDict({"head": nn.Linear(4, 3)})
+    with pytest.raises(ValueError, match=r"does not fit in \['body.0.q_proj', 'body.1.q_proj'\]"):
+        nd.load_lora(smaller, tmp_path / "adapter.safetensors")
+    assert type(smaller["head"]) is nn.Linear, "nothing was changed"
+    other_size = nn.ModuleDict({"head": nn.Linear(8, 3)})
+    nd.save_lora(
+        nd.apply_ndlinear_lora(nn.ModuleDict({"head": nn.Linear(4, 3)}), "head"), tmp_path / "small.safetensors"
+    )
+    with pytest.raises(ValueError, match=r"\(2, 2\)"):
+        nd.load_lora(other_size, tmp_path / "small.safetensors")
+
+
+def test_load_refuses_a_file_of_somebody_else(tmp_path):
+    save_file({"head.adapter.align_layers.0.weight": torch.zeros(2, 2)}, tmp_path / "other.safetensors")
+    with pytest.raises(ValueError, match=r"other.safetensors"):
+        nd.load_lora(network(), tmp_path / "other.safetensors")
+
+
+def test_models_without_adapters(tmp_path):
+    for read in (nd.lora_state_dict, lambda m: nd.save_lora(m, tmp_path / "a.safetensors")):
+        with pytest.raises(ValueError, match="call apply_ndlinear_lora"):
+            read(network())
+
+
+def test_without_safetensors(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    for call in (lambda: nd.save_lora(adapted(), tmp_path / "a"), lambda: nd.load_lora(network(), tmp_path / "a")):
+        with pytest.raises(ImportError, match="pip install safetensors"):
+            call()
