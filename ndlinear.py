@@ -79,11 +79,10 @@ def _from_linear(cls, linear: nn.Linear, input_dims: Shape, hidden_size: Shape, 
     if not isinstance(linear, nn.Linear):
         raise TypeError(f"from_linear needs a torch.nn.Linear, got {type(linear).__name__}")
     terms, weight_error = nearest_kronecker(linear.weight, input_dims, hidden_size, rank, **search)
-    options = {"bias": linear.bias is not None, "device": linear.weight.device, "dtype": linear.weight.dtype}
-    cls, options = (
-        (NdLinearSum, options | {"rank": rank}) if rank > 1 or issubclass(cls, NdLinearSum) else (cls, options)
-    )
-    layer, bias_error = cls(input_dims, hidden_size, **options), 0.0
+    options = {"bias": linear.bias is not None, "device": "meta", "dtype": linear.weight.dtype}  # meta: draws nothing
+    if rank > 1 or issubclass(cls, NdLinearSum):
+        cls, options = NdLinearSum, options | {"rank": rank}
+    layer, bias_error = cls(input_dims, hidden_size, **options).to_empty(device=linear.weight.device), 0.0
     for term, values in zip(layer.terms, terms):
         for weight, value in zip(term.weights, values):
             weight.copy_(value)
@@ -216,7 +215,7 @@ def to_linear(layer: NdLinear | NdLinearSum | NdLinearLoRA) -> nn.Linear:
     to_linear(layer)(x.flatten(-N)) = layer(x).flatten(-N). An NdLinearLoRA gives its merged form."""
     adapted, has_bias = isinstance(layer, NdLinearLoRA), _has_bias(layer)
     weight = layer.weight if adapted else kronecker_weight(layer)
-    linear = nn.Linear(weight.shape[1], weight.shape[0], has_bias, device=weight.device, dtype=weight.dtype)
+    linear = nn.Linear(*weight.shape[::-1], has_bias, "meta", weight.dtype).to_empty(device=weight.device)
     linear.weight.copy_(weight)
     if has_bias:
         linear.bias.copy_(layer.bias if adapted else total_bias(layer).flatten())

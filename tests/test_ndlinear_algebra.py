@@ -23,7 +23,6 @@ def dense(rows, columns, bias=True, seed=0):
 
 
 # ---------------------------------------------------------------------------------------------------- dense equivalents
-@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")  # torch's own, in jacrev
 @QUICK
 @given(layers())
 def test_kronecker_weight_and_total_bias(layer):
@@ -239,6 +238,16 @@ def test_more_terms_and_the_full_bias(rank, bias):
         assert type(other) is nd.NdLinearSum and torch.equal(
             other(x.unflatten(1, (4, 5))), layer(x.unflatten(1, (4, 5)))
         )
+
+
+def test_dense_equivalents_and_fits_draw_no_random_numbers():
+    linear, layer, adapter = nn.Linear(12, 8), nd.NdLinear((2, 3), (3, 2)), nd.NdLinearLoRA(nn.Linear(4, 6))
+    state = torch.get_rng_state()
+    nd.to_linear(layer)
+    adapter.merge()
+    nd.NdLinear.from_linear(linear, (2, 3, 2), (2, 2, 2), restarts=3)
+    nd.NdLinear.from_linear(linear, (3, 4), (2, 4), rank=2)
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_from_linear_keeps_the_dtype_trains_and_passes_the_search_on():

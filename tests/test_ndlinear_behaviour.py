@@ -252,17 +252,25 @@ def test_activation_checkpointing(layer):
     same(torch.autograd.grad(y.sum(), x)[0], torch.autograd.grad(layer(x).sum(), x)[0])
 
 
-def test_distributed_data_parallel_on_one_process(layer, tmp_path):
+@pytest.fixture
+def one_process(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        x = batch(3)
-        parallel = nn.parallel.DistributedDataParallel(copy.deepcopy(layer))
-        parallel(x).square().sum().backward()
-        layer(x).square().sum().backward()
-        for a, b in zip(parallel.parameters(), layer.parameters()):
-            same(a.grad, b.grad)
-    finally:
-        torch.distributed.destroy_process_group()
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["replicated", "sharded"])
+def test_distributed_training_wrappers(layer, how, one_process):
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if how == "sharded" and not hasattr(fsdp, "fully_shard"):
+        pytest.skip("this torch has no fully_shard")
+    x, other = batch(3), copy.deepcopy(layer)
+    parallel = nn.parallel.DistributedDataParallel(other) if how == "replicated" else fsdp.fully_shard(other)
+    same(parallel(x), layer(x))
+    parallel(x).square().sum().backward()
+    layer(x).square().sum().backward()
+    for a, b in zip(parallel.parameters(), layer.parameters()):
+        same(a.grad.full_tensor() if how == "sharded" else a.grad, b.grad)
 
 
 # --------------------------------------------------------------------- tools that replace, wrap or hook a mode's module
