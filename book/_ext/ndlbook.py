@@ -173,6 +173,14 @@ def on_config(app, config) -> None:
     app.registry.css_files[:] = [file for file in app.registry.css_files if "thebe" not in file[0]]
 
 
+def on_doctree(app, doctree) -> None:
+    """Let notebooks link to a page's explicit targets: MyST resolves page.md#name for headings only, and warns otherwise."""
+    slugs = app.env.metadata[app.env.docname].setdefault("myst_slugs", {})
+    for name, explicit in doctree.nametypes.items():
+        if explicit and doctree.nameids.get(name):
+            slugs.setdefault(name, (None, doctree.nameids[name], ""))
+
+
 def on_page(app, pagename, templatename, context, doctree) -> None:
     body = context.get("body", "")
     if "ndl-claims" in body:
@@ -287,9 +295,19 @@ class Deviations(BookDirective):
         return [nodes.raw("", link, format="html"), holder]
 
 
+def explicit_targets(app, doctree) -> None:
+    """Let a link page.md#name reach the target (name)= of that page, as it reaches a heading."""
+    slugs = app.env.metadata[app.env.docname].setdefault("myst_slugs", {})
+    for name, explicit in doctree.nametypes.items():
+        if explicit and doctree.nameids.get(name) == name:
+            slugs.setdefault(name, (0, name, name))
+
+
 def setup(app) -> dict:
     kernel_environment(pathlib.Path(app.srcdir), os.environ)
     app.connect("config-inited", on_config, priority=900)
+    app.connect("doctree-read", on_doctree)
+    app.connect("doctree-read", explicit_targets)
     app.connect("html-page-context", on_page)
     app.connect("build-finished", on_finish)
     app.add_directive("claims-table", ClaimsTable)
