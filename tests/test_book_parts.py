@@ -202,11 +202,11 @@ def miniature(folder: pathlib.Path, code: str) -> pathlib.Path:
     (folder / "_toc.yml").write_text(
         "format: jb-book\nroot: book/index\nchapters:\n  - file: notebooks/10_mini\n  - file: book/bibliography\n"
     )
-    (folder / "book" / "index.md").write_text("# Mini\n\nSome $x$.\n\n```{deviations} boxes\n```\n")
+    (folder / "book" / "index.md").write_text("# Mini\n\nSome $x$.\n\n(a-place)=\n## Named\n\n```{deviations} boxes\n```\n")
     shutil.copy(ROOT / "book" / "bibliography.md", folder / "book")
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     cells = [
-        {"cell_type": "markdown", "id": "a", "metadata": {}, "source": "# Ten\n\n> **Paper.** Says $y$."},
+        {"cell_type": "markdown", "id": "a", "metadata": {}, "source": "# Ten\n\n> **Paper.** Says $y$.\n\n[Go](../book/index.md#a-place)"},
         {"cell_type": "code", "id": "b", "metadata": {}, "source": code, "outputs": [], "execution_count": None},
     ]
     notebook = {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
@@ -235,7 +235,7 @@ def test_a_miniature_book_with_an_address(tmp_path, monkeypatch):
     assert done.returncode == 0, done.stdout + done.stderr
     html = tmp_path / "book" / "_build" / "html"
     page = soup((html / "notebooks" / "10_mini.html").read_text(encoding="utf8"))
-    assert "replay replay" in page.text
+    assert "replay replay" in page.text and page.select_one('a[href="../book/index.html#a-place"]')
     links = [a["href"] for a in page.select("a[href]") if "owner/name" in a["href"]]
     assert "https://colab.research.google.com/github/owner/name/blob/main/notebooks/10_mini.ipynb" in links
     assert "https://github.com/owner/name" in links
