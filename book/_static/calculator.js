@@ -83,7 +83,8 @@
     const ratio = Number((part * 10n ** 12n) / whole) / 1e12;
     if (ratio >= 2) return (ratio < 10 ? ratio.toFixed(2) : Math.round(ratio).toLocaleString("en-US")) + " ×";
     const value = 100 * ratio;
-    return (value >= 10 ? value.toFixed(1) : value >= 0.01 ? value.toPrecision(2) : value > 0 ? "< 0.01" : "0") + " %";
+    const nearly = value > 99.9 && value < 100.1 && value !== 100; // say on which side of the dense layer it lies
+    return (nearly ? value.toFixed(2) : value >= 10 ? value.toFixed(1) : value >= 0.01 ? value.toPrecision(2) : value > 0 ? "< 0.01" : "0") + " %";
   }
 
   function row(cells, head) {
@@ -140,7 +141,7 @@
       table.append(head, body);
       const best = result.orders.find((one) => one.remark.includes("cheapest"));
       const first = result.orders.find((one) => one.remark.includes("as defined"));
-      status.textContent = "Cheapest order: " + best.order.map((k) => k + 1).join(", ") + ", " + group(best.macs) + " multiply-adds" +
+      status.textContent = "Cheapest order: " + best.order.map((k) => k + 1).join(", ") + ", with " + group(best.macs) + " multiply-adds" +
         (first.macs === best.macs ? ", the order as defined." : "; as defined " + group(first.macs) + ".");
     }
 
