@@ -20,7 +20,7 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HTML = ROOT / "book" / "_build" / "html"
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
-ndlbook = pytest.importorskip("ndlbook", reason="the book's requirements are not installed: make test")
+ndlbuild = pytest.importorskip("ndlbuild", reason="the book's requirements are not installed: make test")
 from bs4 import BeautifulSoup  # noqa: E402
 from lab import ledger  # noqa: E402
 
@@ -49,7 +49,7 @@ THEME = {}
 def build() -> str:
     """What is wrong with the book, which is built now if its sources changed since the last clean build; '' if nothing is."""
     state = HTML.parent / "state"
-    if state.is_file() and state.read_text() == ndlbook.book_state(ROOT):
+    if state.is_file() and state.read_text() == ndlbuild.book_state(ROOT):
         return ""
     command = str(pathlib.Path(sys.executable).with_name("jupyter-book"))
     options = ["--path-output", "book", "-W", "--keep-going", "--all"]
@@ -188,7 +188,7 @@ def test_chapters_carry_their_outputs(html, name):
 
 
 def test_no_address_is_made_up(html):
-    url = ndlbook.repository_url(ROOT)
+    url = ndlbuild.repository_url(ROOT)
     for path in built_pages(html):
         for tag in soup(path).select("a[href*='github.com'], a[href*='colab.research']"):
             in_text = tag.find_parent("article")

@@ -12,7 +12,7 @@ from bs4 import BeautifulSoup
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
-ndlbook = pytest.importorskip("ndlbook", reason="the book's requirements are not installed: make test")
+ndlbuild = pytest.importorskip("ndlbuild", reason="the book's requirements are not installed: make test")
 import ndltables  # noqa: E402
 
 CLAIM = {"id": "layer-x", "where": ["sec:analysis"], "statement": "a < b & c", "kind": "theorem", "verdict": "open"}
@@ -38,7 +38,7 @@ def test_claims_table_escapes_and_links():
     rows = table.select("tbody tr")
     assert [row["id"] for row in rows] == ["layer-x", "layer-y"]
     assert "a < b & c" in rows[0].text and not rows[0].select("td:first-child a")
-    assert "<b>a > b</b>" in rows[1].text and "Rule: compare" in rows[1].text
+    assert "<b>a > b</b>" in rows[1].text and "compare" in rows[1].text
     assert rows[1].select_one("td a")["href"] == "../notebooks/11_sound.html#claim-layer-y"
     assert [head.text for head in table.select("th")] == [label for _, label in ndltables.COLUMNS]
     assert "Cost analysis" in rows[0].text
@@ -62,6 +62,17 @@ def test_every_place_of_the_ledger_has_a_readable_name():
     assert labels <= set(ndltables.places()), "add these labels to book/_ext/places.yml"
     areas = {claim["id"].split("-")[0] for claim in claims}
     assert areas <= set(ndltables.AREAS), "add these areas to AREAS in book/_ext/ndltables.py"
+
+
+def test_chapter_entry_gives_title_answer_and_verdicts(tmp_path):
+    path = tmp_path / "11_sound.ipynb"
+    first = "# What?\n\nIt maps $x$ as in [ten](10_x.ipynb),\nexactly. More follows.\n\nAnd more."
+    path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": first}]}))
+    entry = ndltables.chapter(path, "../notebooks/", [CLAIM, WRONG, WRONG])
+    assert entry.startswith(
+        "- **[What?](../notebooks/11_sound.ipynb)** It maps $x$ as in [ten](../notebooks/10_x.ipynb), exactly. <"
+    )
+    assert soup(entry).select_one(".ndl-fails").text == "✗ 2" and "More" not in entry
 
 
 def test_corrections_show_both_statements():
@@ -111,21 +122,21 @@ def tree(tmp_path):
     "name", ["ndlinear.py", "notebooks/lab/a.py", "notebooks/results/x.jsonl", "book/paper/claims.yml"]
 )
 def test_cache_key_follows_every_source(tree, name):
-    before = ndlbook.cache_key(tree)
+    before = ndlbuild.cache_key(tree)
     (tree / "notebooks/lab/__pycache__").mkdir()
     (tree / "notebooks/lab/__pycache__/a.pyc").write_text("x")
     (tree / "notebooks/results/x.jsonl.lock").write_text("")
-    assert ndlbook.cache_key(tree) == before
+    assert ndlbuild.cache_key(tree) == before
     (tree / name).write_text("two")
-    assert ndlbook.cache_key(tree) != before
+    assert ndlbuild.cache_key(tree) != before
 
 
 def test_cache_key_follows_names_versions_and_python(tree, monkeypatch):
-    before = ndlbook.cache_key(tree)
+    before = ndlbuild.cache_key(tree)
     (tree / "notebooks/lab/a.py").rename(tree / "notebooks/lab/b.py")
-    renamed = ndlbook.cache_key(tree)
-    monkeypatch.setattr(ndlbook, "version", lambda package: "0")
-    assert len({before, renamed, ndlbook.cache_key(tree)}) == 3
+    renamed = ndlbuild.cache_key(tree)
+    monkeypatch.setattr(ndlbuild, "version", lambda package: "0")
+    assert len({before, renamed, ndlbuild.cache_key(tree)}) == 3
 
 
 def test_old_caches_are_dropped(tmp_path):
@@ -134,13 +145,13 @@ def test_old_caches_are_dropped(tmp_path):
     for age in range(6):
         (tmp_path / str(age)).mkdir()
         os.utime(tmp_path / str(age), (1000 - age, 1000 - age))
-    ndlbook.prune_caches(tmp_path, keep=2)
+    ndlbuild.prune_caches(tmp_path, keep=2)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["0", "1"]
 
 
 def test_kernels_get_path_and_mode(tmp_path):
     environ = {"PYTHONPATH": "/elsewhere", "NDL_MODE": "full"}
-    ndlbook.kernel_environment(tmp_path, environ)
+    ndlbuild.kernel_environment(tmp_path, environ)
     assert environ["PYTHONPATH"].split(":") == [str(tmp_path), str(tmp_path / "notebooks"), "/elsewhere"]
     assert environ["NDL_MODE"] == "replay", "building the book must never train"
 
@@ -163,25 +174,25 @@ def test_kernels_get_path_and_mode(tmp_path):
     ],
 )
 def test_github_address(text, url):
-    assert ndlbook.github_address(text) == url
+    assert ndlbuild.github_address(text) == url
 
 
 def test_repository_url_sources(tmp_path):
-    assert ndlbook.repository_url(tmp_path, {}) == ""
-    assert ndlbook.repository_url(tmp_path, {"NDL_BOOK_URL": "https://github.com/a/b"}) == "https://github.com/a/b"
+    assert ndlbuild.repository_url(tmp_path, {}) == ""
+    assert ndlbuild.repository_url(tmp_path, {"NDL_BOOK_URL": "https://github.com/a/b"}) == "https://github.com/a/b"
     with pytest.raises(Exception, match=r"https://github.com/OWNER/NAME"):
-        ndlbook.repository_url(tmp_path, {"NDL_BOOK_URL": "https://example.org/a/b"})
+        ndlbuild.repository_url(tmp_path, {"NDL_BOOK_URL": "https://example.org/a/b"})
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    assert ndlbook.repository_url(tmp_path, {}) == ""
+    assert ndlbuild.repository_url(tmp_path, {}) == ""
     subprocess.run(["git", "-C", str(tmp_path), "remote", "add", "origin", "git@github.com:c/d.git"], check=True)
-    assert ndlbook.repository_url(tmp_path, {}) == "https://github.com/c/d"
+    assert ndlbuild.repository_url(tmp_path, {}) == "https://github.com/c/d"
 
 
 def test_buttons_only_with_an_address():
     options = {"launch_buttons": {"colab_url": "x", "thebe": True}}
-    ndlbook.link_repository(options, "")
+    ndlbuild.link_repository(options, "")
     assert not options["launch_buttons"] and not options["use_repository_button"]
-    ndlbook.link_repository(options, "https://github.com/a/b")
+    ndlbuild.link_repository(options, "https://github.com/a/b")
     assert options["launch_buttons"]["colab_url"] and options["use_repository_button"]
 
 
@@ -202,11 +213,18 @@ def miniature(folder: pathlib.Path, code: str) -> pathlib.Path:
     (folder / "_toc.yml").write_text(
         "format: jb-book\nroot: book/index\nchapters:\n  - file: notebooks/10_mini\n  - file: book/bibliography\n"
     )
-    (folder / "book" / "index.md").write_text("# Mini\n\nSome $x$.\n\n(a-place)=\n## Named\n\n```{deviations} boxes\n```\n")
+    (folder / "book" / "index.md").write_text(
+        "# Mini\n\nSome $x$.\n\n(a-place)=\n## Named\n\n```{deviations} boxes\n```\n"
+    )
     shutil.copy(ROOT / "book" / "bibliography.md", folder / "book")
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     cells = [
-        {"cell_type": "markdown", "id": "a", "metadata": {}, "source": "# Ten\n\n> **Paper.** Says $y$.\n\n[Go](../book/index.md#a-place)"},
+        {
+            "cell_type": "markdown",
+            "id": "a",
+            "metadata": {},
+            "source": "# Ten\n\n> **Paper.** Says $y$.\n\n[Go](../book/index.md#a-place)",
+        },
         {"cell_type": "code", "id": "b", "metadata": {}, "source": code, "outputs": [], "execution_count": None},
     ]
     notebook = {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}

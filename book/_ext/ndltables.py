@@ -21,7 +21,7 @@ from lab.ledger import SIGNS  # noqa: E402
 # What the verdicts mean. The word and the sign carry the verdict, the colour only repeats it.
 MEANING = {
     "holds": "true as stated, within the scope given",
-    "holds-if": "true under the condition given beside it",
+    "holds-if": "not true as printed, true under the condition given beside it",
     "fails": "not true as stated; the right statement is given beside it",
     "undecided": "tested, and the interval includes both answers",
     "untestable": "cannot be tested; what is missing is given beside it",
@@ -97,11 +97,13 @@ def cell_link(claim: dict, uri: str) -> str | None:
 
 
 def remarks(claim: dict) -> str:
-    """Our additions to a statement: condition, correction, reason, rule."""
-    parts = [("Holds if", "condition"), ("Right statement", "correction"), ("Missing", "reason"), ("Rule", "rule")]
+    """Our additions to a statement: condition, correction or reason in the open, the decision rule folded."""
+    parts = (("Holds if", "condition"), ("Right statement", "correction"), ("Missing", "reason"))
     rows = [
         f'<div class="ndl-remark"><b>{label}:</b> {escape(claim[key])}</div>' for label, key in parts if claim.get(key)
     ]
+    if claim.get("rule"):
+        rows.append(f"<details><summary>Decision rule</summary>{escape(claim['rule'])}</details>")
     return "".join(rows)
 
 
@@ -177,6 +179,16 @@ def claims_counts(claims: list[dict], uri: str) -> str:
         f"{counts['open']} are still open.</p>"
         f'<div class="ndl-bar" aria-hidden="true">{bar}</div><ul>{items}</ul></div>'
     )
+
+
+def chapter(path: pathlib.Path, folder: str, claims: list[dict]) -> str:
+    """A chapter as a Markdown list entry: title, first sentence of its answer, verdicts that it gives."""
+    title, _, rest = "".join(json.loads(path.read_text(encoding="utf8"))["cells"][0]["source"]).partition("\n")
+    sentence = re.split(r"(?<=[.!?])\s", " ".join(rest.strip().split("\n\n")[0].split()))[0]
+    given = collections.Counter(c["verdict"] for c in claims if c.get("notebook") == path.stem)
+    marks = " ".join(f'<span class="ndl-badge ndl-{v}">{SIGNS[v]} {given[v]}</span>' for v in SETTLED if given[v])
+    link = f"[{title.removeprefix('# ').strip()}]({folder}{path.name})"
+    return f"- **{link}** {rebase_links(sentence, folder)} {marks}".rstrip()
 
 
 def corrections(claims: list[dict], uri: str, known: set[str]) -> str:

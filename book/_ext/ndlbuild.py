@@ -1,0 +1,155 @@
+"""What a build of the book depends on and ships: the state of its sources, the kernels' environment, the repository, MathJax."""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+
+from sphinx.errors import ConfigError
+
+MODE = "replay"  # the book shows recorded runs and never trains
+PACKAGES = (
+    "torch",
+    "numpy",
+    "scipy",
+    "pandas",
+    "matplotlib",
+    "seaborn",
+    "scikit-learn",
+    "tensorly",
+    "tensorly-torch",
+    "peft",
+    "transformers",
+    "safetensors",
+    "ipykernel",
+    "myst-nb",
+)
+SOURCES = ("ndlinear.py", "notebooks/lab", "notebooks/results", "book/paper")
+MATHJAX = (
+    "tex-chtml.js",
+    "output/chtml/fonts/woff-v2",
+    "input/tex/extensions",
+    "a11y",
+    "sre/mathmaps/base.json",
+    "sre/mathmaps/en.json",
+)
+KEEP_CACHES = 4
+
+
+# --- what the notebooks see --------------------------------------------------------------------------------------
+
+
+def version(package: str) -> str:
+    """Installed version of a package, or 'absent'."""
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return "absent"
+
+
+def source_files(root: pathlib.Path) -> list[pathlib.Path]:
+    """Every file whose change may change what a notebook prints."""
+    files: list[pathlib.Path] = []
+    for name in SOURCES:
+        path = root / name
+        files += [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
+    return sorted(p for p in files if "__pycache__" not in p.parts and p.suffix not in (".pyc", ".lock"))
+
+
+def cache_key(root: pathlib.Path) -> str:
+    """Hash of sources, records, facts, versions and mode: same key, same outputs."""
+    digest = hashlib.sha256()
+    for text in (MODE, platform.python_version(), *(f"{p}=={version(p)}" for p in PACKAGES)):
+        digest.update(text.encode() + b"\0")
+    for path in source_files(root):
+        digest.update(str(path.relative_to(root)).encode() + b"\0")
+        digest.update(hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()[:12]
+
+
+def book_state(root: pathlib.Path) -> str:
+    """Hash of everything the built book depends on; the tests compare it with the state of the last clean build."""
+    digest = hashlib.sha256(f"{cache_key(root)} {repository_url(root)}".encode())
+    pages = [p for p in (root / "book").rglob("*") if "_build" not in p.parts and "__pycache__" not in p.parts]
+    for path in sorted([root / "_config.yml", root / "_toc.yml", *pages, *(root / "notebooks").glob("*.ipynb")]):
+        if path.is_file():
+            digest.update(str(path.relative_to(root)).encode() + hashlib.sha256(path.read_bytes()).digest())
+    return digest.hexdigest()
+
+
+def kernel_environment(root: pathlib.Path, environ: dict) -> None:
+    """Kernels inherit the environment: import path and mode go there."""
+    paths = [str(root), str(root / "notebooks"), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
+    environ["NDL_MODE"] = MODE
+
+
+def prune_caches(folder: pathlib.Path, keep: int = KEEP_CACHES) -> None:
+    """Keep the newest execution caches, so that switching between two states stays fast."""
+    if folder.is_dir():
+        for old in sorted(folder.iterdir(), key=lambda p: p.stat().st_mtime, reverse=True)[keep:]:
+            shutil.rmtree(old, ignore_errors=True)
+
+
+# --- where the repository is -------------------------------------------------------------------------------------
+
+
+def github_address(text: str) -> str:
+    """https://github.com/OWNER/NAME of any spelling of a GitHub remote, without user or password; else ''."""
+    match = re.fullmatch(
+        r"(?:https?://(?:[^@/\s]+@)?|ssh://git@|git@)github\.com[:/]([\w.-]+)/([\w.-]+?)(?:\.git)?/?", text.strip()
+    )
+    return f"https://github.com/{match[1]}/{match[2]}" if match else ""
+
+
+def repository_url(root: pathlib.Path, environ=os.environ) -> str:
+    """Address from NDL_BOOK_URL, else from git's origin when that is on GitHub, else ''."""
+    if asked := environ.get("NDL_BOOK_URL", "").strip():
+        if not (url := github_address(asked)):
+            raise ConfigError(
+                f"NDL_BOOK_URL={asked!r} is not the address of a GitHub repository; "
+                "write https://github.com/OWNER/NAME or leave it unset"
+            )
+        return url
+    if not (root / ".git").exists():
+        return ""
+    try:
+        answer = subprocess.run(
+            ["git", "-C", str(root), "remote", "get-url", "origin"],
+            capture_output=True,
+            text=True,
+            timeout=10,
+            check=False,
+        )
+    except OSError:
+        return ""
+    return github_address(answer.stdout) if answer.returncode == 0 else ""
+
+
+def link_repository(options: dict, url: str) -> None:
+    """Repository, issue and Colab buttons with an address; none of them without."""
+    options["repository_url"] = url
+    options["use_repository_button"] = options["use_issues_button"] = bool(url)
+    options["launch_buttons"] = {"colab_url": "https://colab.research.google.com"} if url else {}
+
+
+# --- mathematics --------------------------------------------------------------------------------------------------
+
+
+def copy_mathjax(target: pathlib.Path) -> None:
+    """Copy what the book uses of MathJax out of the package that ships it."""
+    spec = importlib.util.find_spec("sphinx-mathjax-offline")
+    if spec is None:
+        raise ConfigError("the package sphinx-mathjax-offline is missing: pip install sphinx-mathjax-offline")
+    source = pathlib.Path(spec.submodule_search_locations[0]) / "static" / "mathjax"
+    for name in MATHJAX:
+        if (source / name).is_dir():
+            shutil.copytree(source / name, target / name, dirs_exist_ok=True)
+        else:
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(source / name, target / name)
