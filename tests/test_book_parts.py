@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -260,3 +261,20 @@ def test_a_miniature_book_with_an_address(tmp_path, monkeypatch):
     front = soup((html / "book" / "index.html").read_text(encoding="utf8"))
     assert front.select_one('a[href="../notebooks/10_mini.html#ten"]') and front.select_one(".ndl-box blockquote")
     assert (tmp_path / "book" / "_build" / "state").exists()
+
+
+# --- workflows ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda p: p.stem)
+def test_workflow_is_sound(path):
+    text = path.read_text(encoding="utf8")
+    for job in yaml.safe_load(text)["jobs"].values():
+        steps = job["steps"]
+        used = [step["uses"] for step in steps if "uses" in step]
+        assert all(name.startswith("actions/") for name in used), f"{path.name}: official actions only, found {used}"
+        if any("run" in step for step in steps):
+            assert job["defaults"]["run"]["shell"] == "bash", f"{path.name}: bash, so that pipes fail"
+    targets = set((ROOT / "Makefile").read_text(encoding="utf8").split(".PHONY:")[1].splitlines()[0].split())
+    assert set(re.findall(r"run: make (\w+)", text)) <= targets, f"{path.name} calls a target that the Makefile lacks"
+    assert "constraints.txt" in text
