@@ -169,7 +169,6 @@ def test_restarts_never_hurt_and_are_seeded():
         assert many <= one and many == find(restarts=6)[1]
         gains.append(one - many)
     assert max(gains) > 1e-3
-    assert find(restarts=1, seed=1)[1] != find(restarts=1, seed=2)[1] or find()[1] == find(restarts=1, seed=1)[1]
 
 
 def test_more_sweeps_never_raise_the_error():
