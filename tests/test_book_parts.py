@@ -67,13 +67,13 @@ def test_every_place_of_the_ledger_has_a_readable_name():
 
 def test_chapter_entry_gives_title_answer_and_verdicts(tmp_path):
     path = tmp_path / "11_sound.ipynb"
-    first = "# What?\n\nIt maps $x$ as in [ten](10_x.ipynb),\nexactly. More follows.\n\nAnd more."
+    first = "# What?\n\nNo. It maps $x$ as in [ten](10_x.ipynb),\nexactly. More follows.\n\nAnd more."
     path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": first}]}))
     entry = ndltables.chapter(path, "../notebooks/", [CLAIM, WRONG, WRONG])
     assert entry.startswith(
-        "- **[What?](../notebooks/11_sound.ipynb)** It maps $x$ as in [ten](../notebooks/10_x.ipynb), exactly. <"
+        "- **[What?](../notebooks/11_sound.ipynb)** No. It maps $x$ as in [ten](../notebooks/10_x.ipynb), exactly. <"
     )
-    assert soup(entry).select_one(".ndl-fails").text == "✗ 2" and "More" not in entry
+    assert soup(entry).select_one(".ndl-fails").text == "✗ 2 fails" and "More" not in entry
 
 
 def test_corrections_show_both_statements():

@@ -113,8 +113,11 @@ def claims_table(claims: list[dict], uri: str, known: set[str]) -> str:
     rows = []
     for claim in claims:
         link = cell_link(claim, uri) if claim.get("notebook") in known else None
-        mark = badge(claim["verdict"])
-        verdict = f'<a href="{escape(link)}" title="the cell that judges it">{mark}</a>' if link else mark
+        verdict = badge(claim["verdict"])
+        if link:
+            verdict += (
+                f' <a class="ndl-cell" href="{escape(link)}">chapter {escape(claim["notebook"].split("_")[0])}</a>'
+            )
         cells = [
             (verdict, f' data-sort="{order[claim["verdict"]]}"'),
             (f'<a class="ndl-id" href="#{escape(claim["id"])}">{escape(claim["id"])}</a>', ""),
@@ -182,13 +185,18 @@ def claims_counts(claims: list[dict], uri: str) -> str:
 
 
 def chapter(path: pathlib.Path, folder: str, claims: list[dict]) -> str:
-    """A chapter as a Markdown list entry: title, first sentence of its answer, verdicts that it gives."""
+    """A chapter as a Markdown list entry: title, start of its answer, verdicts that it gives."""
     title, _, rest = "".join(json.loads(path.read_text(encoding="utf8"))["cells"][0]["source"]).partition("\n")
-    sentence = re.split(r"(?<=[.!?])\s", " ".join(rest.strip().split("\n\n")[0].split()))[0]
+    sentences = re.split(r"(?<=[.!?])\s", " ".join(rest.strip().split("\n\n")[0].split()))
+    answer = " ".join(sentences[: 1 if len(sentences[0]) > 60 else 2])
     given = collections.Counter(c["verdict"] for c in claims if c.get("notebook") == path.stem)
-    marks = " ".join(f'<span class="ndl-badge ndl-{v}">{SIGNS[v]} {given[v]}</span>' for v in SETTLED if given[v])
+    marks = " ".join(
+        f'<span class="ndl-badge ndl-{v}">{SIGNS[v]} {given[v]}<span class="ndl-hidden"> {v}</span></span>'
+        for v in SETTLED
+        if given[v]
+    )
     link = f"[{title.removeprefix('# ').strip()}]({folder}{path.name})"
-    return f"- **{link}** {rebase_links(sentence, folder)} {marks}".rstrip()
+    return f"- **{link}** {rebase_links(answer, folder)} {marks}".rstrip()
 
 
 def corrections(claims: list[dict], uri: str, known: set[str]) -> str:
