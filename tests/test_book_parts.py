@@ -14,6 +14,7 @@ from bs4 import BeautifulSoup
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
 ndlbuild = pytest.importorskip("ndlbuild", reason="the book's requirements are not installed: make test")
+import ndlruns  # noqa: E402
 import ndltables  # noqa: E402
 
 CLAIM = {"id": "layer-x", "where": ["sec:analysis"], "statement": "a < b & c", "kind": "theorem", "verdict": "open"}
@@ -97,15 +98,15 @@ def test_run_status_counts_failures_and_survives_emptiness():
         {"seed": s, "status": "ok", "seconds": 90, "device": "cpu <1>", "time": f"2026-01-0{s + 1}T00:00:00+00:00"}
         for s in (0, 1)
     ]
-    text = soup(ndltables.run_status({"bump": [*rows, {"seed": 1, "status": "failed"}]})).text
+    text = soup(ndlruns.run_status({"bump": [*rows, {"seed": 1, "status": "failed"}]})).text
     for part in ("bump", "3 (1 failed)", "cpu <1>", "3.0 min", "2026-01-01 to 2026-01-02"):
         assert part in text
-    assert "No run" in ndltables.run_status({}) and "No chapter" in ndltables.chapter_times([])
+    assert "No run" in ndlruns.run_status({}) and "No chapter" in ndlruns.chapter_times([])
 
 
 def test_chapter_times_show_the_newest():
     rows = [{"notebook": "10_a", "mode": "replay", "seconds": s, "device": "cpu", "time": "2026"} for s in (5, 7)]
-    assert "7 s" in ndltables.chapter_times(rows) and "5 s" not in ndltables.chapter_times(rows)
+    assert "7 s" in ndlruns.chapter_times(rows) and "5 s" not in ndlruns.chapter_times(rows)
 
 
 # --- cache -------------------------------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ sys.path[:0] = [
     str(pathlib.Path(__file__).resolve().parents[2] / "notebooks"),
 ]
 import ndlbuild  # noqa: E402
+import ndlruns  # noqa: E402
 import ndltables  # noqa: E402
 from lab import ledger, records  # noqa: E402
 
@@ -129,8 +130,8 @@ class RunStatus(BookDirective):
         runs = {name: records.read(name) for name in names}
         times = runs.pop(TIMES, [])
         if (self.arguments or ["runs"])[0] == "chapters":
-            return ndltables.chapter_times(times)
-        return ndltables.run_status(runs)
+            return ndlruns.chapter_times(times)
+        return ndlruns.run_status(runs)
 
 
 class BuildStatus(BookDirective):

@@ -1,0 +1,70 @@
+"""Tables of the recorded runs, for the status page: rows of the records in, escaped HTML out."""
+
+from ndltables import escape
+
+
+def span(seconds: float) -> str:
+    """A duration in the largest fitting unit."""
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def values(rows: list[dict], *keys: str) -> list[str]:
+    """The distinct values of the first key that a row has; `a.b` looks one level down."""
+    out: dict[str, None] = {}
+    for row in rows:
+        for key in keys:
+            value = row
+            for part in key.split("."):
+                value = value.get(part) if isinstance(value, dict) else None
+            if value is not None:
+                out[str(value)] = None
+                break
+    return list(out)
+
+
+def run_status(runs: dict[str, list[dict]]) -> str:
+    """One row per experiment: how many runs, on what, with what, how long, when."""
+    heads = ("Experiment", "Runs", "Seeds", "Device", "torch", "Total time", "First and last")
+    body = []
+    for name, rows in runs.items():
+        dates = sorted(value[:10] for value in values(rows, "time"))
+        failed = sum(row.get("status") != "ok" for row in rows)
+        seconds = sum(float(row.get("seconds") or 0) for row in rows)
+        body.append(
+            (
+                name,
+                f"{len(rows)}" + (f" ({failed} failed)" if failed else ""),
+                len(values(rows, "seed")),
+                ", ".join(values(rows, "device")),
+                ", ".join(values(rows, "versions.torch")),
+                span(seconds),
+                " to ".join(dict.fromkeys(dates[:1] + dates[-1:])),
+            )
+        )
+    return grid("Recorded runs", heads, body) if body else "<p>No run has been recorded yet.</p>"
+
+
+def chapter_times(rows: list[dict]) -> str:
+    """The newest recorded time of each chapter in each mode."""
+    newest = {(row["notebook"], row["mode"]): row for row in rows}
+    body = [
+        (name, mode, span(float(row["seconds"])), row.get("device"), str(row.get("time", ""))[:10])
+        for (name, mode), row in sorted(newest.items())
+    ]
+    heads = ("Chapter", "Mode", "Time", "Device", "Date")
+    return grid("Times of the chapters", heads, body) if body else "<p>No chapter has been timed yet.</p>"
+
+
+def grid(name: str, heads: tuple[str, ...], body: list[tuple]) -> str:
+    """A plain table that scrolls inside itself on a narrow screen."""
+    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
+    rows = "".join(
+        "<tr>" + "".join(f"<td>{escape('–' if c in (None, '') else c)}</td>" for c in row) + "</tr>" for row in body
+    )
+    return (
+        f'<div class="ndl-scroll" tabindex="0" role="region" aria-label="{escape(name)}">'
+        f'<table class="ndl-table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+    )
