@@ -190,6 +190,23 @@ def test_code_hash_ignores_layout_and_docstrings_but_not_code():
     assert first not in [code_hash(run) for run in others], "helpers, classes and constants count"
 
 
+def test_code_hash_ignores_what_a_function_binds_itself():
+    """IPython has a global `_`, and notebooks reuse short names: locals of that name must not count."""
+
+    def run(config, k=0):
+        for _ in range(3):
+            k += config["x"]
+        return {"metrics": {"y": float(k)}}
+
+    before = code_hash(run)
+    run.__globals__.update({"_": "shell", "k": 7, "config": {"a": 1}})
+    try:
+        assert code_hash(run) == before
+    finally:
+        for name in ("_", "k", "config"):
+            del run.__globals__[name]
+
+
 def test_code_hash_depends_on_the_training_loops_revision(monkeypatch):
     from lab import training
 

@@ -134,6 +134,14 @@ def _source_tree(thing) -> ast.AST:
     return next(n for n in classes if n.lineno <= at <= n.end_lineno)
 
 
+def _global_names(tree: ast.AST) -> set[str]:
+    """Names that a function or class reads and does not bind itself, as argument or by assignment."""
+    nodes = list(ast.walk(tree))
+    bound = {n.arg for n in nodes if isinstance(n, ast.arg)}
+    bound |= {n.id for n in nodes if isinstance(n, ast.Name) and not isinstance(n.ctx, ast.Load)}
+    return {n.id for n in nodes if isinstance(n, ast.Name)} - bound
+
+
 def code_hash(run) -> str:
     """Hash of a training function, of the notebook's functions, classes and constants it uses, and of the training loop's revision."""
     from .training import REVISION
@@ -143,7 +151,7 @@ def code_hash(run) -> str:
     def visit(thing, scope: dict) -> None:
         tree = _source_tree(thing)
         seen[thing.__qualname__] = _tree(tree)
-        for name in sorted({n.id for n in ast.walk(tree) if isinstance(n, ast.Name)} - set(seen)):
+        for name in sorted(_global_names(tree) - set(seen)):
             value = scope.get(name)
             if isinstance(value, (types.FunctionType, type)) and value.__module__ == run.__module__:
                 if value.__qualname__ not in seen:
