@@ -266,6 +266,8 @@ class Visit:
 
     def go(self, name: str):
         self.page.goto(self.site + name)
+        if name.startswith("search.html"):
+            self.page.wait_for_selector("#search-results li a", timeout=20_000)
         self.page.evaluate("async () => { if (window.MathJax && MathJax.startup) await MathJax.startup.promise; }")
         return self.page
 
@@ -370,7 +372,6 @@ def test_an_outside_request_would_be_found(visit):
 def test_search_works_offline(visit):
     one = visit()
     page = one.go("search.html?q=Kronecker")
-    page.wait_for_selector("#search-results li a", timeout=10_000)
     assert page.locator("#search-results li").count() > 0 and not one.outside
     page.locator("#search-results li a").first.click()
     page.wait_for_load_state("networkidle")
