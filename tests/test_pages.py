@@ -265,7 +265,11 @@ def figures(page):
 def no_typed_results(page):
     for block in re.split(r"\n\s*\n", re.sub(r"(?s)\$\$.*?\$\$", "", page.plain)):
         text = re.sub(r"\]\([^)]*\)|https?://\S+|\d+(\.\d+){2,}|10\.\d{4,}/\S+", "", block)
-        text = re.sub(r"(?i)\b(section|sect\.|§|appendix|theorem|lemma|proposition|corollary|python|torch|numpy|version|v)\s?\d+\.\d+", "", text)
+        text = re.sub(
+            r"(?i)\b(section|sect\.|§|appendix|theorem|lemma|proposition|corollary|python|torch|numpy|version|v)\s?\d+\.\d+",
+            "",
+            text,
+        )
         if (found := re.search(r"\d+[.]\d+", text)) and FACT not in block:
             yield (
                 f"print {found[0]} from code instead of typing it; if it is a definition or a fact of the paper, "
