@@ -61,10 +61,14 @@ def chapter_times(rows: list[dict]) -> str:
 def grid(name: str, heads: tuple[str, ...], body: list[tuple]) -> str:
     """A plain table that scrolls inside itself on a narrow screen."""
     head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape('–' if c in (None, '') else c)}</td>" for c in row) + "</tr>" for row in body
-    )
+    rows = "".join("<tr>" + "".join(map(grid_cell, row)) + "</tr>" for row in body)
     return (
         f'<div class="ndl-scroll" tabindex="0" role="region" aria-label="{escape(name)}">'
         f'<table class="ndl-table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
     )
+
+
+def grid_cell(value: object) -> str:
+    """One cell; short values are not broken over lines."""
+    text = "–" if value in (None, "") else str(value)
+    return f"<td{' class=ndl-short' if len(text) <= 12 else ''}>{escape(text)}</td>"
