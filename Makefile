@@ -1,9 +1,11 @@
 # make book    build the book and print where it is        make test   everything that checks it
-# Both create the virtual environment .venv first. VENV= and PYTHON= choose another place or interpreter.
+# Both create the virtual environment .venv first. VENV= and PYTHON= choose another place or interpreter, PINS=/dev/null the
+# newest versions that pyproject.toml allows.
 PYTHON ?= python3
 VENV ?= .venv
+PINS ?= constraints.txt
 RUN = $(VENV)/bin/python
-INSTALL = $(RUN) -m pip install --disable-pip-version-check -q -c constraints.txt
+INSTALL = $(RUN) -m pip install --disable-pip-version-check -q -c $(PINS)
 
 .PHONY: book test lint notebooks environment stamp times clean
 
