@@ -5,10 +5,8 @@ A book whose sources have not changed since its last clean build is used as it i
 
 import functools
 import http.server
-import os
 import pathlib
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -201,18 +199,6 @@ def test_no_address_is_made_up(html):
 # --- with a browser ----------------------------------------------------------------------------------------------
 
 
-def chromium() -> str | None:
-    """A Chromium on this machine: NDL_CHROMIUM, else one on the path."""
-    names = (
-        os.environ.get("NDL_CHROMIUM", ""),
-        "chromium",
-        "chromium-browser",
-        "google-chrome",
-        "google-chrome-stable",
-    )
-    return next((found for name in names if name and (found := shutil.which(name))), None)
-
-
 class QuietHandler(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *arguments):
         pass
@@ -226,22 +212,6 @@ def site(html):
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield f"http://127.0.0.1:{server.server_port}/"
     server.shutdown()
-
-
-@pytest.fixture(scope="session")
-def browser(site):
-    path = chromium()
-    if path is None:
-        reason = "no Chromium on the path: install it (Debian: apt-get install chromium) or set NDL_CHROMIUM"
-        if os.environ.get("NDL_REQUIRE_BROWSER") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        running = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 class Visit:

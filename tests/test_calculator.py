@@ -1,9 +1,7 @@
 """The calculator of the book gives the numbers of `lab.costs`, says what to type, and works with the keyboard alone."""
 
-import os
 import pathlib
 import re
-import shutil
 
 import lab
 import pytest
@@ -24,29 +22,6 @@ SHAPES = [
     ((3,) * 8, (2, 4) * 4),
     ((99991, 1000003, 7), (104729, 8, 1299709)),  # beyond the exact integers of a double
 ]
-
-
-@pytest.fixture(scope="module")
-def browser():
-    names = (
-        os.environ.get("NDL_CHROMIUM", ""),
-        "chromium",
-        "chromium-browser",
-        "google-chrome",
-        "google-chrome-stable",
-    )
-    path = next((found for name in names if name and (found := shutil.which(name))), None)
-    if path is None:
-        reason = "no Chromium on the path: install it (Debian: apt-get install chromium) or set NDL_CHROMIUM"
-        if os.environ.get("NDL_REQUIRE_BROWSER") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as play:
-        running = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        yield running
-        running.close()
 
 
 @pytest.fixture
