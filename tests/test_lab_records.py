@@ -265,3 +265,37 @@ def test_committed_records_are_intact():
     for path in modes.RESULTS.glob("*.jsonl"):
         rows, torn = records._parse(path)
         assert rows and not torn, path.name
+
+
+def test_seeds_of_a_configuration_can_run_together_and_a_row_is_still_one_run(results, monkeypatch):
+    seen = []
+
+    def squares(configs):
+        seen.append([(c["x"], c["seed"]) for c in configs])
+        return [{"metrics": {"y": c["x"] ** 2 + c["seed"]}} for c in configs]
+
+    both = [{"x": x, "seed": seed} for seed in (0, 1, 2) for x in (3, 4)]
+    table = records.record("squares", both[:4], squares, together=True)
+    assert seen == [[(3, 0), (3, 1)], [(4, 0), (4, 1)]] and list(table["y"]) == [9, 16, 10, 17], (
+        "rows in the grid's order"
+    )
+    assert list(records.record("squares", both, squares, together=True)["y"]) == [9, 16, 10, 17, 11, 18]
+    assert seen[2:] == [[(3, 2)], [(4, 2)]], "only what is missing"
+    rows = lines(results / "squares.jsonl")
+    assert [r["together"] for r in rows] == [2, 2, 2, 2, 1, 1] and len({r["key"] for r in rows}) == 6
+    monkeypatch.setenv("NDL_MODE", "replay")
+    assert list(records.record("squares", both, squares, together=True)["y"]) == [9, 16, 10, 17, 11, 18]
+
+
+@pytest.mark.parametrize(
+    "answer, why", [([{"metrics": {}}], "1 results for 2"), (None, "object of type"), ("raise", "bad day")]
+)
+def test_a_group_that_fails_is_recorded_as_failed_for_each_of_its_seeds(results, answer, why):
+    def group(configs):
+        if answer == "raise":
+            raise ValueError("bad day")
+        return answer
+
+    with pytest.raises(RecordError, match=f"2 failed.*{why}"):
+        records.record("group", [{"seed": 0}, {"seed": 1}], group, together=True)
+    assert [r["status"] for r in lines(results / "group.jsonl")] == ["failed", "failed"]

@@ -16,6 +16,8 @@ from .show import card, require, say, start, table
 from .stats import compare, decide, interval, summary
 from .training import Fit, Split, count_macs, fit, seed_everything
 
+from . import stacked  # isort: skip
+
 __all__ = [
     "Fit",
     "LabError",
@@ -46,6 +48,7 @@ __all__ = [
     "seed_everything",
     "setting",
     "split",
+    "stacked",
     "start",
     "style",
     "summary",

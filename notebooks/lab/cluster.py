@@ -56,14 +56,14 @@ def progress(items, total: int, label: str):
     return tqdm(items, total=total, desc=label, disable=total < 2 or mode() != "full")
 
 
-def map_grid(run, grid: list[dict], *, label: str = "runs") -> Iterator[tuple[dict, dict]]:
-    """(configuration, outcome) of every run, as they finish. Only the caller writes records."""
-    from .records import one_run
+def map_groups(run, groups: list[list[dict]], *, together: bool, label: str = "runs") -> Iterator[tuple[list, list]]:
+    """(configurations, outcomes) of every group of runs, as they finish. Only the caller writes records."""
+    from .records import run_group
 
     with executor() as pool:
         if isinstance(pool, InProcess):  # lazily, so that each row is on disk before the next run begins
-            finished = ((config, pool.submit(one_run, run, config, mode()).result()) for config in grid)
+            finished = ((g, pool.submit(run_group, run, g, mode(), together).result()) for g in groups)
         else:
-            futures = {pool.submit(one_run, run, config, mode()): config for config in grid}
+            futures = {pool.submit(run_group, run, g, mode(), together): g for g in groups}
             finished = ((futures[f], f.result()) for f in concurrent.futures.as_completed(futures))
-        yield from progress(finished, len(grid), label)
+        yield from progress(finished, len(groups), label)

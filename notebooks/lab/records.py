@@ -203,31 +203,46 @@ def _peak_memory_mb() -> tuple[float, str]:
 
 
 # ------------------------------------------------------------------------------------------------------------- the runs
-def one_run(run, config: dict, run_mode: str) -> dict:
-    """Run one configuration, here or on a worker: its result with seconds, memory, device and versions; errors come back as data."""
+def run_group(run, configs: list[dict], run_mode: str, together: bool = False) -> list[dict]:
+    """Run configurations, here or on a worker: the result of each with seconds, memory, device and versions; errors come back as data.
+
+    Without ``together`` the group is one configuration and ``run`` gets it; with it, ``run`` gets the list and returns a list.
+    """
     import torch
 
     from .training import seed_everything
 
     os.environ["NDL_MODE"] = run_mode
-    seed_everything(config["seed"])
+    seed_everything(configs[0]["seed"])
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     began = time.perf_counter()
     try:
-        result = run(dict(config))
-        canonical(result)
-        out = {"status": "ok", **result}
+        results = run([dict(c) for c in configs]) if together else [run(dict(configs[0]))]
+        if len(results) != len(configs):
+            raise RecordError(f"{len(results)} results for {len(configs)} configurations")
+        canonical(results)
+        outs = [{"status": "ok", **result} for result in results]
     except Exception as error:  # recorded, reported at the end, tried again next time
-        out = {"status": "failed", "error": f"{type(error).__name__}: {error}", "metrics": {}}
+        outs = [{"status": "failed", "error": f"{type(error).__name__}: {error}", "metrics": {}} for _ in configs]
     memory, of = _peak_memory_mb()
-    return out | {
-        "seconds": round(time.perf_counter() - began, 3),
+    shared = {
+        "seconds": round((time.perf_counter() - began) / len(configs), 3),  # a group shares its time
         "peak_memory_mb": round(memory, 1),
         "peak_memory_of": of,
         "device": _device(),
         "versions": _versions(),
     }
+    return [out | shared | ({"together": len(configs)} if together else {}) for out in outs]
+
+
+def _groups(configs: list[dict], together: bool) -> list[list[dict]]:
+    """Each configuration by itself, or those that differ in nothing but the seed together."""
+    groups: dict[str, list[dict]] = {}
+    for config in configs:
+        kind = canonical({k: v for k, v in config.items() if k != "seed" or not together})
+        groups.setdefault(kind, []).append(config)
+    return list(groups.values())
 
 
 def _check_grid(name: str, grid: list[dict]) -> None:
@@ -252,7 +267,14 @@ def _smoke_grid(grid: list[dict], overrides: dict, seeds: int) -> list[dict]:
 
 
 def record(
-    name: str, grid: list[dict], run, *, smoke: dict | None = None, smoke_seeds: int = 2, data: tuple[str, ...] = ()
+    name: str,
+    grid: list[dict],
+    run,
+    *,
+    smoke: dict | None = None,
+    smoke_seeds: int = 2,
+    data: tuple[str, ...] = (),
+    together: bool = False,
 ) -> pd.DataFrame:
     """The results of ``run`` on every configuration of a grid, one row each, in the grid's order.
 
@@ -265,6 +287,9 @@ def record(
         run: config -> dict with ``metrics`` (name -> number) and, where they make sense, ``parameters``, ``macs`` (multiply-adds per
             sample), ``curve``. It must depend on nothing but its configuration and what the notebook defines.
         data: data sets used; their checksums go into the row.
+        together: ``run`` trains all seeds of a configuration at once (`lab.stacked`): it gets the list of the configurations that
+            differ in nothing but the seed and are still missing, and returns the list of their results. One row each, as
+            always; ``seconds`` is the group's time over its size, and a killed run loses the group in flight.
     """
     _check_grid(name, grid)
     code = code_hash(run)
@@ -272,13 +297,15 @@ def record(
         rows, _ = _parse(RESULTS / f"{name}.jsonl")
         return _frame(_select(name, rows, grid, code))
     if mode() == "full":
-        return _frame(complete(RESULTS / f"{name}.jsonl", grid, run, code, data))
+        return _frame(complete(RESULTS / f"{name}.jsonl", grid, run, code, data, together))
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / f"{name}.jsonl"
-        return _frame(complete(path, _smoke_grid(grid, smoke or {}, smoke_seeds), run, code, data))
+        return _frame(complete(path, _smoke_grid(grid, smoke or {}, smoke_seeds), run, code, data, together))
 
 
-def complete(path: pathlib.Path, grid: list[dict], run, code: str, data: tuple[str, ...] = ()) -> list[dict]:
+def complete(
+    path: pathlib.Path, grid: list[dict], run, code: str, data: tuple[str, ...] = (), together: bool = False
+) -> list[dict]:
     """Run what the file lacks, append each row as it ends, and return the rows of the grid."""
     from .data import checksum
 
@@ -290,10 +317,18 @@ def complete(path: pathlib.Path, grid: list[dict], run, code: str, data: tuple[s
         done = {r["key"] for r in rows if r["status"] == "ok" and r["code"] == code}
         missing = [c for c in grid if canonical(c) not in done]
         fixed = {"experiment": path.stem, "code": code, "data": {d: checksum(d) for d in data}}
-        for config, outcome in cluster.map_grid(run, missing, label=path.stem):
+        for group, outcomes in cluster.map_groups(run, _groups(missing, together), together=together, label=path.stem):
             now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-            row = {**fixed, "key": canonical(config), "config": config, "seed": config["seed"], **outcome, "time": now}
-            _append(path, row)
+            for config, outcome in zip(group, outcomes):
+                row = {
+                    **fixed,
+                    "key": canonical(config),
+                    "config": config,
+                    "seed": config["seed"],
+                    **outcome,
+                    "time": now,
+                }
+                _append(path, row)
         rows, _ = _parse(path)
     return _select(path.stem, rows, grid, code)
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .modes import LabError
 
-REVISION = 1  # raise it when `fit` gives other numbers for the same seed: older records are then refused as stale
+REVISION = 1  # raise it when `fit` or `stacked.fit` gives other numbers for the same seed: older records are then refused as stale
 OPTIMISERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
 RULES = ("metric", "below", "patience", "min_delta")
 
