@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 import torch
 from lab import LabError, data
-from lab.data import DataError, File
+from lab.data import DataError, File, series
 
 CONTENT = b"date,HUFL,HULL,MUFL,MULL,LUFL,LULL,OT\n2016-07-01 00:00:00,5.8,2,1.6,0.5,4.2,1.3,30.5\n"
 
 
 def make_file(url="http://127.0.0.1:9/none.csv", content=CONTENT):
-    return File("ett/tiny.csv", url, hashlib.sha256(content).hexdigest(), len(content))
+    return File("ett/tiny.csv", url, len(content), hashlib.sha256(content).hexdigest())
 
 
 @pytest.fixture
@@ -78,13 +78,13 @@ def test_damaged_file_is_refused_and_left_alone(folder, name, damage):
 
 def test_compressed_file_is_read(folder):
     (folder / "ett" / "tiny.csv.xz").write_bytes(lzma.compress(CONTENT))
-    x, y, names = data._ett(data.fetch(make_file()))
-    assert x.shape == (1, 7) and y is None and names[-1] == "OT" and x[0, -1] == np.float32(30.5)
+    raw = series.read_ett(data.fetch(make_file()))
+    assert raw.x.shape == (1, 7) and raw.y is None and raw.names[-1] == "OT" and raw.x[0, -1] == np.float32(30.5)
 
 
 def test_ett_with_other_columns_is_refused():
     with pytest.raises(DataError, match="expected the columns"):
-        data._ett(CONTENT.replace(b"HUFL", b"LOAD"))
+        series.read_ett(CONTENT.replace(b"HUFL", b"LOAD"))
 
 
 def test_smoke_never_downloads(folder, monkeypatch):
@@ -118,11 +118,16 @@ def test_sets_that_ship_with_scikit_learn(name, shape, classes):
         loaded.x[0] = 0
 
 
-def test_every_source_names_origin_and_licence():
+def test_every_source_names_origin_licence_and_proof():
     for source in data.SOURCES.values():
         assert source.origin and source.licence and source.about
-        assert bool(source.files) == bool(source.stand_in), "what must be downloaded has a stand-in"
-        assert all(f.url.startswith("https://") and len(f.sha256) == 64 and f.size > 0 for f in source.files)
+        for layout in source.layouts:
+            assert layout.note and bool(layout.files) == bool(layout.sample), "what must be fetched has a sample"
+            for file in layout.files:
+                assert file.sha256 or file.md5 or layout.expect, "checksum, or counts of what it holds"
+                assert file.sha256 == "" or (len(file.sha256) == 64 and file.size)
+                assert file.url == "" or file.url.startswith("https://")
+    assert len(data.registry()) >= len(data.SOURCES)
 
 
 def test_unknown_set_lists_the_known_ones():

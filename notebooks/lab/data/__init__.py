@@ -1,0 +1,174 @@
+"""Data sets: where they come from, under which licence, with which checksum; and how they are split.
+
+Each data set comes as a `Data`, whatever its files look like: inputs ``x``, targets ``y``, names, official parts, and a note
+that says what is exact, partial or missing. A file is looked for in NDL_DATA (default: the user's cache folder), as it is or
+packed; otherwise it is downloaded from the official address, verified, and only then moved into place. A file that is there is
+never changed. Smoke mode never downloads: sets that do not ship with a dependency are read by the same code from seeded
+stand-ins in the official format, and say so.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+
+from ..modes import mode
+from . import bundled, images, series
+from .files import DataError, File, Layout, Raw, Source, fetch, find, folder, keep, obtain
+from .splits import official, split
+
+__all__ = [
+    "SOURCES",
+    "Data",
+    "DataError",
+    "File",
+    "checksum",
+    "fetch",
+    "folder",
+    "load",
+    "official",
+    "registry",
+    "split",
+]
+
+SOURCES: dict[str, Source] = {source.name: source for family in (bundled, images, series) for source in family.SOURCES}
+
+
+@dataclass(frozen=True)
+class Data:
+    """A loaded data set.
+
+    Args:
+        x: inputs, first axis = case: uint8 (n, 3, 32, 32) for pictures, float32 (n, channel, time) for series to classify,
+            float32 (n, feature) for tables and for series to forecast (n = time), str for sentences.
+        y: int64 classes from 0 or float32 targets, (n,); None where the set has none. names: of the classes, or of the columns of x.
+        splits: parts that the publisher fixed, e.g. "train" and "test", as slices of the first axis.
+        note: what is exact, partial or missing in the form that was read; to be printed where results stand.
+        checksum: of x and y. stand_in: made up for a smoke run.
+    """
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray | None
+    names: tuple[str, ...]
+    checksum: str
+    stand_in: bool
+    splits: dict[str, slice]
+    note: str
+
+    def part(self, name: str) -> tuple[np.ndarray, np.ndarray | None]:
+        """Inputs and targets of one official part."""
+        if name not in self.splits:
+            raise DataError(f"{self.name} has no part {name!r}; it has {', '.join(self.splits) or 'no official parts'}")
+        return self.x[self.splits[name]], None if self.y is None else self.y[self.splits[name]]
+
+
+def _digest(raw: Raw) -> str:
+    digest = hashlib.sha256()
+    for array in (raw.x, raw.y):
+        if array is not None:
+            digest.update("\n".join(array).encode() if array.dtype == object else array.tobytes())
+            array.setflags(write=False)  # cached and shared: a reader gets an error, not a changed data set
+    return digest.hexdigest()[:16]
+
+
+def _parse(layout: Layout, contents: tuple[bytes, ...], where: str) -> Raw:
+    try:
+        return layout.read(*contents)
+    except DataError as error:
+        raise DataError(f"{where}: {error}") from error
+    except Exception as error:  # whatever a parser trips over: the file is not what it should be
+        raise DataError(
+            f"{where} is not in the expected format ({type(error).__name__}: {error}). It was left as it is; move it away "
+            f"and run again, or {layout.files[0].how()}."
+        ) from error
+
+
+def _compare(layout: Layout, raw: Raw, where: str) -> None:
+    """Refuse data whose shapes or class counts are not those that the publisher documents."""
+    for part, (shape, counts) in layout.expect.items():
+        x = raw.x[raw.splits[part]] if part in raw.splits else raw.x
+        y = raw.y[raw.splits[part]] if part in raw.splits and raw.y is not None else raw.y
+        found = None if counts is None else tuple(np.bincount(y, minlength=len(counts)).tolist())
+        if x.shape != shape or found != counts:
+            told = "" if counts is None else f" with {_short(found)} cases per class"
+            wanted = "" if counts is None else f" with {_short(counts)}"
+            raise DataError(
+                f"{where}: part {part!r} is {x.shape}{told}, expected {shape}{wanted}. It was left as it is."
+            )
+
+
+def _short(counts: tuple[int, ...]) -> str:
+    return f"{counts[0]:,}" if len(set(counts)) == 1 else "/".join(map(str, counts))
+
+
+def _layout(source: Source) -> Layout:
+    """The first layout whose files are all in the data folder; if there is none, the publisher's."""
+    return next((lay for lay in source.layouts if all(map(find, lay.files))), source.layouts[0])
+
+
+def _from_files(source: Source) -> tuple[Raw, str]:
+    layout = _layout(source)
+    try:
+        found = [obtain(file) for file in layout.files]
+    except DataError as error:
+        lacks = [f.name for lay in source.layouts[1:] if any(map(find, lay.files)) for f in lay.files if not find(f)]
+        hint = f" ({folder()} also holds another form of {source.name}, but lacks {', '.join(lacks)}.)" if lacks else ""
+        raise DataError(f"{error}{hint}") from error
+    where = ", ".join(str(find(file) or file.url) for file in layout.files) or source.name
+    raw = _parse(layout, tuple(content for content, _ in found), where)
+    _compare(layout, raw, where)
+    for file, (content, unchecked) in zip(layout.files, found):
+        if unchecked:
+            keep(file, content)
+    return raw, layout.note
+
+
+def _stand_in(source: Source) -> tuple[Raw, str]:
+    """Every layout's reader on its sample; the publisher's is the one that is used."""
+    raws = [_parse(layout, layout.sample(), f"the sample of {source.name}") for layout in source.layouts]
+    return raws[0], "A seeded stand-in in the official format, made up for smoke runs."
+
+
+@functools.cache
+def _load(name: str, stand_in: bool) -> Data:
+    raw, note = (_stand_in if stand_in else _from_files)(SOURCES[name])
+    return Data(name, raw.x, raw.y, raw.names, _digest(raw), stand_in, raw.splits, note)
+
+
+def load(name: str) -> Data:
+    """A data set of the registry; in smoke mode one that must be downloaded is a seeded stand-in of the same form (``stand_in``)."""
+    if name not in SOURCES:
+        raise DataError(f"no data set {name!r}; there are: {', '.join(SOURCES)}")
+    data = _load(name, mode() == "smoke" and SOURCES[name].layouts[0].sample is not None)
+    if data.stand_in:
+        print(f"{name}: a seeded stand-in of the same form, for smoke runs only")
+    return data
+
+
+def checksum(name: str) -> str:
+    """Checksum of the arrays that `load` returns."""
+    return _load(name, mode() == "smoke" and SOURCES[name].layouts[0].sample is not None).checksum
+
+
+def registry() -> pd.DataFrame:
+    """One row per form of a data set: what it is, where from, its licence, what its files are verified by."""
+    return pd.DataFrame(
+        [
+            {
+                "name": source.name,
+                "about": source.about,
+                "origin": source.origin,
+                "licence": source.licence,
+                "files": ", ".join(file.name for file in layout.files),
+                "verified by": ", ".join(sorted({file.proof for file in layout.files})),
+                "note": layout.note,
+            }
+            for source in SOURCES.values()
+            for layout in source.layouts
+        ]
+    )

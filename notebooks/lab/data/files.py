@@ -1,0 +1,187 @@
+"""Files of data sets: looked for in the data folder, else downloaded; verified; never changed once they are there."""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import hashlib
+import lzma
+import os
+import pathlib
+import tempfile
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..modes import LabError, mode
+
+UNPACK = {".xz": lzma.decompress, ".bz2": bz2.decompress}
+LARGEST = 2**30  # a file whose size is not known in advance is read up to this many bytes
+
+
+class DataError(LabError):
+    """A data file is missing, damaged, of another format, or cannot be downloaded; the message says what to do."""
+
+
+@dataclass(frozen=True)
+class File:
+    """One file as its publisher offers it. Without a checksum, what it holds is counted instead (``Layout.expect``)."""
+
+    name: str  # path below the data folder
+    url: str = ""  # empty: no address that answers without an account
+    size: int | None = None  # bytes
+    sha256: str = ""
+    md5: str = ""
+    by_hand: str = ""  # how to get it without `url`
+
+    @property
+    def proof(self) -> str:
+        """What its content is held against."""
+        return "sha256" if self.sha256 else "md5" if self.md5 else "shape and counts"
+
+    def how(self) -> str:
+        """How to get the file by hand, as the end of an error message."""
+        facts = [f"{self.size:,} bytes"] * (self.size is not None)
+        facts += [f"{kind} {getattr(self, kind)}" for kind in ("sha256", "md5") if getattr(self, kind)]
+        source = self.by_hand or f"get {self.url} by hand"
+        told = f" ({', '.join(facts)})" if facts else ""
+        return (
+            f"{source}{told} and put it at {folder() / self.name}, or set NDL_DATA to the folder that holds {self.name}"
+        )
+
+
+@dataclass(frozen=True)
+class Raw:
+    """What a reader makes of the files of a data set: arrays, and the parts that the publisher fixed."""
+
+    x: np.ndarray
+    y: np.ndarray | None
+    names: tuple[str, ...]
+    splits: dict[str, slice] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One way in which a data set lies on disk: its files, how to read them, and what they must then hold.
+
+    Args:
+        read: contents of the files, in order -> `Raw`. sample: seeded small contents of the same format, for smoke runs and tests.
+        expect: part of the data -> (shape, cases per class in the order of the labels; None where there are no classes).
+        note: what a reader must know about this form of the data (what is exact, partial or missing).
+    """
+
+    files: tuple[File, ...]
+    read: Callable[..., Raw]
+    sample: Callable[[], tuple[bytes, ...]] | None = None
+    expect: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Source:
+    """A data set of the registry. The first layout is the publisher's own and is the one that is downloaded."""
+
+    name: str
+    about: str
+    origin: str
+    licence: str
+    layouts: tuple[Layout, ...]
+
+
+# ----------------------------------------------------------------------------------------------------- in the data folder
+def folder() -> pathlib.Path:
+    """The data folder: NDL_DATA, or ``ndlinear-book`` in the user's cache folder."""
+    named = os.environ.get("NDL_DATA", "").strip()
+    if named:
+        return pathlib.Path(named).expanduser()
+    cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or "~/.cache"
+    return pathlib.Path(cache).expanduser() / "ndlinear-book"
+
+
+def find(file: File) -> pathlib.Path | None:
+    """Where the file lies in the data folder, as it is or packed (.xz, .bz2); None if it does not."""
+    place = folder() / file.name
+    places = [place, *(place.with_name(place.name + ending) for ending in UNPACK)]
+    return next((p for p in places if p.is_file()), None)
+
+
+def _verified(content: bytes, file: File, place: str) -> bytes:
+    found = {"size": len(content)}
+    found |= {kind: getattr(hashlib, kind)(content).hexdigest() for kind in ("sha256", "md5") if getattr(file, kind)}
+    if any(getattr(file, kind) not in (None, value) for kind, value in found.items()):
+        told = ", ".join(f"{kind} {value}" for kind, value in found.items())
+        raise DataError(
+            f"{place} is not the expected file: it has {told}. It was left as it is; move it away and run again, "
+            f"or {file.how()}."
+        )
+    return content
+
+
+def _read(place: pathlib.Path) -> bytes:
+    try:
+        content = place.read_bytes()
+        return UNPACK.get(place.suffix, bytes)(content)
+    except (lzma.LZMAError, EOFError, ValueError, OSError) as error:
+        problem = "unpacked" if place.suffix in UNPACK else "read"
+        raise DataError(
+            f"{place} cannot be {problem} ({error}). It was left as it is; move it away and run again."
+        ) from error
+
+
+# ------------------------------------------------------------------------------------------------------------- download
+def _download(file: File) -> bytes:
+    if mode() == "smoke":
+        raise DataError(f"{file.name} is not in {folder()}, and smoke mode does not download")
+    if not file.url:
+        raise DataError(f"{file.name} is not in {folder()} and cannot be downloaded without an account: {file.how()}.")
+    try:
+        with urllib.request.urlopen(file.url, timeout=60) as answer:
+            content = answer.read((file.size or LARGEST) + 1)
+    except (urllib.error.URLError, OSError) as error:
+        raise DataError(
+            f"{file.name} is not in {folder()}, and {file.url} could not be downloaded ({error}): {file.how()}."
+        ) from error
+    return _verified(content, file, f"what {file.url} sent")
+
+
+def keep(file: File, content: bytes) -> None:
+    """Write beside the target, then move into place in one step; a file that is there by now stays."""
+    place = folder() / file.name
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=place.name, delete=False) as part:
+            try:
+                part.write(content)
+                part.flush()
+                os.fsync(part.fileno())
+                if not place.exists():
+                    os.replace(part.name, place)
+            finally:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(part.name)
+    except OSError as error:
+        raise DataError(f"{place} cannot be written ({error}); set NDL_DATA to a folder that can be written") from error
+
+
+def obtain(file: File) -> tuple[bytes, bool]:
+    """The content of a file, and whether it is a download that is still to be checked by what it holds and then kept."""
+    place = find(file)
+    if place is not None:
+        return _verified(_read(place), file, str(place)), False
+    content = _download(file)
+    if file.sha256 or file.md5:
+        keep(file, content)
+        return content, False
+    return content, True
+
+
+def fetch(file: File) -> bytes:
+    """The verified content of a file with a checksum: from the data folder, else from its official address.
+
+    Raises:
+        DataError: wrong content in the folder (left untouched), or no way to download; the message says what to put where.
+    """
+    return obtain(file)[0]

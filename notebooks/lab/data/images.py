@@ -1,0 +1,207 @@
+"""CIFAR-10 and CIFAR-100: the publisher's archive of pickles, or lossless WebP strips in an npz file."""
+
+from __future__ import annotations
+
+import io
+import itertools
+import pickle
+import tarfile
+
+import numpy as np
+
+from .files import DataError, File, Layout, Raw, Source
+
+ORIGIN = "https://www.cs.toronto.edu/~kriz/cifar.html"
+LICENCE = "not stated; the authors ask to cite Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images"
+TRAIN, TEST = 50_000, 10_000
+
+
+# ------------------------------------------------------------------------------------------------- the publisher's form
+class _ArraysOnly(pickle.Unpickler):
+    """Opens pickles that hold plain containers and NumPy arrays; a pickle can name nothing else, so it can do no harm."""
+
+    def find_class(self, module, name):
+        allowed = {"_reconstruct": np.empty(0).__reduce__()[0], "ndarray": np.ndarray, "dtype": np.dtype}
+        if module.startswith("numpy") and name in allowed:
+            return allowed[name]
+        if (module, name) == ("_codecs", "encode"):
+            return __import__("codecs").encode
+        raise pickle.UnpicklingError(f"it names {module}.{name}, which a file of CIFAR does not")
+
+
+def _archive(train: tuple[str, ...], test: str, meta: str, labels: bytes, classes: bytes):
+    """A reader of the publisher's archive, given the names of its members and the keys of their dictionaries."""
+
+    def read(content: bytes) -> Raw:
+        with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as archive:
+
+            def member(name):
+                return _ArraysOnly(archive.extractfile(name), encoding="bytes").load()
+
+            parts = [member(name) for name in (*train, test)]
+            names = tuple(name.decode() for name in member(meta)[classes])
+        y = np.concatenate([np.asarray(part[labels], np.int64) for part in parts])
+        x = np.concatenate([np.asarray(part[b"data"], np.uint8).reshape(-1, 3, 32, 32) for part in parts])
+        start = len(y) - len(parts[-1][labels])
+        return Raw(x, y, names, {"train": slice(0, start), "test": slice(start, len(y))})
+
+    return read
+
+
+def _pictures(count: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Noisy pictures of one colour per class, for smoke runs: (count, 3, 32, 32) and labels, the classes in turn."""
+    rng, y = np.random.default_rng(seed), np.arange(count) % classes
+    colour = np.random.default_rng(0).integers(40, 215, (classes, 3, 1, 1))
+    return (colour[y] + rng.integers(-40, 41, (count, 3, 32, 32))).astype(np.uint8), y
+
+
+def _archive_sample(train: tuple[str, ...], test: str, meta: str, labels: bytes, classes: bytes, count: int):
+    def sample() -> tuple[bytes]:
+        members = {meta: {classes: [f"class {i}".encode() for i in range(count)]}}
+        for seed, name in enumerate((*train, test)):
+            x, y = _pictures(200 // len(train) if name != test else 100, count, seed)
+            members[name] = {b"data": x.reshape(len(x), -1), labels: y.tolist()}
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+            for name, content in members.items():
+                info, content = tarfile.TarInfo(name), pickle.dumps(content, protocol=2)
+                info.size = len(content)
+                archive.addfile(info, io.BytesIO(content))
+        return (packed.getvalue(),)
+
+    return sample
+
+
+# ----------------------------------------------------------------------------------------------------------- WebP strips
+def _strips(content: bytes) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
+    """Pictures, labels and class names of one npz file; about one second for 10,000 pictures."""
+    from PIL import Image, features
+
+    if not features.check("webp"):
+        raise DataError("these pictures are WebP, which this Pillow cannot read: pip install --upgrade pillow")
+    with np.load(io.BytesIO(content)) as file:
+        webp, offsets, step = file["webp"].tobytes(), file["offsets"], int(file["step"])
+        y, names = file["labels"].astype(np.int64), tuple(map(str, file["classes"]))
+    strips = [Image.open(io.BytesIO(webp[i:j])).convert("RGB") for i, j in itertools.pairwise(offsets)]
+    x = np.concatenate([np.asarray(strip).reshape(-1, 32, 32, 3) for strip in strips])
+    x = x if step == 1 else x * np.uint8(step) + np.uint8(step // 2)  # the middle of the values that were merged
+    return np.ascontiguousarray(x.transpose(0, 3, 1, 2)), y, names
+
+
+def _read_strips(*contents: bytes) -> Raw:
+    """Training files in order, the test file last; the second training file is the one with fewer bits."""
+    parts = [_strips(content) for content in contents]
+    ends = np.cumsum([0, *(len(y) for _, y, _ in parts)]).tolist()
+    splits = {"train": slice(0, ends[-2]), "test": slice(ends[-2], ends[-1])}
+    if len(parts) == 3:
+        splits |= {"train_exact": slice(0, ends[1]), "train_6bit": slice(ends[1], ends[2])}
+    return Raw(np.concatenate([x for x, _, _ in parts]), np.concatenate([y for _, y, _ in parts]), parts[0][2], splits)
+
+
+def _strips_sample(classes: int, steps: tuple[int, ...]):
+    def sample() -> tuple[bytes, ...]:
+        from PIL import Image
+
+        contents = []
+        for seed, step in enumerate(steps):
+            x, y = _pictures(100, classes, seed)
+            strips = [x[i : i + 40].transpose(0, 2, 3, 1).reshape(-1, 32, 3) // step for i in range(0, 100, 40)]
+            packed = [io.BytesIO() for _ in strips]
+            for strip, file in zip(strips, packed):
+                Image.fromarray(strip).save(file, "WEBP", lossless=True, method=0)
+            offsets = np.cumsum([0, *(len(file.getvalue()) for file in packed)])
+            webp = np.frombuffer(b"".join(file.getvalue() for file in packed), np.uint8)
+            names, content = np.array([f"class {i}" for i in range(classes)]), io.BytesIO()
+            labels, step = y.astype(np.uint8), np.uint8(step)
+            np.savez(content, webp=webp, offsets=offsets, labels=labels, step=step, classes=names)
+            contents.append(content.getvalue())
+        return tuple(contents)
+
+    return sample
+
+
+# ---------------------------------------------------------------------------------------------------------- the registry
+def _expect(classes: int, train: int, **more: int) -> dict:
+    parts = {"train": train, "test": TEST, **more}
+    return {part: ((n, 3, 32, 32), (n // classes,) * classes) for part, n in parts.items()}
+
+
+def _cifar(name: str, about: str, classes: int, size: int, md5: str, members: tuple, strips: Layout) -> Source:
+    archive = File(f"{name}-python.tar.gz", f"https://www.cs.toronto.edu/~kriz/{name}-python.tar.gz", size, md5=md5)
+    official = Layout(
+        (archive,),
+        _archive(*members),
+        _archive_sample(*members, count=classes),
+        _expect(classes, TRAIN),
+        "The publisher's archive: all 50,000 training and 10,000 test pictures, exact.",
+    )
+    return Source(name.replace("-", ""), about, ORIGIN, LICENCE, (official, strips))
+
+
+_10, _100 = "cifar-10-batches-py/", "cifar-100-python/"
+SOURCES = (
+    _cifar(
+        "cifar-10",
+        "CIFAR-10: 32×32 colour pictures, 10 classes",
+        10,
+        170_498_071,
+        "c58f30108f718f92721af3b95e74349a",  # stated on the publisher's page
+        (
+            tuple(f"{_10}data_batch_{i}" for i in range(1, 6)),
+            _10 + "test_batch",
+            _10 + "batches.meta",
+            b"labels",
+            b"label_names",
+        ),
+        Layout(
+            (
+                File(
+                    "cifar10/cifar10_train_a_exact.npz",
+                    size=32_980_919,
+                    sha256="a2d55e182afefbe2c52f6e11b26764a43c7d8fcb466538616cc92072f8e064a2",
+                ),
+                File(
+                    "cifar10/cifar10_test.npz",
+                    size=16_498_155,
+                    sha256="08e6b5ece3327279d7bf8bb5b035843fdfa2abc4cf84b441c6dc9cf4c64094d7",
+                ),
+            ),
+            _read_strips,
+            _strips_sample(10, (1, 1)),
+            _expect(10, 20_000),
+            "Training part: 20,000 of the 50,000 training pictures (2,000 per class), exact. Test part: all 10,000, exact.",
+        ),
+    ),
+    _cifar(
+        "cifar-100",
+        "CIFAR-100: 32×32 colour pictures, 100 fine classes",
+        100,
+        169_001_437,
+        "eb9058c3a382ffc7106e4002c42a8d85",  # stated on the publisher's page
+        ((_100 + "train",), _100 + "test", _100 + "meta", b"fine_labels", b"fine_label_names"),
+        Layout(
+            (
+                File(
+                    "cifar100/cifar100_train_a_exact.npz",
+                    size=33_145_995,
+                    sha256="346eecf8efdfa23f4b0d2d9d48a203f001ed13231be06fd44442748caaaeca74",
+                ),
+                File(
+                    "cifar100/cifar100_train_b_6bit.npz",
+                    size=31_588_981,
+                    sha256="e1c1aa4d23152bb5a345cc801740160d75f4965b6dc445bdc0846e72c97186f7",
+                ),
+                File(
+                    "cifar100/cifar100_test.npz",
+                    size=16_634_825,
+                    sha256="3954bbaeb9d134f49d0a51569986d02cbbe422dd40409024322118767d6cee11",
+                ),
+            ),
+            _read_strips,
+            _strips_sample(100, (1, 4, 1)),
+            _expect(100, 50_000, train_exact=20_000, train_6bit=30_000),
+            "Training part: 20,000 pictures exact (train_exact) and the other 30,000 at 6 bits a channel (train_6bit: each "
+            "value within 2 of the original, of 255). Test part: all 10,000, exact. Fine labels.",
+        ),
+    ),
+)

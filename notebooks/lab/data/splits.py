@@ -1,0 +1,80 @@
+"""Random and official splits, scaled by the training part alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from ..modes import LabError
+from ..training import Split
+
+SCALES = {"entry": lambda x: 0, "channel": lambda x: tuple(i for i in range(x.ndim) if i != 1), "all": lambda x: None}
+
+
+def _scaler(x: np.ndarray, standardise: str):
+    """A function that scales inputs by the statistics of the training inputs ``x``."""
+    if standardise == "none":
+        return lambda part: part
+    axes = SCALES[standardise](x)
+    mean = x.mean(axis=0 if standardise == "all" else axes, keepdims=True)
+    deviation = (x - mean).std(axis=axes, keepdims=True)
+    return lambda part: (part - mean) / np.where(deviation > 0, deviation, 1)
+
+
+def _check(standardise: str) -> None:
+    if standardise not in (*SCALES, "none"):
+        raise LabError(f"standardise={standardise!r} is not one of {', '.join(map(repr, (*SCALES, 'none')))}")
+
+
+def _targets(y) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Targets as int64 classes or float32, and the groups of cases that keep their shares in every part."""
+    y = np.asarray(y)
+    if y.ndim == 1 and np.issubdtype(y.dtype, np.integer):
+        return y.astype(np.int64), [np.flatnonzero(y == c) for c in np.unique(y)]
+    return y.astype(np.float32), [np.arange(len(y))]
+
+
+def _cut(groups: list[np.ndarray], shares, rng) -> list[np.ndarray]:
+    """Indices of the parts: each group is cut by the cumulated shares, the pieces are joined and shuffled."""
+    cuts = [np.split(rng.permutation(g), np.rint(np.cumsum(shares) * len(g)).astype(int)) for g in groups]
+    return [rng.permutation(np.concatenate(c)) for c in zip(*cuts)]
+
+
+def split(x, y, *, seed: int, parts: tuple[float, float, float] = (0.6, 0.2, 0.2), standardise: str = "entry") -> Split:
+    """Random training, validation and test part; classes keep their shares; inputs are scaled by the training part alone.
+
+    Args:
+        x: (n, ...) inputs. y: (n,) integer classes, split class by class, or (n, ...) real targets.
+        parts: shares that sum to 1.
+        standardise: after subtracting the mean of each input entry, divide by the deviation of that entry ("entry", for features;
+            constant entries stay zero) or of all entries together ("all", for images); or centre and scale each channel, axis 1,
+            as a whole ("channel", for colour images and series); or leave the inputs alone ("none").
+    """
+    _check(standardise)
+    if abs(sum(parts) - 1) > 1e-9 or min(parts) <= 0:
+        raise LabError(f"parts={parts} must be three positive shares that sum to 1")
+    x, (y, groups) = np.asarray(x, np.float32), _targets(y)
+    index = _cut(groups, parts[:2], np.random.default_rng(seed))
+    scale = _scaler(x[index[0]], standardise)
+    x = scale(x)
+    return Split(*[(torch.from_numpy(x[i]), torch.from_numpy(y[i])) for i in index])
+
+
+def official(data, *, seed: int, val: float = 0.2, standardise: str = "entry") -> Split:
+    """The publisher's test part; the publisher's training part, less a random share ``val`` of each class for validation.
+
+    Args:
+        data: a `Data` with the parts "train" and "test". standardise: as in `split`.
+    """
+    _check(standardise)
+    if not 0 < val < 1 or not {"train", "test"} <= set(data.splits):
+        raise LabError(
+            f"val={val} must lie between 0 and 1, and {data.name} needs official parts; it has {[*data.splits]}"
+        )
+    (x, y), (x_test, y_test) = data.part("train"), data.part("test")
+    y, groups = _targets(y)
+    train, held = _cut(groups, [1 - val], np.random.default_rng(seed))
+    scale = _scaler(x[train].astype(np.float32), standardise)
+    pairs = ((x[train], y[train]), (x[held], y[held]), (x_test, _targets(y_test)[0]))
+    # scaled arrays are new, but `x_test` alone may be a read-only view of the data set: tensors need their own memory
+    return Split(*[(torch.from_numpy(scale(a.astype(np.float32))), torch.tensor(b)) for a, b in pairs])
