@@ -1,0 +1,75 @@
+"""Radius Bump: ten uniform coordinates, a target that depends on their length alone, and networks of two kinds.
+
+The target is exp(-(|x| - 0.8)^2 / (2 sigma^2)) for x uniform on [-1, 1]^10. Lengths concentrate near 1.8, so the smaller
+sigma, the rarer are inputs whose target is not close to zero.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ndlinear import NdLinear
+
+from .modes import LabError
+
+INPUTS, DIMS, RADIUS = 10, (2, 5), 0.8
+POOL, TEST_SEED = 2000, 1_000_000  # samples that a seed may draw from; the seed of the test set that all runs share
+
+
+def inputs(count: int, seed: int) -> Tensor:
+    """(count, 10) coordinates, uniform on [-1, 1]."""
+    return 2 * torch.rand(count, INPUTS, generator=torch.Generator().manual_seed(seed)) - 1
+
+
+def target(x: Tensor, sigma: float) -> Tensor:
+    """(..., 10) -> (...): the bump around the sphere of radius 0.8."""
+    return torch.exp(-((x.norm(dim=-1) - RADIUS) ** 2) / (2 * sigma**2))
+
+
+def draw(seed: int, train: int, test: int) -> tuple[Tensor, Tensor]:
+    """The training and the small test inputs of a seed. A smaller training set is the beginning of a larger one."""
+    if train + test > POOL:
+        raise LabError(f"{train} + {test} samples; a seed has {POOL}")
+    x = inputs(POOL, seed)
+    return x[:train], x[POOL - test :]
+
+
+def network(arm: str, size: int | tuple[int, ...], depth: int, bias: bool = True) -> nn.Sequential:
+    """(n, 10) -> (n,): ``depth`` layers with ReLU between. Dense: ``size`` units a layer; NdLinear: the hidden shape ``size``,
+    for inputs arranged as (2, 5)."""
+    if arm == "dense":
+        sizes, layer = [INPUTS, *[size] * (depth - 1), 1], nn.Linear
+        start: list[nn.Module] = []
+    elif arm == "ndlinear":
+        sizes, layer = [DIMS, *[tuple(size)] * (depth - 1), (1,) * len(size)], NdLinear
+        start = [nn.Unflatten(1, DIMS)]
+    else:
+        raise LabError(f"arm {arm!r}: 'dense' or 'ndlinear'")
+    layers = [layer(a, b, bias=bias) for a, b in itertools.pairwise(sizes)]
+    body = [part for one in layers for part in (one, nn.ReLU())][:-1]
+    return nn.Sequential(*start, *body, nn.Flatten(0))
+
+
+def lengths(cells: int = 1 << 14) -> tuple[np.ndarray, np.ndarray]:
+    """Distribution of |x|: values and their probabilities, by convolving that of one squared coordinate with itself."""
+    edge = np.linspace(0, 1, cells + 1)
+    one = np.diff(np.sqrt(edge))  # P(x^2 in a cell)
+    size = 1 << math.ceil(math.log2(INPUTS * cells))
+    total = np.fft.irfft(np.fft.rfft(one, size) ** INPUTS, size)[: INPUTS * (cells - 1) + 1].clip(0)
+    centre = (np.arange(cells) + 0.5) / cells
+    shift = 1 / 3 - one @ centre  # the mean of x^2 is a third: corrects for the cells' centres
+    squares = (np.arange(len(total)) + INPUTS / 2) / cells + INPUTS * shift
+    return np.sqrt(squares), total / total.sum()
+
+
+def constant_errors(sigma: float) -> dict[str, float]:
+    """Population mean squared error of the answers "always zero" and "always the mean", and the mean itself."""
+    r, p = lengths()
+    y = np.exp(-((r - RADIUS) ** 2) / (2 * sigma**2))
+    mean, square = float(p @ y), float(p @ y**2)
+    return {"zero": square, "mean": square - mean**2, "mean of the target": mean}

@@ -1,0 +1,67 @@
+"""Radius Bump: target, networks, constant answers."""
+
+import math
+
+import lab
+import numpy as np
+import pytest
+import torch
+from lab import bump
+
+
+def test_target_depends_on_the_length_alone():
+    x = bump.inputs(50, 0)
+    turned = x @ torch.linalg.qr(torch.randn(10, 10)).Q
+    torch.testing.assert_close(bump.target(x, 0.2), bump.target(turned, 0.2), rtol=1e-3, atol=1e-7)
+    at = torch.zeros(3, 10)
+    at[:, 4] = torch.tensor([0.8, 1.0, 0.5])
+    expected = [1.0, math.exp(-0.5), math.exp(-0.09 / 0.08)]
+    assert bump.target(at, 0.2).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_inputs_fill_the_cube_and_repeat():
+    x = bump.inputs(20_000, 3)
+    assert x.min() < -0.999 and x.max() > 0.999 and x.mean().abs() < 0.01
+    assert torch.equal(x, bump.inputs(20_000, 3)) and not torch.equal(x, bump.inputs(20_000, 4))
+    (small, test), (large, more) = bump.draw(3, 1000, 200), bump.draw(3, 1200, 500)
+    assert torch.equal(small, large[:1000]) and torch.equal(test, more[-200:])
+    assert not (more[:, None] == large[None]).all(-1).any()
+    with pytest.raises(lab.LabError, match="2000"):
+        bump.draw(0, 1900, 200)
+
+
+@pytest.mark.parametrize("depth", [2, 3])
+@pytest.mark.parametrize("width", [16, 32, 64, 128])
+def test_networks_have_the_printed_parameter_counts(width, depth):
+    for arm, method, size in (("dense", "dense", width), ("ndlinear", "NdLinear", (width // 4,) * 2)):
+        model = bump.network(arm, size, depth)
+        printed = lab.fact("radius_010", metric="params", method=method, width=width, depth=depth)
+        assert sum(p.numel() for p in model.parameters()) == printed
+        assert model(torch.rand(7, 10)).shape == (7,)
+
+
+def test_unknown_arm():
+    with pytest.raises(lab.LabError, match="sparse"):
+        bump.network("sparse", 3, 2)
+
+
+def test_bias_free_networks_have_no_biases():
+    model = bump.network("ndlinear", (4, 4), 2, bias=False)
+    assert sum(p.numel() for p in model.parameters()) == 36 and not model(torch.zeros(2, 10)).any()
+
+
+@pytest.mark.parametrize("sigma", [0.1, 0.2, 0.3])
+def test_constant_errors_agree_with_a_sample(sigma):
+    x = bump.inputs(1_000_000, 1)
+    y = bump.target(x, sigma).double().numpy()
+    found, error = bump.constant_errors(sigma), 4 / np.sqrt(len(y))
+    assert found["zero"] == pytest.approx((y**2).mean(), abs=error * (y**2).std())
+    assert found["mean of the target"] == pytest.approx(y.mean(), abs=error * y.std())
+    assert found["mean"] == pytest.approx(found["zero"] - found["mean of the target"] ** 2)
+
+
+def test_lengths_have_the_known_moments():
+    r, p = bump.lengths()
+    assert p.sum() == pytest.approx(1)
+    assert p @ r**2 == pytest.approx(10 / 3, rel=1e-6)
+    assert p @ r**4 - (p @ r**2) ** 2 == pytest.approx(10 * (1 / 5 - 1 / 9), rel=1e-3)
