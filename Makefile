@@ -7,7 +7,7 @@ PINS ?= constraints.txt
 RUN = $(VENV)/bin/python
 INSTALL = $(RUN) -m pip install --disable-pip-version-check -q -c $(PINS)
 
-.PHONY: book test lint notebooks environment stamp times clean
+.PHONY: book test lint notebooks environment stamp times reproduce clean
 
 $(VENV)/book.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -40,6 +40,10 @@ stamp: $(VENV)/book.installed
 
 times: $(VENV)/test.installed
 	cd notebooks && $(abspath $(RUN)) -m lab.upkeep times
+
+# an experiment again, from nothing, against its record: make reproduce EXPERIMENT=template-example
+reproduce: $(VENV)/book.installed
+	cd notebooks && $(abspath $(RUN)) -m lab.reproduce "$(EXPERIMENT)"
 
 clean:
 	rm -rf $(VENV) book/_build .pytest_cache .ruff_cache .hypothesis .coverage*
