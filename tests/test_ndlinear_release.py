@@ -1,23 +1,19 @@
 """Drop-in for the released package: `ndlinear` 1.0.0 from PyPI, installed beside the path, is held against ours.
 
-The release goes into a folder of pytest's cache and is loaded from there under another name. Without network and
-cache these tests are skipped; where the variable CI is set they fail instead.
+The release lies in the folder named by NDL_RELEASED, else it goes into a folder of pytest's cache, and is loaded from
+there under another name. Without network and cache these tests are skipped; where the variable CI is set they fail instead.
 """
 
-import importlib.util
 import os
 import pathlib
-import shutil
-import subprocess
 import sys
-import uuid
 
 import pytest
 import torch
+from lab import LabError, behaviour
 
 import ndlinear as nd
 
-VERSION = "1.0.0"
 SHAPES = [
     ((5,), (3,)),
     ((4, 5), (3, 2)),
@@ -33,27 +29,17 @@ shapes = pytest.mark.parametrize("dims, hidden", SHAPES, ids=str)
 
 @pytest.fixture(scope="session")
 def release(request):
-    folder = pathlib.Path(request.config.cache.mkdir("ndlinear-release")) / VERSION
-    if not (folder / "ndlinear").is_dir():
-        fresh = folder.with_name(f"{VERSION}-{uuid.uuid4().hex}")
-        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--target", fresh, f"ndlinear=={VERSION}"]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            reason = f"the released package ndlinear {VERSION} could not be installed: {done.stderr.strip()[-500:]}"
-            shutil.rmtree(fresh, ignore_errors=True)
-            pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    with pytest.MonkeyPatch.context() as patch:
+        if not os.environ.get("NDL_RELEASED"):
+            folder = pathlib.Path(request.config.cache.mkdir("ndlinear-release")) / behaviour.VERSION
+            patch.setenv("NDL_RELEASED", str(folder))
         try:
-            fresh.rename(folder)
-        except OSError:  # another worker was faster
-            shutil.rmtree(fresh)
-    assert str(folder) not in sys.path
-    place = folder / "ndlinear" / "__init__.py"
-    spec = importlib.util.spec_from_file_location(
-        "released_ndlinear", place, submodule_search_locations=[str(place.parent)]
-    )
-    module = sys.modules["released_ndlinear"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+            module = behaviour.released(install=True)
+        except LabError as error:
+            pytest.fail(str(error)) if os.environ.get("CI") else pytest.skip(str(error))
+    assert str(pathlib.Path(module.__file__).parents[1]) not in sys.path
+    yield module
+    sys.modules.pop("released_ndlinear", None)
 
 
 def pair(release, dims, hidden, outer):
