@@ -1,0 +1,176 @@
+"""Dial-a-bias: the components are what their docstrings say, and the statistics find what was put in."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from lab import dial
+from lab.modes import LabError
+from torch import nn
+from torch.nn import functional as F
+
+
+@pytest.fixture(scope="module")
+def sample():
+    return dial.inputs(20_000, 5)
+
+
+@pytest.mark.parametrize("where", ["aligned", "scrambled", "local"])
+def test_components_have_mean_0_variance_1_and_are_uncorrelated(sample, where):
+    parts = torch.stack(list(dial.components(sample, where).values())).double()
+    second = parts @ parts.T / parts.shape[1]
+    assert parts.mean(1).abs().max() < 5 / math.sqrt(20_000)
+    assert (second - torch.eye(6)).abs().max() < 0.05
+
+
+def test_components_against_plain_loops():
+    x = dial.inputs(1, 3, side=4)
+    X, c, h = x[0].double().numpy(), [1, 0, -1, 0], [1, 1, -1, -1]
+    found = {name: float(v) for name, v in dial.components(x).items()}
+    rows = sum(c[i] * X[i].mean() for i in range(4))
+    assert found["row means"] == pytest.approx(rows / math.sqrt(2 / (12 * 4)), abs=1e-5)
+    columns = sum(c[j] * X[:, j].var() for j in range(4))
+    spread = np.var(dial.inputs(50_000, 1, 4)[:, 0].double().numpy(), axis=1).var()
+    assert found["column variances"] == pytest.approx(columns / math.sqrt(2 * spread), rel=0.02)
+    checker = sum((-1) ** (i + j) * X[i, j] for i in range(4) for j in range(4))
+    assert found["checkerboard"] == pytest.approx(checker / math.sqrt(16 / 12), abs=1e-5)
+    bits = [sum(h[i] * X[i].sum() for i in range(4)) > 0, sum(h[j] * X[:, j].sum() for j in range(4)) > 0]
+    assert found["xor"] == (1 if bits[0] != bits[1] else -1)
+
+
+def test_local_xor_counts_diagonal_neighbours():
+    x = dial.inputs(1, 9, side=4)
+    bits = (x[0] > 0.5).tolist()
+    differ = [bits[i][j] != bits[(i + 1) % 4][(j + 1) % 4] for i in range(4) for j in range(4)]
+    assert float(dial.components(x, "local")["xor"]) == pytest.approx(sum(1 if d else -1 for d in differ) / 4)
+
+
+def test_scrambling_permutes_the_places_of_the_entangled_masks_only():
+    aligned, scrambled = dial.masks("aligned"), dial.masks("scrambled")
+    for name in aligned:
+        assert torch.equal(aligned[name].flatten().sort()[0], scrambled[name].flatten().sort()[0])
+    assert torch.equal(aligned["row means"], scrambled["row means"])
+    ranks = [int(torch.linalg.matrix_rank(m["checkerboard"])) for m in (aligned, scrambled)]
+    assert ranks[0] == 1 and ranks[1] > 30
+    with pytest.raises(LabError, match="where"):
+        dial.masks("local")
+
+
+@pytest.mark.parametrize("reading", dial.READINGS)
+@pytest.mark.parametrize("alpha", [0, 0.3, 1])
+def test_target_has_the_stated_variance_and_is_the_weighted_sum(sample, reading, alpha):
+    y = dial.target(sample, reading, alpha)
+    assert y.shape == (20_000, 1)
+    assert y.var().item() == pytest.approx(dial.spread(alpha), rel=0.05)
+    assert sum(w**2 for w in dial.weights(reading, alpha).values()) == pytest.approx(dial.spread(alpha))
+
+
+def test_unknown_readings_are_refused():
+    with pytest.raises(LabError, match="reading"):
+        dial.weights("other", 0.5)
+
+
+def test_a_split_is_seeded_disjoint_and_scaled():
+    a, b = dial.draw("text", 0.5, 50, 1, tests=30), dial.draw("text", 0.5, 50, 1, tests=30)
+    assert [len(part[0]) for part in (a.train, a.val, a.test)] == [40, 10, 30]
+    assert torch.equal(a.train[0], b.train[0]) and torch.equal(a.test[1], b.test[1])
+    big = dial.draw("text", 0.5, 2000, 2).train[0]
+    assert abs(big.mean()) < 0.01 and big.var().item() == pytest.approx(1, abs=0.01)
+    assert not torch.equal(a.test[0][:10], a.val[0])
+    larger = dial.draw("text", 0.5, 100, 1, tests=30)
+    assert torch.equal(larger.test[0], a.test[0])
+
+
+def test_fit_keeps_the_weights_of_the_best_look_and_repeats():
+    data = dial.draw("linear", 0.5, 400, 0, tests=50)
+
+    def train(schedule):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(1024, 1))
+        curve, best = dial.fit(model, data, lr=3e-3, schedule=schedule, steps=60, seed=0, batch_size=32, checks=12)
+        return model, curve, best
+
+    model, curve, best = train("cosine")
+    assert [p["step"] for p in curve] == list(range(5, 61, 5))
+    lowest = min(curve, key=lambda p: p["val_mse"])
+    assert best == lowest["step"]
+    here = F.mse_loss(dial.predict(model, data.val[0]), data.val[1]).item()
+    assert here == pytest.approx(lowest["val_mse"], rel=1e-5)
+    assert curve[-1]["train_mse"] < curve[0]["train_mse"]
+    assert train("cosine")[1] == curve != train("constant")[1]
+    for wrong in ({"schedule": "linear", "checks": 2}, {"schedule": "cosine", "checks": 9}):
+        with pytest.raises(LabError):
+            dial.fit(model, data, lr=1e-3, steps=3, seed=0, **wrong)
+    with pytest.raises(LabError, match="finite"):
+        dial.fit(model, data, lr=1e30, schedule="constant", steps=4, seed=0, checks=2)
+
+
+def test_cosine_halves_the_sum_of_the_rates():
+    data = dial.draw("linear", 0.5, 40, 0, tests=10)
+    moved = {}
+    for schedule in ("constant", "cosine"):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(1024, 1))
+        nn.init.zeros_(model[1].weight)
+        dial.fit(model, data, lr=1e-5, schedule=schedule, steps=20, seed=0, batch_size=0 or 32, checks=1)
+        moved[schedule] = model[1].weight.abs().max().item()
+    assert 0.9 * 20e-5 < moved["constant"] < 1.01 * 20e-5  # tiny full-batch steps: each moves a weight by the rate
+    assert 0.4 < moved["cosine"] / moved["constant"] < 0.6
+
+
+def test_ridge_solves_a_linear_target_and_shrinks_where_data_are_few():
+    data = dial.draw("linear-scrambled", 0.4, 2000, 0, tests=500)
+    assert F.mse_loss(dial.predict(dial.ridge(data), data.test[0]), data.test[1]) < 1e-6
+    few = dial.draw("linear-scrambled", 0.4, 200, 0, tests=500)
+    error = F.mse_loss(dial.predict(dial.ridge(few), few.test[0]), few.test[1]).item()
+    assert 0.1 < error < dial.spread(0.4) * 1.05
+
+
+def test_learnt_tells_the_components_apart():
+    class Rows(nn.Module):
+        def forward(self, x):
+            parts = dial.components(x / math.sqrt(12) + 0.5)
+            return (0.5 * dial.weights("text", 0.2)["row means"] * parts["row means"] + 3)[:, None]
+
+    found = dial.learnt(Rows(), "text", 0.2, seed=3)
+    assert found.pop("row means") == pytest.approx(0.5, abs=1e-4)
+    assert all(abs(v) < 0.2 for v in found.values()) and len(found) == 5
+
+
+def test_crossings():
+    assert dial.crossings([0, 1, 2], [-1, 1, -3]) == [0.5, 1.25]
+    assert dial.crossings([0, 1], [-2, -1]) == []
+
+
+def test_crossing_covers_the_truth_and_says_when_there_is_none():
+    rng, at = np.random.default_rng(0), np.linspace(0, 1, 11)
+    found = dial.crossing(at, (at - 0.45) + rng.normal(0, 0.01, (5, 11)))
+    assert found["low"] < found["alpha"] < found["high"] and abs(found["alpha"] - 0.45) < 0.03 and found["once"] == 1
+    never = dial.crossing(at, -1 + rng.normal(0, 0.01, (5, 11)))
+    assert math.isnan(never["alpha"]) and math.isnan(never["low"]) and never["once"] == 0
+    down = dial.crossing(at, (0.45 - at) + np.zeros((5, 11)))
+    assert math.isnan(down["alpha"]) and down["once"] == 0
+
+
+def test_reach():
+    sizes = [100, 1000, 10_000]
+    assert dial.reach(sizes, [1, 0.1, 0.01], 0.1) == pytest.approx(1000)
+    assert dial.reach(sizes, [1, 0.1, 0.01], 10**-0.5) == pytest.approx(10**2.5)
+    assert dial.reach(sizes, [1, 0.1, 0.01], 1e-3) == math.inf
+    assert dial.reach(sizes, [1, 0.1, 0.01], 2) == 100
+    assert dial.reach(sizes, [0.01, 1, 0.01], 0.1) == pytest.approx(10**3.5)  # it must stay below
+
+
+def test_reached_and_its_ratio_with_censored_arms():
+    sizes, rng = [100, 1000, 10_000], np.random.default_rng(1)
+    fast = np.array([1, 0.1, 0.01]) * np.exp(rng.normal(0, 0.05, (5, 3)))
+    slow, never = 4 * fast, np.full((5, 3), 0.9)
+    found = dial.reached(sizes, fast, 0.1)
+    assert found["low"] < 1000 * 1.3 and found["low"] <= found["samples"] <= found["high"] < 1300
+    assert dial.reached(sizes, never, 0.1)["samples"] == math.inf == dial.reached(sizes, never, 0.1)["low"]
+    ratio = dial.reach_ratio(sizes, fast, slow, 0.1)
+    assert ratio["low"] <= ratio["ratio"] <= ratio["high"] and ratio["ratio"] == pytest.approx(4, rel=0.1)
+    bound = dial.reach_ratio(sizes, fast, never, 0.1)
+    assert bound["ratio"] == pytest.approx(10_000 / found["samples"])
+    assert dial.reach_ratio(sizes, never, fast, 0.1)["high"] < 0.15
+    assert math.isnan(dial.reach_ratio(sizes, never, never, 0.1)["low"])
