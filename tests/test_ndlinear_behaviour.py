@@ -9,8 +9,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from lab import behaviour
 from ndlinear_cases import QUICK, expected, layers, randomise
 from torch import nn
+from torch._dynamo.testing import CompileCounter
 from torch.nn.utils import prune
 
 import ndlinear as nd
@@ -140,6 +142,29 @@ def test_compile_full_graph(layer, request):
             same(a, b)
 
 
+@pytest.mark.parametrize("marked", [True, False], ids=["told that it varies", "not told"])
+def test_compile_does_not_begin_again_for_each_batch_size(layer, marked):
+    torch.compiler.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(layer, fullgraph=True, backend=counter)
+    for size in (8, 5, 17, 64, 3):
+        x = batch(size)
+        if marked:
+            torch._dynamo.mark_dynamic(x, 0)
+        same(compiled(x), layer(x))
+    assert counter.frame_count == (1 if marked else 2)  # not told: once for 8, once for any size
+
+
+@pytest.mark.parametrize("grads", [True, False], ids=["training", "no_grad"])
+def test_a_compiled_layer_sees_new_weights(layer, grads):
+    torch.compiler.reset()
+    compiled, x = torch.compile(layer, fullgraph=True, backend="aot_eager"), batch(3)
+    with torch.set_grad_enabled(grads):
+        compiled(x)
+        randomise(layer)
+        same(compiled(x), layer(x))
+
+
 def test_compile_with_checks_still_refuses_a_wrong_shape(layer):
     torch.compiler.reset()
     compiled = torch.compile(layer, backend="eager")
@@ -164,6 +189,161 @@ def test_export_with_a_dynamic_batch(layer):
     for shape in ((3, 2), (7, 5), (1, 2), (2, 1)):
         x = batch(*shape)
         same(program.module()(x), layer(x))
+
+
+def test_export_is_saved_and_loaded(layer):
+    file, sizes = io.BytesIO(), ({0: torch.export.Dim("batch")},)
+    torch.export.save(torch.export.export(layer, (batch(3),), dynamic_shapes=sizes), file)
+    file.seek(0)
+    program = torch.export.load(file).module()
+    for size in (3, 7, 1):
+        x = batch(size)
+        same(program(x), layer(x))
+
+
+@pytest.mark.filterwarnings("ignore")  # exporters are talkative
+def test_onnx(layer):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    layer, file, sizes = layer.float().eval(), io.BytesIO(), ({0: torch.export.Dim("batch")},)
+    example = batch(3, dtype=torch.float32)
+    torch.onnx.export(layer, (example,), dynamo=True, dynamic_shapes=sizes, verbose=False).save(file)
+    session = runtime.InferenceSession(file.getvalue())
+    for size in (3, 7, 1):
+        x = batch(size, dtype=torch.float32)
+        got = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+        same(torch.from_numpy(got), expected(layer, x), 1e-4)
+
+
+@pytest.mark.filterwarnings("ignore")  # that the shape is checked while tracing, and that tracing is old
+def test_trace_takes_other_batch_sizes(layer):
+    traced, x = torch.jit.trace(layer, batch(3)), batch(8)
+    same(traced(x), layer(x))
+
+
+# ------------------------------------------------------------------------------------------- what autograd may ask for
+def gradients(layer, x, needed, **options):
+    """Gradients of a fixed function of the output by those of [x, *parameters] that are needed."""
+    inputs = [x, *layer.parameters()]
+    for tensor, need in zip(inputs, needed):
+        tensor.requires_grad_(need)
+    weights = torch.linspace(-1, 1, layer(x).numel(), dtype=x.dtype).reshape(layer(x).shape)
+    total = (weights * layer(x)).sum() + layer(x).square().mean()
+    return torch.autograd.grad(total, [t for t in inputs if t.requires_grad], **options)
+
+
+def test_any_part_may_be_frozen(layer):
+    """Each input of the function alone, and all but each one."""
+    x, count = batch(3), 1 + len(list(layer.parameters()))
+    wanted = gradients(layer, x, [True] * count)
+    for only in range(count):
+        same(gradients(layer, x, [i == only for i in range(count)])[0], wanted[only])
+        others = gradients(layer, x, [i != only for i in range(count)])
+        for a, b in zip(others, wanted[:only] + wanted[only + 1 :]):
+            same(a, b)
+
+
+def test_gradients_of_gradients(layer):
+    """A gradient penalty: the squared gradient by the input, differentiated by the parameters."""
+    x, copy_ = batch(2).requires_grad_(), batch(2)
+    with torch.no_grad():
+        copy_.copy_(x)
+    copy_.requires_grad_()
+    results = []
+    for y, leaf in ((layer(x), x), (expected(layer, copy_), copy_)):
+        (g,) = torch.autograd.grad(y.pow(3).sum(), leaf, create_graph=True)
+        results.append(torch.autograd.grad(g.square().sum(), [leaf, *layer.parameters()], allow_unused=True))
+    for a, b in zip(*results):
+        assert (a is None) == (b is None)
+        if a is not None:
+            same(a, b)
+
+
+def test_third_derivatives(layer):
+    x = batch(1).requires_grad_()
+    results = []
+    for y in (layer(x), expected(layer, x)):
+        g = y.pow(3).sum()
+        for _ in range(3):
+            g = torch.autograd.grad(g, x, create_graph=True)[0].sum()
+        results.append(g)
+    same(*results)
+
+
+def test_backward_twice_and_in_parts(layer):
+    x = batch(3).requires_grad_()
+    y = layer(x)
+    first = torch.autograd.grad(y.sum(), x, retain_graph=True)[0]
+    same(torch.autograd.grad(y.sum(), x, retain_graph=True)[0], first)
+    same(torch.autograd.grad(y[:1].sum(), x, retain_graph=True)[0][1:], torch.zeros_like(first[1:]))
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(y.sum(), x)
+        torch.autograd.grad(y.sum(), x)
+
+
+@pytest.mark.parametrize("what", ["input", "weight"])
+def test_a_change_before_the_backward_is_noticed_or_harmless(layer, what):
+    """As torch.nn.Linear: where the backward needs what has been overwritten since, it must say so."""
+    x, parameters = batch(3), list(layer.parameters())
+    wanted = torch.autograd.grad(layer(x).square().sum(), parameters)
+    y = layer(x)
+    with torch.no_grad():
+        (x if what == "input" else layer.weights[1]).mul_(2)
+    try:
+        got = torch.autograd.grad(y.square().sum(), parameters)
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+        return
+    for a, b in zip(got, wanted):
+        same(a, b)
+
+
+def test_saved_tensors_pass_through_hooks(layer):
+    """What offloads activations (torch.autograd.graph.save_on_cpu) must see everything that is kept."""
+    x, kept = batch(3).requires_grad_(), []
+    wanted = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
+
+    def pack(tensor):
+        kept.append(tensor)
+        return len(kept) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda i: kept[i].clone()):
+        y = layer(x)
+    assert kept, "nothing was saved through the hooks"
+    for a, b in zip(torch.autograd.grad(y.square().sum(), [x, *layer.parameters()]), wanted):
+        same(a, b)
+
+
+def test_nothing_is_kept_without_gradients(layer):
+    kept = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t), torch.no_grad():
+        layer(batch(3))
+    assert not kept
+    with torch.inference_mode():
+        assert layer(batch(3)).is_inference()
+
+
+def test_gradient_of_an_expanded_or_transposed_result(layer):
+    x, wanted = batch(3).requires_grad_(), []
+    for f in (layer, lambda x: expected(layer, x)):
+        y = f(x)
+        g = torch.randn(y.shape[::-1], generator=torch.Generator().manual_seed(0), dtype=y.dtype).permute(3, 2, 1, 0)
+        for direction in (g, g[:1].expand_as(y), torch.ones((), dtype=y.dtype).expand_as(y)):
+            wanted.append(torch.autograd.grad(y, [x, *layer.parameters()], direction, retain_graph=True))
+    for a, b in zip(wanted[:3], wanted[3:]):
+        for one, other in zip(a, b):
+            same(one, other)
+
+
+def test_tied_weights():
+    """One matrix in two modes and in two layers: gradients add up."""
+    layer = randomise(nd.NdLinear((4, 4, 6), (4, 4, 3), dtype=torch.float64))
+    layer.align_layers[1].weight = layer.align_layers[0].weight
+    x = torch.randn(3, 4, 4, 6, dtype=torch.float64)
+    for a, b in zip(
+        *(torch.autograd.grad(y.square().sum(), list(layer.parameters())) for y in (layer(x), expected(layer, x)))
+    ):
+        same(a, b)
 
 
 # ---------------------------------------------------------------------------------------------------------- torch.func
@@ -213,6 +393,22 @@ def test_copies(layer):
         assert repr(other) == repr(layer)
         assert torch.equal(other(x), layer(x))
         assert not {p.data_ptr() for p in other.parameters()} & {p.data_ptr() for p in layer.parameters()}
+
+
+def test_a_layer_in_use_is_moved_copied_and_loaded(layer):
+    """Nothing that a first call computed may be stale afterwards: other numbers, other type, other tensors."""
+    x = batch(3)
+    layer(x).sum().backward()
+    other = randomise(copy.deepcopy(layer))
+    same(other(x), expected(other, x))
+    layer.load_state_dict(other.state_dict(), assign=True)
+    same(layer(x), other(x))
+    randomise(layer)
+    same(layer(x), expected(layer, x))
+    assert layer.float()(x.float()).dtype == torch.float32
+    layer.double().align_layers[0].weight.data = torch.zeros_like(other.weights[0])
+    same(layer(x), expected(layer, x))
+    same(pickle.loads(pickle.dumps(layer))(x), layer(x))
 
 
 @pytest.mark.parametrize("init", ["linear", "paper"])
@@ -271,6 +467,12 @@ def test_distributed_training_wrappers(layer, how, one_process):
     layer(x).square().sum().backward()
     for a, b in zip(parallel.parameters(), layer.parameters()):
         same(a.grad.full_tensor() if how == "sharded" else a.grad, b.grad)
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_two_processes_have_the_gradients_of_one(how):
+    gap = behaviour.two_processes(nd.__file__)[how]
+    assert isinstance(gap, float) and gap < 1e-12, gap
 
 
 # --------------------------------------------------------------------- tools that replace, wrap or hook a mode's module
@@ -337,6 +539,17 @@ def test_dynamic_quantisation(layer):
     quantised = torch.ao.quantization.quantize_dynamic(copy.deepcopy(layer), {nn.Linear}, dtype=torch.qint8)
     assert all(type(m) is not nn.Linear for m in quantised.align_layers)
     assert (quantised(x) - want).abs().max() < 0.1 * want.abs().max()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(not hasattr(torch.ao, "quantization"), reason="this torch has no quantisation")
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_quantised_layer_is_refused_by_from_linear(kind):
+    if kind == "static" and not torch.backends.quantized.supported_engines:
+        pytest.skip("no engine for quantised layers")
+    module = torch.ao.nn.quantized.dynamic if kind == "dynamic" else torch.ao.nn.quantized
+    with pytest.raises(TypeError, match=r"needs a torch.nn.Linear, got .*Linear"):
+        nd.NdLinear.from_linear(module.Linear(20, 6), (4, 5), (3, 2))
 
 
 def test_init_functions_that_look_for_linear_layers_find_the_modes(layer):
