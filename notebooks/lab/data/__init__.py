@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from ..modes import mode
-from . import bundled, images, series
+from . import bundled, ett, images, series, tables, texts
 from .files import DataError, File, Layout, Raw, Source, fetch, find, folder, keep, obtain
 from .splits import official, split
 
@@ -35,7 +35,9 @@ __all__ = [
     "split",
 ]
 
-SOURCES: dict[str, Source] = {source.name: source for family in (bundled, images, series) for source in family.SOURCES}
+SOURCES: dict[str, Source] = {
+    source.name: source for family in (bundled, ett, images, series, tables, texts) for source in family.SOURCES
+}
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,8 @@ class Data:
     def part(self, name: str) -> tuple[np.ndarray, np.ndarray | None]:
         """Inputs and targets of one official part."""
         if name not in self.splits:
-            raise DataError(f"{self.name} has no part {name!r}; it has {', '.join(self.splits) or 'no official parts'}")
+            has = ", ".join(self.splits) or "no official parts"
+            raise DataError(f"{self.name} has no part {name!r}; it has {has}. {self.note}")
         return self.x[self.splits[name]], None if self.y is None else self.y[self.splits[name]]
 
 
@@ -76,34 +79,30 @@ def _digest(raw: Raw) -> str:
     return digest.hexdigest()[:16]
 
 
-def _parse(layout: Layout, contents: tuple[bytes, ...], where: str) -> Raw:
+def _parse(layout: Layout, contents: tuple[bytes, ...]) -> Raw:
     try:
         return layout.read(*contents)
-    except DataError as error:
-        raise DataError(f"{where}: {error}") from error
+    except DataError:
+        raise
     except Exception as error:  # whatever a parser trips over: the file is not what it should be
-        raise DataError(
-            f"{where} is not in the expected format ({type(error).__name__}: {error}). It was left as it is; move it away "
-            f"and run again, or {layout.files[0].how()}."
-        ) from error
+        raise DataError(f"not in the expected format ({type(error).__name__}: {error})") from error
 
 
-def _compare(layout: Layout, raw: Raw, where: str) -> None:
-    """Refuse data whose shapes or class counts are not those that the publisher documents."""
+def _compare(layout: Layout, raw: Raw) -> None:
+    """Refuse data whose shapes, class counts or values are not those that are known."""
+
+    def differ(found, expected):
+        return len(found) != len(expected) or any(e not in (None, f) for f, e in zip(found, expected))
+
     for part, (shape, counts) in layout.expect.items():
-        x = raw.x[raw.splits[part]] if part in raw.splits else raw.x
-        y = raw.y[raw.splits[part]] if part in raw.splits and raw.y is not None else raw.y
-        found = None if counts is None else tuple(np.bincount(y, minlength=len(counts)).tolist())
-        if x.shape != shape or found != counts:
-            told = "" if counts is None else f" with {_short(found)} cases per class"
-            wanted = "" if counts is None else f" with {_short(counts)}"
-            raise DataError(
-                f"{where}: part {part!r} is {x.shape}{told}, expected {shape}{wanted}. It was left as it is."
-            )
-
-
-def _short(counts: tuple[int, ...]) -> str:
-    return f"{counts[0]:,}" if len(set(counts)) == 1 else "/".join(map(str, counts))
+        index = raw.splits.get(part, slice(None))
+        found = raw.x[index].shape
+        if differ(found, shape):
+            raise DataError(f"the {part} part is {found}, expected {shape}")
+        if counts is not None and differ(cases := np.bincount(raw.y[index], minlength=len(raw.names)).tolist(), counts):
+            raise DataError(f"cases per class in the {part} part are {cases}, expected {[*counts]}")
+    if layout.content and _digest(raw) != layout.content:
+        raise DataError(f"the values have the checksum {_digest(raw)}, expected {layout.content}")
 
 
 def _layout(source: Source) -> Layout:
@@ -119,9 +118,14 @@ def _from_files(source: Source) -> tuple[Raw, str]:
         lacks = [f.name for lay in source.layouts[1:] if any(map(find, lay.files)) for f in lay.files if not find(f)]
         hint = f" ({folder()} also holds another form of {source.name}, but lacks {', '.join(lacks)}.)" if lacks else ""
         raise DataError(f"{error}{hint}") from error
-    where = ", ".join(str(find(file) or file.url) for file in layout.files) or source.name
-    raw = _parse(layout, tuple(content for content, _ in found), where)
-    _compare(layout, raw, where)
+    try:
+        raw = _parse(layout, tuple(content for content, _ in found))
+        _compare(layout, raw)
+    except DataError as error:
+        fresh = any(unchecked for _, unchecked in found)
+        where = ", ".join(f"what {file.url} sent" if fresh else str(find(file)) for file in layout.files)
+        left = "Nothing of it was kept." if fresh else "It was left as it is; move it away and run again"
+        raise DataError(f"{where}: {error}. {left}{'' if fresh else f', or {layout.files[0].how()}.'}") from error
     for file, (content, unchecked) in zip(layout.files, found):
         if unchecked:
             keep(file, content)
@@ -130,7 +134,7 @@ def _from_files(source: Source) -> tuple[Raw, str]:
 
 def _stand_in(source: Source) -> tuple[Raw, str]:
     """Every layout's reader on its sample; the publisher's is the one that is used."""
-    raws = [_parse(layout, layout.sample(), f"the sample of {source.name}") for layout in source.layouts]
+    raws = [_parse(layout, layout.sample()) for layout in source.layouts]
     return raws[0], "A seeded stand-in in the official format, made up for smoke runs."
 
 
@@ -155,6 +159,13 @@ def checksum(name: str) -> str:
     return _load(name, mode() == "smoke" and SOURCES[name].layouts[0].sample is not None).checksum
 
 
+def _proof(layout: Layout) -> str:
+    proofs = {file.proof for file in layout.files}
+    if layout.content:
+        proofs = (proofs - {"shape and counts"}) | {"checksum of the values"}
+    return ", ".join(sorted(proofs))
+
+
 def registry() -> pd.DataFrame:
     """One row per form of a data set: what it is, where from, its licence, what its files are verified by."""
     return pd.DataFrame(
@@ -165,7 +176,7 @@ def registry() -> pd.DataFrame:
                 "origin": source.origin,
                 "licence": source.licence,
                 "files": ", ".join(file.name for file in layout.files),
-                "verified by": ", ".join(sorted({file.proof for file in layout.files})),
+                "verified by": _proof(layout),
                 "note": layout.note,
             }
             for source in SOURCES.values()

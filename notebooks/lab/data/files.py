@@ -19,6 +19,7 @@ import numpy as np
 from ..modes import LabError, mode
 
 UNPACK = {".xz": lzma.decompress, ".bz2": bz2.decompress}
+Numbers = tuple[int | None, ...]
 LARGEST = 2**30  # a file whose size is not known in advance is read up to this many bytes
 
 
@@ -44,9 +45,9 @@ class File:
 
     def how(self) -> str:
         """How to get the file by hand, as the end of an error message."""
-        facts = [f"{self.size:,} bytes"] * (self.size is not None)
+        facts = [] if self.size is None else [f"{self.size:,} bytes"]
         facts += [f"{kind} {getattr(self, kind)}" for kind in ("sha256", "md5") if getattr(self, kind)]
-        source = self.by_hand or f"get {self.url} by hand"
+        source = self.by_hand or (f"get {self.url} by hand" if self.url else "get the file again from where it came")
         told = f" ({', '.join(facts)})" if facts else ""
         return (
             f"{source}{told} and put it at {folder() / self.name}, or set NDL_DATA to the folder that holds {self.name}"
@@ -70,14 +71,17 @@ class Layout:
     Args:
         read: contents of the files, in order -> `Raw`. sample: seeded small contents of the same format, for smoke runs and tests.
         expect: part of the data -> (shape, cases per class in the order of the labels; None where there are no classes).
+            None in place of a number: any number.
+        content: checksum of the arrays, where the files have no published checksum but the values are known.
         note: what a reader must know about this form of the data (what is exact, partial or missing).
     """
 
     files: tuple[File, ...]
     read: Callable[..., Raw]
     sample: Callable[[], tuple[bytes, ...]] | None = None
-    expect: dict[str, tuple[tuple[int, ...], tuple[int, ...] | None]] = field(default_factory=dict)
+    expect: dict[str, tuple[Numbers, Numbers | None]] = field(default_factory=dict)
     note: str = ""
+    content: str = ""
 
 
 @dataclass(frozen=True)

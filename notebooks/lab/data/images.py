@@ -126,8 +126,8 @@ def _expect(classes: int, train: int, **more: int) -> dict:
     return {part: ((n, 3, 32, 32), (n // classes,) * classes) for part, n in parts.items()}
 
 
-def _cifar(name: str, about: str, classes: int, size: int, md5: str, members: tuple, strips: Layout) -> Source:
-    archive = File(f"{name}-python.tar.gz", f"https://www.cs.toronto.edu/~kriz/{name}-python.tar.gz", size, md5=md5)
+def _cifar(name: str, about: str, classes: int, proof: dict, members: tuple, strips: Layout) -> Source:
+    archive = File(f"{name}-python.tar.gz", f"https://www.cs.toronto.edu/~kriz/{name}-python.tar.gz", **proof)
     official = Layout(
         (archive,),
         _archive(*members),
@@ -144,8 +144,11 @@ SOURCES = (
         "cifar-10",
         "CIFAR-10: 32×32 colour pictures, 10 classes",
         10,
-        170_498_071,
-        "c58f30108f718f92721af3b95e74349a",  # stated on the publisher's page
+        {
+            "size": 170_498_071,
+            "sha256": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",  # as Keras and torchvision state it
+            "md5": "c58f30108f718f92721af3b95e74349a",  # stated on the publisher's page
+        },
         (
             tuple(f"{_10}data_batch_{i}" for i in range(1, 6)),
             _10 + "test_batch",
@@ -176,8 +179,11 @@ SOURCES = (
         "cifar-100",
         "CIFAR-100: 32×32 colour pictures, 100 fine classes",
         100,
-        169_001_437,
-        "eb9058c3a382ffc7106e4002c42a8d85",  # stated on the publisher's page
+        {
+            "size": 169_001_437,
+            "sha256": "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",  # as Keras and torchvision state it
+            "md5": "eb9058c3a382ffc7106e4002c42a8d85",  # stated on the publisher's page
+        },
         ((_100 + "train",), _100 + "test", _100 + "meta", b"fine_labels", b"fine_label_names"),
         Layout(
             (

@@ -1,0 +1,48 @@
+"""Electricity transformer temperature: time series to forecast."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pandas as pd
+
+from .files import DataError, File, Layout, Raw, Source
+
+COLUMNS = ("HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT")
+
+
+def read(content: bytes) -> Raw:
+    """(time, 7) from a file of the publisher."""
+    frame = pd.read_csv(io.BytesIO(content))
+    if tuple(frame.columns) != ("date", *COLUMNS):
+        raise DataError(f"expected the columns date, {', '.join(COLUMNS)}, found {', '.join(frame.columns)}")
+    return Raw(frame[[*COLUMNS]].to_numpy(np.float32), None, COLUMNS)
+
+
+def sample() -> tuple[bytes]:
+    hours, rng = np.arange(600)[:, None], np.random.default_rng(0)
+    waves = np.sin(2 * np.pi * hours / 24 + np.arange(7)) + 0.1 * rng.standard_normal((600, 7))
+    frame = pd.DataFrame(waves, columns=list(COLUMNS)).round(4)
+    frame.insert(0, "date", pd.date_range("2016-07-01", periods=600, freq="h"))
+    return (frame.to_csv(index=False).encode(),)
+
+
+def _source(name: str, about: str, rows: int, size: int, sha256: str) -> Source:
+    address = f"https://raw.githubusercontent.com/zhouhaoyi/ETDataset/main/ETT-small/{name}.csv"
+    file, expect = File(f"ett/{name}.csv", address, size, sha256), {"whole": ((rows, 7), None)}
+    about = f"Electricity transformer temperature, {name}, {about}: 6 loads and the oil temperature"
+    layout = Layout((file,), read, sample, expect, "The publisher's file, byte for byte.")
+    return Source(name.lower(), about, "https://github.com/zhouhaoyi/ETDataset", "CC BY-ND 4.0", (layout,))
+
+
+SOURCES = (
+    _source("ETTh1", "hourly", 17_420, 2_589_657, "f18de3ad269cef59bb07b5438d79bb3042d3be49bdeecf01c1cd6d29695ee066"),
+    _source("ETTh2", "hourly", 17_420, 2_417_960, "a3dc2c597b9218c7ce1cd55eb77b283fd459a1d09d753063f944967dd6b9218b"),
+    _source(
+        "ETTm1", "15 minutes", 69_680, 10_360_719, "6ce1759b1a18e3328421d5d75fadcb316c449fcd7cec32820c8dafda71986c9e"
+    ),
+    _source(
+        "ETTm2", "15 minutes", 69_680, 9_677_236, "db973ca252c6410a30d0469b13d696cf919648d0f3fd588c60f03fdbdbadd1fd"
+    ),
+)

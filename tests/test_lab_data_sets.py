@@ -1,0 +1,471 @@
+"""Each data set in each of its forms: the format is read exactly, damage of any kind is refused, nothing is overwritten."""
+
+import dataclasses
+import functools
+import hashlib
+import http.server
+import io
+import lzma
+import pickle
+import tarfile
+import threading
+import zipfile
+
+import numpy as np
+import pytest
+from lab import data
+from lab.data import DataError, images, series, tables, texts
+from PIL import Image
+
+LAYOUTS = {
+    f"{source.name}-{number}": (source, layout)
+    for source in data.SOURCES.values()
+    for number, layout in enumerate(source.layouts)
+    if layout.files
+}
+CHECKED = ("checksum", "content")
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("NDL_DATA", str(tmp_path))
+    monkeypatch.setenv("NDL_MODE", "replay")
+    data._load.cache_clear()
+    yield tmp_path
+    data._load.cache_clear()
+
+
+@functools.cache
+def sample(name):
+    return LAYOUTS[name][1].sample()
+
+
+def small(name, how="checksum", url="http://127.0.0.1:9/none"):
+    """The data set with the one layout, and with the checksums and counts of its sample in place of the real ones."""
+    source, layout = LAYOUTS[name]
+    raw = layout.read(*sample(name))
+    files = [
+        dataclasses.replace(
+            file,
+            url=url and f"{url}/{file.name.replace('/', '_')}",
+            size=len(content) if how == "checksum" else None,
+            sha256=hashlib.sha256(content).hexdigest() if how == "checksum" else "",
+            md5=hashlib.md5(content).hexdigest() if how == "checksum" and file.md5 else "",
+        )
+        for file, content in zip(layout.files, sample(name))
+    ]
+    expect = {part: (raw.x[index].shape, None) for part, index in raw.splits.items()}
+    content = "" if how == "checksum" else data._digest(raw)
+    layout = dataclasses.replace(layout, files=tuple(files), expect=expect, content=content)
+    return dataclasses.replace(source, layouts=(layout,)), raw
+
+
+def put(folder, source, contents, pack=None):
+    places = []
+    for file, content in zip(source.layouts[0].files, contents):
+        place = folder / (file.name + (pack or ""))
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(lzma.compress(content) if pack else content)
+        places.append(place)
+    return places
+
+
+def load(monkeypatch, source):
+    monkeypatch.setitem(data.SOURCES, source.name, source)
+    data._load.cache_clear()
+    return data.load(source.name)
+
+
+def same(loaded, raw):
+    assert loaded.x.dtype == raw.x.dtype and np.array_equal(loaded.x, raw.x)
+    assert (loaded.y is None) == (raw.y is None) and (raw.y is None or np.array_equal(loaded.y, raw.y))
+    assert loaded.names == raw.names and loaded.splits == raw.splits and not loaded.stand_in
+
+
+# -------------------------------------------------------------------------------------------------- every form of every set
+@pytest.mark.parametrize("pack", [None, ".xz"])
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_is_read_from_the_folder_as_it_is_or_packed(folder, monkeypatch, name, pack):
+    source, raw = small(name, url="")
+    places = put(folder, source, sample(name), pack)
+    before = [place.read_bytes() for place in places]
+    same(load(monkeypatch, source), raw)
+    assert [place.read_bytes() for place in places] == before
+
+
+@pytest.mark.parametrize("how", CHECKED)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_damage_is_refused_and_left_alone(folder, monkeypatch, name, how):
+    source, _ = small(name, how)
+    good = sample(name)
+    middle = len(good[0]) // 2
+    damages = {
+        "truncated": good[0][:middle],
+        "corrupted": good[0][:middle] + bytes(b ^ 0x15 for b in good[0][middle : middle + 40]) + good[0][middle + 40 :],
+        "wrong format": b"<!DOCTYPE html><html>404: not found</html>\n",
+        "empty": b"",
+    }
+    for damage, bad in damages.items():
+        place = put(folder, source, (bad, *good[1:]))[0]
+        with pytest.raises(DataError, match=place.name) as error:
+            load(monkeypatch, source)
+        assert "left as it is; move it away and run again" in str(error.value), damage
+        assert place.read_bytes() == bad, damage
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_missing_file_says_what_to_put_where(folder, monkeypatch, name):
+    source, _ = small(name)
+    place = put(folder, source, sample(name))[-1]
+    place.unlink()
+    file = source.layouts[0].files[-1]
+    with pytest.raises(DataError) as error:
+        load(monkeypatch, source)
+    message = str(error.value)
+    assert file.name in message and str(place) in message and file.sha256 in message and "NDL_DATA" in message
+    assert not place.exists()
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_real_expectations_refuse_the_sample(folder, monkeypatch, name):
+    """Sizes and class counts of the real set are checked even where every checksum has been taken out."""
+    source, layout = LAYOUTS[name]
+    bare = tuple(dataclasses.replace(f, sha256="", md5="", size=None) for f in layout.files)
+    source = dataclasses.replace(source, layouts=(dataclasses.replace(layout, files=bare, content=""),))
+    put(folder, source, sample(name))
+    with pytest.raises(DataError, match="expected"):
+        load(monkeypatch, source)
+
+
+@pytest.mark.parametrize("name", data.SOURCES)
+def test_smoke_reads_the_official_format_and_says_so(monkeypatch, capsys, name):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    monkeypatch.setenv("NDL_DATA", "/nowhere")
+    data._load.cache_clear()
+    loaded, again = data.load(name), None
+    made_up = bool(data.SOURCES[name].layouts[0].files)
+    assert loaded.stand_in == made_up == ("stand-in" in capsys.readouterr().out) == ("stand-in" in loaded.note)
+    data._load.cache_clear()
+    again = data.load(name)
+    assert loaded.checksum == again.checksum == data.checksum(name), "seeded"
+    for array in (loaded.x, loaded.y):
+        with pytest.raises(ValueError, match="read-only"):
+            if array is None:
+                raise ValueError("read-only")
+            array[0] = 0
+
+
+@pytest.mark.parametrize("name", [name for name, source in data.SOURCES.items() if len(source.layouts) > 1])
+def test_the_first_complete_form_is_used(folder, monkeypatch, name):
+    """Nothing but the second form in the folder: it is read; both: the publisher's."""
+    first, second = small(f"{name}-0"), small(f"{name}-1")
+    both = dataclasses.replace(first[0], layouts=first[0].layouts + second[0].layouts)
+    put(folder, second[0], sample(f"{name}-1"))
+    same(load(monkeypatch, both), second[1])
+    put(folder, first[0], sample(f"{name}-0"))
+    same(load(monkeypatch, both), first[1])
+
+
+def test_half_of_another_form_is_named(folder, monkeypatch):
+    first, second = small("cifar10-0")[0], small("cifar10-1")[0]
+    put(folder, second, sample("cifar10-1"))[1].unlink()
+    with pytest.raises(DataError, match=r"another form of cifar10, but lacks cifar10/cifar10_test\.npz"):
+        load(monkeypatch, dataclasses.replace(first, layouts=first.layouts + second.layouts))
+
+
+# --------------------------------------------------------------------------- downloads whose content alone can be checked
+@pytest.fixture
+def server(tmp_path_factory):
+    root = tmp_path_factory.mktemp("served")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(root))
+    handler.log_message = lambda *a: None
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as http_server:
+        threading.Thread(target=http_server.serve_forever, daemon=True).start()
+        yield root, f"http://127.0.0.1:{http_server.server_port}"
+        http_server.shutdown()
+
+
+@pytest.mark.parametrize("name", ["lsst-0", "cardio-0"])
+def test_a_download_without_a_checksum_is_kept_only_if_it_holds_what_it_should(folder, monkeypatch, server, name):
+    root, url = server
+    source, raw = small(name, "content", url)
+    file, (content,) = source.layouts[0].files[0], sample(name)
+    served = root / file.name.replace("/", "_")
+    for bad in (content[:-200], b"<html>moved</html>"):
+        served.write_bytes(bad)
+        with pytest.raises(DataError, match=served.name):
+            load(monkeypatch, source)
+        assert [p for p in folder.rglob("*") if p.is_file()] == [], "nothing is kept"
+    served.write_bytes(content)
+    same(load(monkeypatch, source), raw)
+    assert (folder / file.name).read_bytes() == content
+    assert [p.name for p in (folder / file.name).parent.iterdir()] == [(folder / file.name).name]
+    served.unlink()
+    same(load(monkeypatch, source), raw)
+
+
+def test_what_needs_an_account_says_so(folder):
+    file = data.File("a.csv", by_hand="get a.csv from https://example.org (an account is needed)")
+    with pytest.raises(
+        DataError, match=r"without an account: get a\.csv from https://example\.org.*put it at .*a\.csv"
+    ):
+        data.fetch(file)
+
+
+def test_a_folder_that_cannot_be_written_is_a_clear_error(folder, monkeypatch, server):
+    root, url = server
+    (root / "a.csv").write_bytes(b"1")
+    (folder / "sub").write_bytes(b"a file where a folder is needed")
+    file = data.File("sub/a.csv", f"{url}/a.csv", 1, hashlib.sha256(b"1").hexdigest())
+    with pytest.raises(DataError, match=r"cannot be written.*NDL_DATA"):
+        data.fetch(file)
+
+
+def test_a_file_that_has_come_meanwhile_stays(folder):
+    (folder / "a.csv").write_bytes(b"first")
+    data.keep(data.File("a.csv"), b"second")
+    assert (folder / "a.csv").read_bytes() == b"first" and [p.name for p in folder.iterdir()] == ["a.csv"]
+
+
+# ---------------------------------------------------------------------------------------------------- CIFAR, independently
+def tar(members):
+    packed = io.BytesIO()
+    with tarfile.open(fileobj=packed, mode="w:gz") as archive:
+        for name, content in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            archive.addfile(info, io.BytesIO(content))
+    return packed.getvalue()
+
+
+def test_cifar_rows_are_red_then_green_then_blue():
+    """A row of the archive is 1,024 red, 1,024 green, 1,024 blue values, each part row by row (the publisher's page)."""
+    rows = np.zeros((2, 3072), np.uint8)
+    rows[0, 1024 + 5 * 32 + 7] = 200  # green, row 5, column 7
+    rows[1, 2048 + 31 * 32] = 100  # blue, last row, first column
+    batch = {b"data": rows, b"fine_labels": [3, 1], b"coarse_labels": [0, 0], b"filenames": [b"a", b"b"]}
+    meta = {b"fine_label_names": [b"ant", b"bee", b"cat", b"dog"], b"coarse_label_names": [b"x"]}
+    members = {"train": batch, "test": batch, "meta": meta}
+    archive = tar({f"cifar-100-python/{name}": pickle.dumps(content, 2) for name, content in members.items()})
+    raw = LAYOUTS["cifar100-0"][1].read(archive)
+    assert (
+        raw.x.shape == (4, 3, 32, 32) and raw.x[0, 1, 5, 7] == 200 and raw.x[1, 2, 31, 0] == 100 and raw.x.sum() == 600
+    )
+    assert raw.y.tolist() == [3, 1, 3, 1] and raw.names == ("ant", "bee", "cat", "dog")
+    assert raw.splits == {"train": slice(0, 2), "test": slice(2, 4)}
+
+
+def test_a_pickle_that_names_anything_else_is_not_opened():
+    members = {f"cifar-10-batches-py/data_batch_{i}": b"cos\nsystem\n(S'true'\ntR." for i in range(1, 6)}
+    with pytest.raises(pickle.UnpicklingError, match=r"os\.system"):
+        LAYOUTS["cifar10-0"][1].read(tar(members))
+
+
+@pytest.mark.parametrize("step", [1, 4])
+def test_webp_strips_are_exact_or_within_half_a_step(step):
+    x = np.random.default_rng(0).integers(0, 256, (5, 32, 32, 3)).astype(np.uint8)
+    files = [io.BytesIO(), io.BytesIO()]
+    for part, file in zip((x[:3], x[3:]), files):
+        Image.fromarray(part.reshape(-1, 32, 3) // step).save(file, "WEBP", lossless=True)
+    sizes = [len(file.getvalue()) for file in files]
+    packed = io.BytesIO()
+    webp = np.frombuffer(files[0].getvalue() + files[1].getvalue(), np.uint8)
+    offsets = np.array([0, sizes[0], sum(sizes)])
+    np.savez(packed, webp=webp, offsets=offsets, labels=np.arange(5), step=step, classes=np.array(["a"] * 5))
+    found, y, _ = images._strips(packed.getvalue())
+    error = np.abs(found.transpose(0, 2, 3, 1).astype(int) - x)
+    assert found.flags.c_contiguous and y.tolist() == [0, 1, 2, 3, 4] and error.max() == {1: 0, 4: 2}[step]
+
+
+# ------------------------------------------------------------------------------------------ formats of the UCR/UEA archives
+TS = """#a comment
+@problemName Tiny
+@timeStamps false
+@univariate false
+@classLabel true 10 9
+@data
+1,2,3:-4,5e-1,6:10
+7,8,9:1,1,1:9
+"""
+ARFF = """% a comment
+@RELATION Tiny
+@attribute target {10,9}
+@DATA
+'1,2,3\\n-4,5e-1,6',10
+'7,8,9\\n1,1,1',9
+"""
+
+
+@pytest.mark.parametrize(("read", "text"), [(series.read_ts, TS), (series.read_arff, ARFF)])
+def test_channels_of_a_case(read, text):
+    x, labels = read(text.encode())
+    assert x.dtype == np.float32 and labels == ["10", "9"]
+    assert x.tolist() == [[[1, 2, 3], [-4, 0.5, 6]], [[7, 8, 9], [1, 1, 1]]]
+
+
+def test_univariate_forms_agree():
+    cases = [
+        series.read_ts(b"@data\n1,2.5:2.0\n3,4:1.0\n"),
+        series.read_arff(b"@data\n1,2.5,2\n3,4,1\n"),
+        series.read_tsv(b"2\t1\t2.5\n1\t3\t4\n"),
+    ]
+    for x, labels in cases:
+        assert x.tolist() == [[[1, 2.5]], [[3, 4]]] and labels == ["2", "1"]
+
+
+def test_classes_are_numbered_in_the_order_of_their_labels():
+    x = np.zeros((2, 1, 3), np.float32)
+    numbers = series._join((x, ["10", "9"]), (x, ["-1", "9"]))
+    assert numbers.names == ("-1", "9", "10") and numbers.y.tolist() == [2, 1, 0, 1]
+    words = series._join((x, ["normal", "abnormal"]), (x, ["normal", "normal"]))
+    assert words.names == ("abnormal", "normal") and words.y.tolist() == [1, 0, 1, 1]
+    assert words.splits == {"train": slice(0, 2), "test": slice(2, 4)}
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "message"),
+    [
+        (series.read_ts, "1,2:1\n", "@data is missing"),
+        (series.read_ts, "@timeStamps true\n@data\n(0,1):1\n", "time stamps"),
+        (series.read_ts, "@data\n", "no cases"),
+        (series.read_ts, "@data\n1,2:3,4:a\n1,2:b\n", "different numbers of channels"),
+        (series.read_ts, "@data\n1,2:a\n1,2,3:b\n", "cut off"),
+        (series.read_ts, "@data\n1,2:a\n1,?:b\n", "not a number"),
+        (series.read_ts, "@data\n1,2:a\n1,NaN:b\n", "missing"),
+        (series.read_arff, "@data\n'1,2\\n3,4',a\n1,2,b\n", "different numbers of channels"),
+        (series.read_arff, "@data\n'1,2\\n3',a\n", "cut off"),
+        (series.read_tsv, "1\t2\t3\n1\t2\n", "cut off"),
+    ],
+)
+def test_irregular_series_are_refused(read, text, message):
+    with pytest.raises(DataError, match=message):
+        read(text.encode())
+
+
+def test_an_archive_without_the_files_says_what_it_holds():
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        archive.writestr("LSST.txt", "about")
+    with pytest.raises(DataError, match=r"neither LSST_TRAIN\.ts nor \.arff; it holds LSST\.txt"):
+        series._zipped("LSST")(packed.getvalue())
+
+
+def test_heartbeat_copy_is_the_training_part_alone(folder, monkeypatch):
+    source, _ = small("heartbeat-2")
+    put(folder, source, sample("heartbeat-2"))
+    loaded = load(monkeypatch, source)
+    assert [*loaded.splits] == ["train"] and "205 test cases are missing" in loaded.note
+    with pytest.raises(DataError, match=r"has no part 'test'; it has train\..*get Heartbeat\.zip from https"):
+        loaded.part("test")
+    with pytest.raises(data.DataError.__base__, match="official parts"):
+        data.official(loaded, seed=0)
+    whole = LAYOUTS["heartbeat-0"][1].read(*sample("heartbeat-0"))
+    train = whole.splits["train"]
+    assert np.array_equal(loaded.y, whole.y[train]) and np.allclose(loaded.x, whole.x[train], atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["ecg5000", "racketsports", "lsst", "sleep"])
+def test_all_forms_of_a_set_give_the_same_cases(name):
+    """The samples are the same cases in every format, and the readers agree on them."""
+    raws = [lay.read(*lay.sample()) for lay in data.SOURCES[name].layouts]
+    for raw in raws[1:]:
+        assert np.array_equal(raw.x, raws[0].x) and np.array_equal(raw.y, raws[0].y)
+        assert raw.names == raws[0].names and raw.splits == raws[0].splits
+
+
+# ---------------------------------------------------------------------------------------------------------------- tables
+def test_cardio_drops_the_identifier_and_keeps_the_order_of_the_columns():
+    text = "id;age;gender;height;weight;ap_hi;ap_lo;cholesterol;gluc;smoke;alco;active;cardio\n"
+    raw = tables.read_cardio((text + "7;18393;2;168;62.5;110;-80;1;2;0;0;1;1\n").encode())
+    assert raw.x.tolist() == [[18393, 2, 168, 62.5, 110, -80, 1, 2, 0, 0, 1]] and raw.y.tolist() == [1]
+    assert raw.names[0] == "age" and len(raw.names) == 11 and raw.x.flags.c_contiguous
+    with pytest.raises(DataError, match="columns cardio are missing; it has"):
+        tables.read_cardio(text.replace(";cardio", ";target").encode())
+
+
+def test_food_delivery_drops_incomplete_rows_and_numbers_words_alphabetically():
+    head = ["ID", *tables.FOOD[:12], "", *tables.FOOD[12:], "TARGET"]
+    row = dict.fromkeys(head, "1")
+    rows = [
+        row | {"Type_of_order": "Snack ", "TARGET": "30.123456789"},
+        row | {"Type_of_order": "Buffet ", "TARGET": "20"},
+        row | {"Type_of_order": "Drinks ", "TARGET": "#VALUE!"},
+        row | {"Type_of_order": "Meal ", "Distance (km)": ""},
+        row | {"Type_of_order": "Drinks ", "TARGET": "25"},
+    ]
+    text = "\n".join([",".join(head), *(",".join(r.values()) for r in rows)]) + "\n" + "," * (len(head) - 3) + "N/A,\n"
+    raw = tables.read_food(text.encode())
+    assert raw.x.shape == (3, 14) and raw.x[:, tables.FOOD.index("Type_of_order")].tolist() == [2, 0, 1]
+    assert raw.y.tolist() == [np.float32(30.12346), 20, 25]
+
+
+def test_both_forms_of_food_delivery_are_the_same_table():
+    one, other = (lay.read(*lay.sample()) for lay in data.SOURCES["food-delivery"].layouts)
+    assert np.array_equal(one.x, other.x) and np.array_equal(one.y, other.y) and len(one.x) < 200
+
+
+# ------------------------------------------------------------------------------------------------------------------ text
+def test_sst2_columns_in_either_order_and_words_that_look_missing():
+    glue = b'sentence\tlabel\nnull \t0\na "fine film \t1\n'
+    copy = b'label\tcontent\n0\tnull\n1\ta "fine film\n'
+    test = b"index\tsentence\n0\tNA\n1\tso so\n"
+    raw = texts.read_sst2(glue, copy, test)
+    assert raw.x.tolist() == ["null", 'a "fine film'] * 2 + ["NA", "so so"] and raw.y.tolist() == [0, 1, 0, 1, -1, -1]
+    for bad in (b"text\tlabel\na\t1\n", b"sentence\na\n"):
+        with pytest.raises(DataError, match="expected the columns"):
+            texts.read_sst2(bad, copy, test)
+    with pytest.raises(DataError, match="0 or 1"):
+        texts.read_sst2(glue.replace(b"\t1", b"\t2"), copy, test)
+
+
+def test_cola_development_parts_together_are_those_of_glue():
+    part = "gj04\t{}\t*\tSentence {}.\n"
+    contents = ["".join(part.format(i % 2, f"{c}{i}") for i in range(n)).encode() for c, n in zip("abc", (3, 2, 1))]
+    raw = texts.read_cola(*contents)
+    assert raw.x[raw.splits["dev"]].tolist() == ["Sentence b0.", "Sentence b1.", "Sentence c0."]
+    assert raw.y[raw.splits["train"]].tolist() == [0, 1, 0]
+    with pytest.raises(DataError, match="four columns"):
+        texts.read_cola(b"sentence\tlabel\n", *contents[1:])
+
+
+def test_wikitext_keeps_lines_and_tokens():
+    raw = texts.read_wikitext(b" \n = A = \n a <unk> b \n", b" c \n", b" d \n")
+    assert (
+        raw.x.tolist() == ["", "= A =", "a <unk> b", "c", "d"] and raw.splits["valid"] == slice(3, 4) and raw.y is None
+    )
+    with pytest.raises(DataError, match="version 1"):
+        texts.read_wikitext(b"raw text\n", b"c\n", b"d\n")
+
+
+# ------------------------------------------------------------------------------------------------------- official splits
+def made(x, y, splits):
+    return data.Data("made", x, y, (), "", False, splits, "")
+
+
+def test_official_split_keeps_the_test_part_and_scales_by_the_training_part():
+    rng = np.random.default_rng(0)
+    x = rng.normal([[5], [-3]], [[2], [0.5]], (120, 2, 30)).astype(np.float32)
+    y = np.arange(120) % 3
+    x.setflags(write=False)
+    parts = data.official(made(x, y, {"train": slice(0, 90), "test": slice(90, 120)}), seed=1, standardise="channel")
+    assert [len(p[0]) for p in (parts.train, parts.val, parts.test)] == [72, 18, 30]
+    assert np.bincount(parts.val[1]).tolist() == [6, 6, 6] and parts.test[1].tolist() == y[90:].tolist()
+    train = parts.train[0]
+    assert train.mean((0, 2)).abs().max() < 1e-5 and (train.std((0, 2), unbiased=False) - 1).abs().max() < 1e-4
+    assert parts.test[0].mean((0, 2)).abs().max() > 1e-4, "the test part is not centred on itself"
+    again = data.official(made(x, y, {"train": slice(0, 90), "test": slice(90, 120)}), seed=2, standardise="none")
+    assert np.array_equal(again.test[0], x[90:]) and not np.array_equal(again.val[0], x[72:90])
+
+
+def test_official_split_of_pictures_gives_floats():
+    raw = LAYOUTS["cifar10-0"][1].read(*sample("cifar10-0"))
+    parts = data.official(made(raw.x, raw.y, raw.splits), seed=0, val=0.1, standardise="channel")
+    assert str(parts.train[0].dtype) == "torch.float32" and str(parts.train[1].dtype) == "torch.int64"
+    assert len(parts.train[0]) == 180 and parts.train[0].mean((0, 2, 3)).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("bad", [{"val": 0.0}, {"val": 1.0}, {"standardise": "row"}])
+def test_bad_arguments_of_the_official_split(bad):
+    whole = made(np.zeros((10, 2), np.float32), np.zeros(10, int), {"train": slice(0, 8), "test": slice(8, 10)})
+    with pytest.raises(data.DataError.__base__):
+        data.official(whole, seed=0, **bad)
