@@ -112,9 +112,9 @@ def test_cosine_halves_the_sum_of_the_rates():
     for schedule in ("constant", "cosine"):
         model = nn.Sequential(nn.Flatten(), nn.Linear(1024, 1))
         nn.init.zeros_(model[1].weight)
-        dial.fit(model, data, lr=1e-5, schedule=schedule, steps=20, seed=0, batch_size=0 or 32, checks=1)
+        dial.fit(model, data, lr=1e-5, schedule=schedule, steps=20, seed=0, checks=1)
         moved[schedule] = model[1].weight.abs().max().item()
-    assert 0.9 * 20e-5 < moved["constant"] < 1.01 * 20e-5  # tiny full-batch steps: each moves a weight by the rate
+    assert 0.9 * 20e-5 < moved["constant"] < 1.1 * 20e-5  # tiny full-batch steps: each moves a weight by the rate
     assert 0.4 < moved["cosine"] / moved["constant"] < 0.6
 
 
