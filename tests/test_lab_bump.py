@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from lab import bump
+from torch.utils.flop_counter import FlopCounterMode
 
 
 def test_target_depends_on_the_length_alone():
@@ -65,3 +66,36 @@ def test_lengths_have_the_known_moments():
     assert p.sum() == pytest.approx(1)
     assert p @ r**2 == pytest.approx(10 / 3, rel=1e-6)
     assert p @ r**4 - (p @ r**2) ** 2 == pytest.approx(10 * (1 / 5 - 1 / 9), rel=1e-3)
+
+
+@pytest.mark.parametrize("arm, size", [("dense", 9), ("ndlinear", (3, 5)), ("ndlinear", (8, 8)), ("ndlinear", (1, 2))])
+@pytest.mark.parametrize("depth", [2, 3])
+def test_costs_are_those_that_torch_counts(arm, size, depth):
+    model, x = bump.network(arm, size, depth), torch.rand(1, 10)
+    costs = bump.costs(arm, size, depth)
+    assert costs["parameters"] == sum(p.numel() for p in model.parameters())
+    assert costs["cheapest"] == lab.count_macs(model, x) <= costs["forward"]
+    with FlopCounterMode(display=False) as counter:
+        model(x).square().sum().backward()
+    assert costs["training"] == counter.get_total_flops() // 2
+
+
+def test_defined_order_costs_what_the_formula_of_the_paper_says():
+    forward = [bump.costs("ndlinear", (h, h), d)["forward"] for d in (2, 3) for h in (4, 8, 16, 32)]
+    assert forward == [140, 472, 1712, 6496, 268, 1496, 9904, 72032]
+    assert bump.costs("dense", 128, 3)["forward"] == 10 * 128 + 128 * 128 + 128
+
+
+def test_equal_dense_networks_have_the_nearest_counts():
+    for width, depth in ((16, 2), (64, 3), (128, 2), (128, 3)):
+        modewise, equal = bump.costs("ndlinear", (width // 4,) * 2, depth), bump.equal_dense(width, depth)
+        for name, key in (("parameters", "parameters"), ("multiply-adds", "cheapest")):
+            off = {w: abs(bump.costs("dense", w, depth)[key] - modewise[key]) for w in range(1, 400)}
+            assert off[equal[name]] == min(off.values()) or (equal[name] == 256 and off[256] < 0.02 * modewise[key])
+        hidden = bump.network("ndlinear", (width // 4,) * 2, depth)[1](torch.rand(1, 2, 5))
+        assert equal["units"] == hidden.numel() and equal["width"] == width
+
+
+def test_spread_of_the_zero_answer_is_that_of_drawn_test_sets():
+    y = bump.target(bump.inputs(400_000, 5), 0.3).double().reshape(-1, 200)
+    assert bump.spread_of_zero(0.3, 200) == pytest.approx(y.square().mean(1).std().item(), rel=0.05)

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ndlinear import NdLinear
+from ndlinear import NdLinear, cheapest_order, count_macs, count_parameters
 
 from .modes import LabError
 
@@ -73,3 +73,48 @@ def constant_errors(sigma: float) -> dict[str, float]:
     y = np.exp(-((r - RADIUS) ** 2) / (2 * sigma**2))
     mean, square = float(p @ y), float(p @ y**2)
     return {"zero": square, "mean": square - mean**2, "mean of the target": mean}
+
+
+def costs(arm: str, size: int | tuple[int, ...], depth: int) -> dict[str, int]:
+    """Parameters and multiply-adds per sample (1 = 2 FLOPs) of `network`.
+
+    ``forward``: modes in the defined order 1..N; ``cheapest``: each layer in its cheapest order, as this book's layer runs;
+    ``training``: forward and backward in that order; every product costs two more backwards, the first one alone, as
+    nobody asks for the gradient of the inputs.
+    """
+    if arm == "dense":
+        sizes = [INPUTS, *[size] * (depth - 1), 1]
+        layers = [((a,), (b,)) for a, b in itertools.pairwise(sizes)]
+    else:
+        layers = list(itertools.pairwise([DIMS, *[tuple(size)] * (depth - 1), (1,) * len(size)]))
+    orders = [cheapest_order(d, h) for d, h in layers]
+    cheapest = sum(count_macs(d, h, order) for (d, h), order in zip(layers, orders))
+    first = orders[0][0]
+    return {
+        "parameters": sum(count_parameters(d, h) for d, h in layers),
+        "forward": sum(count_macs(d, h) for d, h in layers),
+        "cheapest": cheapest,
+        "training": 3 * cheapest - math.prod(layers[0][0]) * layers[0][1][first],
+    }
+
+
+def equal_dense(width: int, depth: int) -> dict[str, int]:
+    """Dense widths to compare NdLinear with hidden shape (width/4, width/4) with, by what they have in common.
+
+    "width": the printed pair; "parameters", "multiply-adds" (cheapest order, which favours NdLinear): the width with the
+    nearest count; "units": as many hidden units. 256 stands in where the nearest width is 257.
+    """
+    modewise = costs("ndlinear", (width // 4,) * 2, depth)
+    found = {"width": width}
+    for name, key in (("parameters", "parameters"), ("multiply-adds", "cheapest")):
+        counts = {w: costs("dense", w, depth)[key] for w in range(1, 400)}
+        best = min(counts, key=lambda w: abs(counts[w] - modewise[key]))
+        found[name] = 256 if best == 257 else best
+    return found | {"units": (width // 4) ** 2}
+
+
+def spread_of_zero(sigma: float, samples: int) -> float:
+    """Standard deviation of the error of "always zero" over test sets of a size: what the draw of the test set alone does."""
+    r, p = lengths()
+    squares = np.exp(-((r - RADIUS) ** 2) / sigma**2)
+    return float(np.sqrt((p @ squares**2 - (p @ squares) ** 2) / samples))
