@@ -16,6 +16,7 @@ sys.path.insert(0, str(ROOT / "book" / "_ext"))
 ndlbuild = pytest.importorskip("ndlbuild", reason="the book's requirements are not installed: make test")
 import ndlruns  # noqa: E402
 import ndltables  # noqa: E402
+from lab import ledger  # noqa: E402
 
 CLAIM = {"id": "layer-x", "where": ["sec:analysis"], "statement": "a < b & c", "kind": "theorem", "verdict": "open"}
 WRONG = CLAIM | {
@@ -63,7 +64,7 @@ def test_every_place_of_the_ledger_has_a_readable_name():
     labels = {label for claim in claims for label in claim["where"]}
     assert labels <= set(ndltables.places()), "add these labels to book/_ext/places.yml"
     areas = {claim["id"].split("-")[0] for claim in claims}
-    assert areas <= set(ndltables.AREAS), "add these areas to AREAS in book/_ext/ndltables.py"
+    assert areas <= set(ledger.AREAS), "add these areas to AREAS in notebooks/lab/ledger.py"
 
 
 def test_chapter_entry_gives_title_answer_and_verdicts(tmp_path):

@@ -16,7 +16,7 @@ from docutils import nodes
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1] / "notebooks")]
-from lab.ledger import SIGNS  # noqa: E402
+from lab.ledger import SIGNS, area  # noqa: E402
 
 # What the verdicts mean. The word and the sign carry the verdict, the colour only repeats it.
 MEANING = {
@@ -28,29 +28,6 @@ MEANING = {
     "open": "not tested yet",
 }
 SETTLED = ("holds", "holds-if", "fails", "undecided")  # these have a cell that judges them
-AREAS = {
-    "ablation": "ablations",
-    "bert": "BERT heads",
-    "bias": "dial a bias",
-    "cnn": "CNN heads",
-    "dit": "DiT",
-    "entropy": "entropy",
-    "ett": "ETT forecasting",
-    "flops": "FLOPs",
-    "layer": "the layer",
-    "lora": "LoRA",
-    "memory": "memory",
-    "opt": "OPT pre-training",
-    "overhead": "overhead",
-    "params": "parameters",
-    "related": "related work",
-    "sample": "sample efficiency",
-    "structured": "structured layers",
-    "tabular": "tabular data",
-    "theory": "theory",
-    "ucr": "UCR classification",
-    "vit": "ViT distillation",
-}
 COLUMNS = (
     ("verdict", "Verdict"),
     ("id", "Claim"),
@@ -76,12 +53,6 @@ def place(labels: list[str] | str | None) -> str:
     """Readable places of a claim, joined; a label without a name is shown as it is."""
     labels = [labels] if isinstance(labels, str) else labels or []
     return "; ".join(dict.fromkeys(str(places().get(label, label)) for label in labels))
-
-
-def area(claim: dict) -> str:
-    """The area of a claim: the first part of its id, in words."""
-    prefix = claim["id"].split("-")[0]
-    return AREAS.get(prefix, prefix)
 
 
 def badge(verdict: str) -> str:

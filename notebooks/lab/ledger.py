@@ -11,6 +11,30 @@ VERDICTS = ("holds", "holds-if", "fails", "undecided", "untestable", "open")
 SIGNS = {"holds": "✓", "holds-if": "✓*", "fails": "✗", "undecided": "≈", "untestable": "–", "open": "○"}
 # What a settled claim must say beside its rule, notebook and scope.
 ALSO_NEEDS = {"holds-if": "condition", "fails": "correction", "untestable": "reason"}
+# First part of a claim's id -> the area it belongs to.
+AREAS = {
+    "ablation": "ablations",
+    "bert": "BERT heads",
+    "bias": "dial a bias",
+    "cnn": "CNN heads",
+    "dit": "DiT",
+    "entropy": "entropy",
+    "ett": "ETT forecasting",
+    "flops": "FLOPs",
+    "layer": "the layer",
+    "lora": "LoRA",
+    "memory": "memory",
+    "opt": "OPT pre-training",
+    "overhead": "overhead",
+    "params": "parameters",
+    "related": "related work",
+    "sample": "sample efficiency",
+    "structured": "structured layers",
+    "tabular": "tabular data",
+    "theory": "theory",
+    "ucr": "UCR classification",
+    "vit": "ViT distillation",
+}
 
 
 class LedgerError(LabError):
@@ -54,6 +78,12 @@ def claims() -> list[dict]:
 def counts() -> dict[str, int]:
     """How many claims have which verdict."""
     return {verdict: sum(c["verdict"] == verdict for c in claims()) for verdict in VERDICTS}
+
+
+def area(claim: dict) -> str:
+    """The area of a claim: the first part of its id, in words."""
+    prefix = claim["id"].split("-")[0]
+    return AREAS.get(prefix, prefix)
 
 
 def claim(id: str) -> dict:
