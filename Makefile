@@ -7,7 +7,7 @@ PINS ?= constraints.txt
 RUN = $(VENV)/bin/python
 INSTALL = $(RUN) -m pip install --disable-pip-version-check -q -c $(PINS)
 
-.PHONY: book test lint notebooks environment stamp times reproduce clean
+.PHONY: book test lint notebooks bench environment stamp times reproduce clean
 
 $(VENV)/book.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +31,10 @@ lint: $(VENV)/test.installed
 	$(RUN) -m ruff format --check ndlinear.py notebooks/lab tests book/_ext
 	$(RUN) -m nbstripout --verify --keep-id notebooks/*.ipynb
 	git ls-files | grep -vE '\.(csv|jsonl|svg)$$' | xargs $(VENV)/bin/codespell
+
+# Times the layer and its peers on this machine, adds the rows to notebooks/results and prints the tables of chapter 60.
+bench: $(VENV)/book.installed
+	cd notebooks && $(abspath $(RUN)) -m lab.bench
 
 environment: $(VENV)/test.installed
 	cd notebooks && $(abspath $(RUN)) -m lab.upkeep environment
