@@ -1,12 +1,15 @@
 """Radius Bump: target, networks, constant answers."""
 
+import itertools
 import math
 
 import lab
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from lab import bump
+from scipy import stats
 from torch.utils.flop_counter import FlopCounterMode
 
 
@@ -99,3 +102,54 @@ def test_equal_dense_networks_have_the_nearest_counts():
 def test_spread_of_the_zero_answer_is_that_of_drawn_test_sets():
     y = bump.target(bump.inputs(400_000, 5), 0.3).double().reshape(-1, 200)
     assert bump.spread_of_zero(0.3, 200) == pytest.approx(y.square().mean(1).std().item(), rel=0.05)
+
+
+def made_up_runs(seeds=6):
+    """Errors and entropies with known relations, for two arms, a fair opponent and an incomplete group."""
+    rows, random = [], np.random.default_rng(0)
+    for sigma, (arm, width), depth, seed in itertools.product(
+        (0.1, 0.3), (("dense", 16), ("ndlinear", 16), ("dense", 4)), (2, 3), range(seeds)
+    ):
+        if width == 4 and seed == 5:
+            continue
+        entropy = random.random()
+        base = {"dense": 2.0, "ndlinear": 1.5}[arm] * (2 if width == 4 else 1)
+        rows.append(
+            {"sigma": sigma, "arm": arm, "width": width, "depth": depth, "seed": seed}
+            | {"end_test": base + 0.01 * entropy, "end_entropy": entropy, "noise": random.random()}
+        )
+    return pd.DataFrame(rows)
+
+
+def test_pairs_are_differences_by_seed():
+    runs = made_up_runs()
+    found = bump.pairs(runs[runs["width"] == 16], "end_test")
+    assert list(found.index) == [(s, 16, d) for s in (0.1, 0.3) for d in (2, 3)]
+    one = runs[(runs["sigma"] == 0.3) & (runs["depth"] == 2) & (runs["width"] == 16)]
+    values = {arm: one[one["arm"] == arm]["end_test"].to_numpy() for arm in ("ndlinear", "dense")}
+    mean, low, high = lab.interval(values["ndlinear"] - values["dense"])
+    row = found.loc[0.3, 16, 2]
+    assert row.tolist() == pytest.approx([mean, low, high, values["dense"].mean()])
+    wider = bump.pairs(runs[runs["width"] == 16], "end_test", level=0.999).loc[0.3, 16, 2]
+    assert wider["low"] < row["low"] and wider["high"] > row["high"]
+    assert bump.percent(found)[2].startswith(f"{100 * mean / values['dense'].mean():+.0f} [")
+
+
+def test_against_uses_the_seeds_that_both_have():
+    runs = made_up_runs()
+    mean, low, high = bump.against(runs, 0.1, 16, 2, 4)
+    assert low < mean < high and mean == pytest.approx(-62.5, abs=0.5)
+    assert bump.against(runs, 0.1, 16, 2, 77) is None
+
+
+def test_rank_correlation_sees_a_relation_and_noise():
+    runs = made_up_runs()
+    assert bump.rank_correlation(runs, "end_entropy", "end_test") == pytest.approx((1, 1, 1))
+    mean, low, high = bump.rank_correlation(runs, "noise", "end_test")
+    assert low < 0.3 and high > -0.3 and high - low > 0.1 and low < mean < high
+    by_scipy = [
+        stats.spearmanr(group["noise"], group["end_test"]).statistic
+        for _, group in runs[runs["width"] == 16].groupby(bump.GROUP)
+    ]
+    assert mean == pytest.approx(np.mean(by_scipy))
+    assert bump.rank_correlation(runs.assign(noise=1.0), "noise", "end_test") == (0, 0, 0)

@@ -10,12 +10,14 @@ import itertools
 import math
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from ndlinear import NdLinear, cheapest_order, count_macs, count_parameters
 
 from .modes import LabError
+from .stats import interval
 
 INPUTS, DIMS, RADIUS = 10, (2, 5), 0.8
 POOL, TEST_SEED = 2000, 1_000_000  # samples that a seed may draw from; the seed of the test set that all runs share
@@ -118,3 +120,63 @@ def spread_of_zero(sigma: float, samples: int) -> float:
     r, p = lengths()
     squares = np.exp(-((r - RADIUS) ** 2) / sigma**2)
     return float(np.sqrt((p @ squares**2 - (p @ squares) ** 2) / samples))
+
+
+# ------------------------------------------------------------------------------------------- reading the records
+GROUP = ["sigma", "arm", "width", "depth"]
+
+
+def pairs(runs: pd.DataFrame, metric: str, level: float = 0.95) -> pd.DataFrame:
+    """NdLinear minus dense of the same label, paired by seed: ``difference``, ``low``, ``high`` and the ``dense`` mean, one row
+    for each difficulty, width and depth."""
+    rows = {}
+    for key, group in runs.groupby(["sigma", "width", "depth"]):
+        wide = group.pivot(index="seed", columns="arm", values=metric)
+        rows[key] = (*interval(wide["ndlinear"] - wide["dense"], level=level), wide["dense"].mean())
+    frame = pd.DataFrame(rows, index=["difference", "low", "high", "dense"]).T
+    return frame.rename_axis(["sigma", "width", "depth"])
+
+
+def against(
+    runs: pd.DataFrame, sigma: float, width: int, depth: int, opponent: int
+) -> tuple[float, float, float] | None:
+    """Test error of NdLinear minus that of the dense network of width ``opponent``: percent of the latter's mean, with interval.
+
+    Paired by the seeds that both have; None where there are fewer than two.
+    """
+    some = runs[(runs["sigma"] == sigma) & (runs["depth"] == depth)]
+    arms = {"ndlinear": width, "dense": opponent}
+    wide = pd.DataFrame(
+        {a: some[(some["arm"] == a) & (some["width"] == w)].set_index("seed")["end_test"] for a, w in arms.items()}
+    )
+    wide = wide.dropna()
+    if len(wide) < 2:
+        return None
+    return tuple(100 * v / wide["dense"].mean() for v in interval(wide["ndlinear"] - wide["dense"]))
+
+
+def percent(frame: pd.DataFrame) -> list[str]:
+    """Rows of `pairs` as text: the difference in percent of the dense mean, with its interval."""
+    parts = [100 * frame[k] / frame["dense"] for k in ("difference", "low", "high")]
+    return [f"{a:+.0f} [{b:+.0f}, {c:+.0f}]" for a, b, c in zip(*parts)]
+
+
+def rank_correlation(runs: pd.DataFrame, x: str, y: str) -> tuple[float, float, float]:
+    """Spearman's correlation over the seeds of a group, averaged over the groups that have all seeds: (mean, low, high).
+
+    The interval is the wider of two: t over the groups, and a jackknife over the seeds, which the groups share. A group in
+    which one of the two does not vary counts as 0.
+    """
+    seeds = runs["seed"].unique()
+    full = runs.groupby(GROUP).filter(lambda group: len(group) == len(seeds))
+
+    def over_groups(frame: pd.DataFrame) -> np.ndarray:
+        ranks = frame.groupby(GROUP)[[x, y]].rank().join(frame[GROUP])
+        found = [group[x].corr(group[y]) if group[[x, y]].std().all() else 0.0 for _, group in ranks.groupby(GROUP)]
+        return np.array(found)
+
+    each, n = over_groups(full), len(seeds)
+    left = [over_groups(full[full["seed"] != seed]).mean() for seed in seeds]
+    found = interval(each), interval([n * each.mean() - (n - 1) * v for v in left])
+    widest = max(high - low for _, low, high in found) / 2
+    return float(each.mean()), float(each.mean() - widest), float(each.mean() + widest)
