@@ -153,3 +153,4 @@ def test_rank_correlation_sees_a_relation_and_noise():
     ]
     assert mean == pytest.approx(np.mean(by_scipy))
     assert bump.rank_correlation(runs.assign(noise=1.0), "noise", "end_test") == (0, 0, 0)
+    assert abs(bump.rank_correlation(runs[runs["seed"] < 2], "noise", "end_test")[0]) <= 1  # two seeds: smoke runs

@@ -172,7 +172,9 @@ def rank_correlation(runs: pd.DataFrame, x: str, y: str) -> tuple[float, float, 
 
     def over_groups(frame: pd.DataFrame) -> np.ndarray:
         ranks = frame.groupby(GROUP)[[x, y]].rank().join(frame[GROUP])
-        found = [group[x].corr(group[y]) if group[[x, y]].std().all() else 0.0 for _, group in ranks.groupby(GROUP)]
+        found = [
+            group[x].corr(group[y]) if group[[x, y]].nunique().gt(1).all() else 0.0 for _, group in ranks.groupby(GROUP)
+        ]
         return np.array(found)
 
     each, n = over_groups(full), len(seeds)
