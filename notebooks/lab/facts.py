@@ -19,14 +19,15 @@ def _table(name: str) -> pd.DataFrame:
 
 
 def facts(table: str, **where) -> pd.DataFrame:
-    """Rows of one of the paper's tables, ``value`` and ``std`` as numbers; ``where`` selects by column (a list means any of)."""
+    """Rows of a table of facts, ``value`` and ``std`` as numbers where it has them; ``where`` selects by column (a list means any of)."""
     frame = _table(table)
     for column, wanted in where.items():
         if column not in frame:
             raise LabError(f"table {table!r} has no column {column!r}; it has: {', '.join(frame.columns)}")
         values = wanted if isinstance(wanted, (list, tuple, set)) else [wanted]
         frame = frame[frame[column].isin([str(v) for v in values])]
-    return frame.assign(value=pd.to_numeric(frame["value"]), std=pd.to_numeric(frame["std"])).reset_index(drop=True)
+    numbers = {column: pd.to_numeric(frame[column]) for column in ("value", "std") if column in frame}
+    return frame.assign(**numbers).reset_index(drop=True)
 
 
 def fact(table: str, **where) -> float:

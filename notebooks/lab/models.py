@@ -1,0 +1,392 @@
+"""The models of the paper's experiments, built from plain torch.nn and NdLinear at the sizes that give its printed counts.
+
+Chapter 70 counts them; the experiments of the chapters 3x and 4x train those that are small. The settings come from the
+text of the paper, from its released code, or, where neither says, from the printed counts; each docstring says which.
+Large models (`opt`, `decoder`, `dit`) are bodies to be counted: build them under ``torch.device("meta")``, they hold no
+numbers and have no forward pass.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ndlinear import NdLinear, cheapest_order, mode_product
+
+
+def size(model: nn.Module, *, all: bool = False) -> int:
+    """Numbers that are trained (``all``: also those that are fixed); a parameter that is used twice counts once."""
+    return sum(p.numel() for p in model.parameters() if all or p.requires_grad)
+
+
+class AsReleased(NdLinear):
+    """NdLinear executed as the released package does: mode after mode in the defined order, whatever it costs."""
+
+    steps = property(lambda self: self.order)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for k in self.steps:
+            mode = self.align_layers[k]
+            x = mode_product(x, mode.weight, k - len(self.order), mode.bias)
+        return x
+
+
+class Cheapest(AsReleased):
+    """The same modes one after the other in the cheapest order, to be counted; the biases are those of that order."""
+
+    steps = property(lambda self: cheapest_order(self.input_dims, self.hidden_size))
+
+
+# ------------------------------------------------------------------------------------------- image classification (CNN)
+def cnn_features() -> nn.Sequential:
+    """Two convolutions with batch norm and pooling, (3, 32, 32) -> (64, 8, 8), 19,584 parameters. From the released code."""
+    layers = []
+    for channels, filters in ((3, 32), (32, 64)):
+        conv = nn.Conv2d(channels, filters, 3, padding=1)
+        layers += [conv, nn.BatchNorm2d(filters), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout2d(0.2)]
+    return nn.Sequential(*layers)
+
+
+class CPLinear(nn.Module):
+    """A dense map whose weight is a sum of ``rank`` outer products, rebuilt at every call: rank (D + H + 1) + H numbers."""
+
+    def __init__(self, inputs: int, outputs: int, rank: int):
+        super().__init__()
+        self.left = nn.Parameter(torch.randn(outputs, rank) / math.sqrt(rank))
+        self.right = nn.Parameter(torch.randn(inputs, rank) / math.sqrt(inputs))
+        self.weights, self.bias = nn.Parameter(torch.ones(rank)), nn.Parameter(torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, (self.left * self.weights) @ self.right.T, self.bias)
+
+
+def tt_ranks(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """Ranks of a tensor train of this shape, cut at ``most``: none can exceed the sizes on its left or on its right."""
+    cuts = range(len(sizes) + 1)
+    return tuple(min(most, math.prod(sizes[:k]), math.prod(sizes[k:])) for k in cuts)
+
+
+class TTLinear(nn.Module):
+    """A dense map whose weight, as a tensor of axes (H, D), is a tensor train, rebuilt core by core at every call."""
+
+    def __init__(self, input_dims: tuple[int, ...], hidden_size: tuple[int, ...], rank: int):
+        super().__init__()
+        axes = (*hidden_size, *input_dims)
+        ranks = tt_ranks(axes, rank)
+        shapes = zip(ranks[:-1], axes, ranks[1:])
+        self.cores = nn.ParameterList(torch.randn(*shape) / math.sqrt(shape[0] * shape[1]) for shape in shapes)
+        self.bias = nn.Parameter(torch.zeros(math.prod(hidden_size)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.cores[0].flatten(0, 1)
+        for core in self.cores[1:]:
+            weight = (weight @ core.flatten(1)).view(-1, core.shape[-1])
+        return F.linear(x, weight.view(len(self.bias), -1), self.bias)
+
+
+def cnn_head(head: str, classes: int | None, hidden=(64, 8, 8), width: int = 256, layer=NdLinear) -> nn.Sequential:
+    """What follows the features (64, 8, 8): the part in which the networks of the comparison differ.
+
+    Args:
+        head: "dense", Linear(4096, width) with ReLU and dropout; "ndlinear", NdLinear to ``hidden`` without an activation, as
+            released; "affine", nothing but the classifier; "cp" and "tt", a 4096x4096 map of rank 64 in these formats.
+        classes: size of the classifier at the end, None for no classifier.
+    """
+    flat, n = nn.Flatten(), 64 * 8 * 8
+    middle = {
+        "dense": lambda: [flat, nn.Linear(n, width), nn.ReLU(), nn.Dropout(0.3)],
+        "ndlinear": lambda: [layer((64, 8, 8), hidden), flat],
+        "affine": lambda: [flat],
+        "cp": lambda: [flat, CPLinear(n, n, rank=64)],
+        "tt": lambda: [flat, TTLinear((64, 8, 8), (64, 8, 8), rank=64)],
+    }[head]()
+    inputs = {"dense": width, "ndlinear": math.prod(hidden)}.get(head, n)
+    return nn.Sequential(*middle, *([nn.Linear(inputs, classes)] if classes else []))
+
+
+def cnn(head: str = "dense", classes: int | None = 10, **options) -> nn.Sequential:
+    """The CNN of the CIFAR experiments: 1,070,986 parameters with the dense head, 64,858 with NdLinear (10 classes)."""
+    return nn.Sequential(cnn_features(), cnn_head(head, classes, **options))
+
+
+# -------------------------------------------------------------------------------------------------- networks over time
+def feed_forward(width: int, hidden: int, terms: int | None = None, act=nn.ReLU, layer=NdLinear) -> nn.Sequential:
+    """The block width -> hidden -> width. With ``terms``, NdLinear (width, 1) -> (hidden, terms) -> (width, 1) in its place."""
+    if terms is None:
+        return nn.Sequential(nn.Linear(width, hidden), act(), nn.Linear(hidden, width))
+    outside, inside = (width, 1), (hidden, terms)
+    pair = layer(outside, inside), act(), layer(inside, outside)
+    return nn.Sequential(nn.Unflatten(-1, outside), *pair, nn.Flatten(-2))
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and a feed-forward block, each added and then normalised, as in torch.nn.TransformerEncoderLayer."""
+
+    def __init__(self, width: int, heads: int, block: nn.Module):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, heads, batch_first=True)
+        self.norms, self.block = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)]), block
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.norms[0](x + self.attention(x, x, x, need_weights=False)[0])
+        return self.norms[1](x + self.block(x))
+
+
+class Encoder(nn.Module):
+    """(B, steps, channels) -> (B, outputs): a linear embedding, one encoder layer, the mean over time, a linear map."""
+
+    def __init__(self, channels: int, width: int, outputs: int, block: nn.Module, heads: int):
+        super().__init__()
+        self.embed, self.layer = nn.Linear(channels, width), EncoderLayer(width, heads, block)
+        self.out = nn.Linear(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.layer(self.embed(x)).mean(1))
+
+
+UCR = {  # channels, width, outputs, terms of the NdLinear block: the one family that gives all 18 printed counts
+    "ECGFiveDay": (1, 16, 3, 8),
+    "HeartBeat": (61, 16, 3, 4),
+    "Chlorine Conc.": (1, 32, 4, 16),
+    "ECG5000": (1, 32, 6, 32),
+    "LSST": (6, 48, 15, 32),
+    "Sleep": (1, 32, 6, 32),
+}
+
+
+def series_classifier(dataset: str, method: str, heads: int = 4, layer=NdLinear) -> Encoder:
+    """The classifiers of the UCR table: "Base Model" (block of 4 widths), "Base Model*" (of one width), "NdLinear".
+
+    No code is released; widths and numbers of terms are solved from the counts. Any number of heads gives the same count.
+    The outputs are the classes plus one, as labels counted from 1 would ask for.
+    """
+    channels, width, outputs, terms = UCR[dataset]
+    hidden, m = {"Base Model": (4 * width, None), "Base Model*": (width, None), "NdLinear": (width, terms)}[method]
+    return Encoder(channels, width, outputs, feed_forward(width, hidden, m, layer=layer), heads)
+
+
+def forecaster(method: str = "Linear", inputs: int = 6, width: int = 32, horizon: int = 12, heads: int = 4) -> Encoder:
+    """The ETT Transformer. "Linear" has the default block of 2,048 hidden units: 138,124 parameters.
+
+    "NdLinear" has (32, 1) -> (32, 1) twice; as in the released code it keeps the dense block beside it, ``unused``, which
+    no gradient reaches: 140,240 parameters, of which 7,088 are trained. Settings from the released code.
+    """
+    dense = feed_forward(width, 2048, act=nn.GELU)
+    if method == "Linear":
+        return Encoder(inputs, width, horizon, dense, heads)
+    model = Encoder(inputs, width, horizon, feed_forward(width, width, 1, act=nn.GELU), heads)
+    model.layer.unused = dense
+    return model
+
+
+class Recurrent(nn.Module):
+    """(B, steps, channels) -> (B, horizon): torch.nn.RNN, then a head on the last state."""
+
+    def __init__(self, inputs: int, hidden: int, head: nn.Module):
+        super().__init__()
+        self.rnn, self.head = nn.RNN(inputs, hidden, batch_first=True), head
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.rnn(x)[0][:, -1])
+
+
+def recurrent(
+    method: str = "Linear", inputs: int = 6, hidden: int = 96, horizon: int = 12, layer=NdLinear
+) -> Recurrent:
+    """The ETT RNN: state of 96 units, two linear layers, 20,460 parameters; "NdLinear" replaces these two by one-column ones.
+
+    No code is released. The printed count of the NdLinear network is not met by any such model with 96 units.
+    """
+    dense = [nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(0.3), nn.Linear(hidden, horizon)]
+    if method == "Linear":
+        return Recurrent(inputs, hidden, nn.Sequential(*dense))
+    first, last = layer((hidden, 1), (hidden, 1)), layer((hidden, 1), (horizon, 1))
+    return Recurrent(
+        inputs, hidden, nn.Sequential(nn.Unflatten(-1, (hidden, 1)), first, *dense[1:3], last, nn.Flatten())
+    )
+
+
+# ---------------------------------------------------------------------------------------------- tabular data, text head
+def mlp(*sizes: int) -> nn.Sequential:
+    """Linear layers of these sizes with ReLU between them."""
+    layers = itertools.chain.from_iterable((nn.Linear(a, b), nn.ReLU()) for a, b in itertools.pairwise(sizes))
+    return nn.Sequential(*list(layers)[:-1])
+
+
+TABULAR = {"Cardio Disease": (11, (11, 64), 2), "Delivery Time": (14, (32, 64), 1)}  # inputs, hidden shape, outputs
+
+
+def tabular(dataset: str, method: str = "Linear", layer=NdLinear) -> nn.Sequential:
+    """The tabular models: inputs-128-128-outputs, or (inputs, 1) to the hidden shape, to itself, and a linear layer."""
+    inputs, hidden, outputs = TABULAR[dataset]
+    if method == "Linear":
+        return mlp(inputs, 128, 128, outputs)
+    layers = nn.Unflatten(-1, (inputs, 1)), layer((inputs, 1), hidden), nn.ReLU(), layer(hidden, hidden), nn.ReLU()
+    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(math.prod(hidden), outputs))
+
+
+def text_head(method: str = "Linear", hidden: int = 2, layer=NdLinear) -> nn.Sequential:
+    """The head on 768 BERT features: 768-2-2 with 1,544 parameters, or (96, 8) -> (2, 2), then 4-2, with 222.
+
+    The order of the two factors of 768 is that of the released code; the other one has the same count. ``hidden`` is the
+    size of the dense head's hidden layer: 2 gives the printed count, the text says 128.
+    """
+    if method == "Linear":
+        return mlp(768, hidden, 2)
+    return nn.Sequential(nn.Unflatten(-1, (96, 8)), layer((96, 8), (2, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
+
+
+def radius_mlp(method: str, width: int, depth: int, bias: bool = True, layer=NdLinear) -> nn.Sequential:
+    """The Radius Bump networks on 10 coordinates: "dense", 10-width-...-1, or "NdLinear", (2, 5) to (h, h), ..., (1, 1) with
+    h = width / 4; ``depth`` linear layers in all. Input shape from the released code."""
+    if method == "dense":
+        return mlp(10, *[width] * (depth - 1), 1)
+    h = width // 4
+    shapes = [(2, 5), *[(h, h)] * (depth - 1), (1, 1)]
+    layers = [layer(a, b, bias=bias) for a, b in itertools.pairwise(shapes)]
+    between = itertools.chain.from_iterable((each, nn.ReLU()) for each in layers)
+    return nn.Sequential(nn.Unflatten(-1, (2, 5)), *list(between)[:-1], nn.Flatten())
+
+
+# ------------------------------------------------------------------------------------------------- vision transformers
+class ViTBlock(nn.Module):
+    """Attention with 8 heads of 64, then the feed-forward block, each after a layer norm and added to its input."""
+
+    def __init__(self, width: int, block: nn.Module, heads: int = 8, head: int = 64):
+        super().__init__()
+        self.norms = nn.ModuleList([nn.LayerNorm(width), nn.LayerNorm(width)])
+        self.qkv, self.out = nn.Linear(width, 3 * heads * head), nn.Linear(heads * head, width)
+        self.block, self.heads = block, heads
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norms[0](x)).chunk(3, -1)
+        )
+        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
+        return x + self.block(self.norms[1](x))
+
+
+class ViT(nn.Module):
+    """The distilled student: patches of 16 of an image of 224, a class token, ``depth`` blocks.
+
+    "NdViT" has NdLinear (width, 1) -> (width, 1) twice in its block; "Naive ViT" a dense block of ``hidden`` units. The
+    former is as released; the latter is not released, 512 units is the unused setting of the released script.
+    """
+
+    def __init__(self, method: str, width: int, depth: int, classes: int, hidden: int = 512, layer=NdLinear):
+        super().__init__()
+        patch, self.patch = 3 * 16 * 16, 16
+        self.embed = nn.Sequential(nn.LayerNorm(patch), nn.Linear(patch, width), nn.LayerNorm(width))
+        self.positions = nn.Parameter(torch.zeros(1, 14 * 14 + 1, width))
+        self.token = nn.Parameter(torch.zeros(1, 1, width))
+        sizes = (width, 1) if method == "NdViT" else (hidden, None)
+        blocks = [feed_forward(width, *sizes, act=nn.GELU, layer=layer) for _ in range(depth)]
+        self.blocks = nn.ModuleList(ViTBlock(width, block) for block in blocks)
+        self.norm, self.out = nn.LayerNorm(width), nn.Linear(width, classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        patches = F.unfold(images, self.patch, stride=self.patch).mT
+        x = torch.cat([self.token.expand(len(images), -1, -1), self.embed(patches)], 1) + self.positions
+        for block in self.blocks:
+            x = block(x)
+        return self.out(self.norm(x)[:, 0])
+
+
+# -------------------------------------------------------------------------------------- large models, to be counted only
+OPT = {  # as in the released configurations; `embed` is the default of the configuration class, which they leave as it is
+    "OPT-Small": {"layers": 12, "width": 768, "hidden": 3072, "positions": 512, "vocabulary": 50272, "embed": 768},
+    "OPT-Mid": {"layers": 24, "width": 1024, "hidden": 4096, "positions": 1024, "vocabulary": 50272, "embed": 768},
+}
+OPT_INSIDE = {"OPT-Small": (2800, 8), "OPT-Mid": (4000, 4)}  # NdLinear between the two layers of a block
+DECODERS = {  # config.json of Qwen/Qwen3-1.7B-Base and meta-llama/Meta-Llama-3-8B
+    "Qwen3-1.7B": {"layers": 28, "width": 2048, "hidden": 6144, "heads": 16, "kv_heads": 8, "head": 128,
+                   "vocabulary": 151936, "tied": True, "qk_norm": True},
+    "LLaMA3-8B": {"layers": 32, "width": 4096, "hidden": 14336, "heads": 32, "kv_heads": 8, "head": 128,
+                  "vocabulary": 128256, "tied": False, "qk_norm": False},
+}  # fmt: skip
+TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+
+
+def opt(layers, width, hidden, positions, vocabulary, embed, inside=None) -> nn.ModuleDict:
+    """An OPT decoder, output tied to the embedding. ``inside`` puts NdLinear (width, 1) -> inside -> (width, 1) in the block.
+
+    Token embeddings of another size than ``width`` come with two projections without biases, under "project".
+    """
+    block = lambda: feed_forward(width, hidden) if inside is None else feed_forward(width, *inside)  # noqa: E731
+    body = {
+        "tokens": nn.Embedding(vocabulary, embed),
+        "positions": nn.Embedding(positions + 2, width),  # two rows are reserved in OPT
+        "layers": nn.ModuleList(EncoderLayer(width, 1, block()) for _ in range(layers)),
+        "norm": nn.LayerNorm(width),
+    }
+    if embed != width:
+        body["project"] = nn.ModuleList([nn.Linear(embed, width, bias=False), nn.Linear(width, embed, bias=False)])
+    return nn.ModuleDict(body)
+
+
+def decoder(layers, width, hidden, heads, kv_heads, head, vocabulary, tied, qk_norm) -> nn.ModuleDict:
+    """The layers of a LLaMA-like language model under their usual names, so that adapters find their targets."""
+
+    def layer():
+        shapes = {"q_proj": (width, heads * head), "k_proj": (width, kv_heads * head), "v_proj": (width, kv_heads * head),
+                  "o_proj": (heads * head, width), "gate_proj": (width, hidden), "up_proj": (width, hidden),
+                  "down_proj": (hidden, width)}  # fmt: skip
+        body = {name: nn.Linear(*shape, bias=False) for name, shape in shapes.items()}
+        norms = {"norm_1": width, "norm_2": width, **({"q_norm": head, "k_norm": head} if qk_norm else {})}
+        return nn.ModuleDict(body | {name: nn.RMSNorm(n) for name, n in norms.items()})
+
+    body = {"tokens": nn.Embedding(vocabulary, width), "layers": nn.ModuleList(layer() for _ in range(layers))}
+    head_ = {} if tied else {"lm_head": nn.Linear(width, vocabulary, bias=False)}
+    return nn.ModuleDict(body | {"norm": nn.RMSNorm(width)} | head_)
+
+
+class LoRA(nn.Module):
+    """A frozen linear layer plus a trained update of rank ``rank``: rank (D + H) numbers."""
+
+    def __init__(self, base: nn.Linear, rank: int):
+        super().__init__()
+        self.base, like = base.requires_grad_(False), {"device": base.weight.device, "dtype": base.weight.dtype}
+        self.down = nn.Linear(base.in_features, rank, bias=False, **like)
+        self.up = nn.Linear(rank, base.out_features, bias=False, **like)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base(x) + self.up(self.down(x))
+
+
+def apply_lora(model: nn.Module, rank: int, targets=TARGETS) -> nn.Module:
+    """Freeze the model and put a `LoRA` in place of each linear layer with one of these names; returns the model."""
+    model.requires_grad_(False)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if name in targets and isinstance(child, nn.Linear):
+                setattr(parent, name, LoRA(child, rank))
+    return model
+
+
+def dit(nd_blocks: int = 0, nd_embedder: bool = False, depth: int = 28, width: int = 1152, classes: int = 1000):
+    """DiT-XL/2 on latents of 4 x 32 x 32. ``nd_blocks``: so many of its blocks have NdLinear (width, 1) -> (width, 1) twice
+    in place of the MLP of four widths; ``nd_embedder``: the same in the timestep embedder. Positions are fixed, not trained.
+    """
+
+    def embedder():
+        if not nd_embedder:
+            return mlp(256, width, width)
+        return nn.ModuleList([NdLinear((256, 1), (width, 1)), NdLinear((width, 1), (width, 1))])
+
+    def block(k):
+        inside = feed_forward(width, width, 1) if k < nd_blocks else feed_forward(width, 4 * width)
+        attention = nn.MultiheadAttention(width, 16)
+        return nn.ModuleDict({"attention": attention, "block": inside, "modulation": nn.Linear(width, 6 * width)})
+
+    body = nn.ModuleDict({
+        "patches": nn.Conv2d(4, width, 2, stride=2), "time": embedder(),
+        "labels": nn.Embedding(classes + 1, width), "blocks": nn.ModuleList(block(k) for k in range(depth)),
+        "modulation": nn.Linear(width, 2 * width), "out": nn.Linear(width, 2 * 2 * 8),
+    })  # fmt: skip
+    body.positions = nn.Parameter(torch.zeros(1, 256, width), requires_grad=False)
+    return body

@@ -1,0 +1,240 @@
+"""The models of the paper's experiments: counts against formulas and other libraries, forward passes against references."""
+
+import itertools
+import math
+
+import lab
+import pytest
+import torch
+from lab import models
+from lab.models import AsReleased, size
+from torch import nn
+
+import ndlinear
+from ndlinear import NdLinear
+
+CONV = (3 * 9 + 1) * 32 + (32 * 9 + 1) * 64 + 2 * (32 + 64)  # two 3x3 convolutions, two batch norms
+
+
+def nd(dims, hidden, bias=True):
+    return sum(d * h for d, h in zip(dims, hidden)) + bias * sum(hidden)
+
+
+def mlp(*widths):
+    return sum((a + 1) * b for a, b in itertools.pairwise(widths))
+
+
+def test_size_counts_shared_parameters_once_and_fixed_ones_on_demand():
+    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
+    second.weight = first.weight
+    assert size(nn.Sequential(first, second)) == 9 + 3 + 3
+    first.bias.requires_grad_(False)
+    assert size(nn.Sequential(first, second)) == 12 and size(nn.Sequential(first, second), all=True) == 15
+
+
+@pytest.mark.parametrize("classes", [10, 100])
+def test_cnn_counts(classes):
+    last = 4096 * classes + classes
+    expected = {
+        "dense": CONV + mlp(4096, 256, classes),
+        "ndlinear": CONV + nd((64, 8, 8), (64, 8, 8)) + last,
+        "affine": CONV + last,
+        "cp": CONV + 2 * 4096 * 64 + 64 + 4096 + last,
+    }
+    for head, count in expected.items():
+        assert size(models.cnn(head, classes)) == count
+    hidden = (256, 2, 2)
+    assert size(models.cnn("ndlinear", classes, hidden=hidden)) == CONV + nd((64, 8, 8), hidden) + mlp(1024, classes)
+
+
+@pytest.mark.parametrize("head", ["dense", "ndlinear", "affine", "cp", "tt"])
+def test_cnn_runs_and_every_parameter_gets_a_gradient(head):
+    net = models.cnn(head, None if head == "cp" else 7).train()
+    out = net(torch.randn(4, 3, 32, 32))
+    assert out.shape == (4, 4096 if head == "cp" else 7)
+    out.square().sum().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+
+
+def test_cp_layer_is_a_sum_of_outer_products():
+    layer, x = models.CPLinear(5, 4, rank=3).double(), torch.randn(6, 5).double()
+    torch.nn.init.normal_(layer.bias), torch.nn.init.normal_(layer.weights)
+    factors = zip(layer.weights, layer.left.T, layer.right.T)
+    weight = sum(w * torch.outer(a, b) for w, a, b in factors)
+    assert torch.allclose(layer(x), x @ weight.T + layer.bias)
+
+
+def test_tt_layer_is_a_tensor_train():
+    layer, x = models.TTLinear((2, 3), (3, 2), rank=4).double(), torch.randn(5, 6).double()
+    assert [tuple(core.shape) for core in layer.cores] == [(1, 3, 3), (3, 2, 4), (4, 2, 3), (3, 3, 1)]
+    weight = torch.einsum("apb,bqc,crd,dse->pqrs", *layer.cores).reshape(6, 6)
+    assert torch.allclose(layer(x), x @ weight.T + layer.bias)
+
+
+def test_tt_ranks_are_cut_where_a_matrix_is_narrow():
+    assert models.tt_ranks((64, 8, 8, 64, 8, 8), 64) == (1, 64, 64, 64, 64, 8, 1)
+    assert models.tt_ranks((2, 2, 2), 100) == (1, 2, 2, 1)
+
+
+def test_cheapest_order_is_counted():
+    with torch.device("meta"):
+        macs = lab.count_macs(models.Cheapest((2800, 8), (768, 1)), torch.empty(1, 2800, 8))
+    assert macs == min(ndlinear.count_macs((2800, 8), (768, 1), order) for order in ((0, 1), (1, 0)))
+
+
+@pytest.mark.parametrize("outer", [True, False])
+def test_as_released_is_the_same_function_at_the_defined_cost(outer):
+    shapes = (2800, 8), (768, 1)
+    with torch.device("meta"):
+        sample, layer = torch.empty(1, *shapes[0]), AsReleased(*shapes, outer)
+    order = (0, 1) if outer else (1, 0)
+    assert lab.count_macs(layer, sample) == ndlinear.count_macs(*shapes, order)
+    small, x = AsReleased((4, 5, 3), (3, 6, 2), outer).double(), torch.randn(7, 4, 5, 3).double()
+    other = NdLinear((4, 5, 3), (3, 6, 2), outer).double()
+    other.load_state_dict(small.state_dict())
+    assert torch.allclose(small(x), other(x))
+
+
+@pytest.mark.parametrize("dataset", models.UCR)
+def test_series_classifiers(dataset):
+    channels, width, outputs, m = models.UCR[dataset]
+    around = mlp(channels, width) + 4 * mlp(width, width) + 4 * width + mlp(width, outputs)
+    blocks = {
+        "Base Model": mlp(width, 4 * width, width),
+        "Base Model*": mlp(width, width, width),
+        "NdLinear": nd((width, 1), (width, m)) + nd((width, m), (width, 1)),
+    }
+    for method, count in blocks.items():
+        net = models.series_classifier(dataset, method)
+        assert size(net) == around + count
+        assert net(torch.randn(2, 9, channels)).shape == (2, outputs)
+
+
+def test_encoder_layer_is_that_of_torch():
+    width, heads, hidden = 12, 3, 20
+    block = models.feed_forward(width, hidden)
+    ours = models.EncoderLayer(width, heads, block).eval()
+    theirs = nn.TransformerEncoderLayer(width, heads, hidden, dropout=0, batch_first=True).eval()
+    theirs.self_attn.load_state_dict(ours.attention.state_dict())
+    pairs = (
+        (theirs.linear1, block[0]),
+        (theirs.linear2, block[2]),
+        (theirs.norm1, ours.norms[0]),
+        (theirs.norm2, ours.norms[1]),
+    )
+    for mine, source in pairs:
+        mine.load_state_dict(source.state_dict())
+    x = torch.randn(2, 7, width)
+    assert torch.allclose(ours(x), theirs(x), atol=1e-6)
+
+
+def test_forecasters():
+    net = models.forecaster("NdLinear")
+    assert size(models.forecaster()) == 138_124 and size(net) == 140_240
+    net(torch.randn(2, 24, 6)).sum().backward()
+    reached = sum(p.numel() for p in net.parameters() if p.grad is not None)
+    assert reached == 140_240 - mlp(32, 2048, 32) == 7_088
+    assert size(models.recurrent()) == 96 * (6 + 96 + 2) + mlp(96, 96, 12)
+    for method in ("Linear", "NdLinear"):
+        assert models.recurrent(method)(torch.randn(2, 24, 6)).shape == (2, 12)
+        assert models.forecaster(method)(torch.randn(2, 24, 6)).shape == (2, 12)
+
+
+def test_tabular_and_text_heads():
+    assert size(models.tabular("Cardio Disease")) == mlp(11, 128, 128, 2)
+    assert size(models.tabular("Delivery Time")) == mlp(14, 128, 128, 1)
+    cardio = nd((11, 1), (11, 64)) + nd((11, 64), (11, 64)) + mlp(704, 2)
+    assert size(models.tabular("Cardio Disease", "NdLinear")) == cardio
+    delivery = nd((14, 1), (32, 64)) + nd((32, 64), (32, 64)) + mlp(2048, 1)
+    assert size(models.tabular("Delivery Time", "NdLinear")) == delivery
+    for data, (inputs, _, outputs) in models.TABULAR.items():
+        assert models.tabular(data, "NdLinear")(torch.randn(3, inputs)).shape == (3, outputs)
+    assert size(models.text_head()) == mlp(768, 2, 2) and size(models.text_head(hidden=128)) == mlp(768, 128, 2)
+    assert size(models.text_head("NdLinear")) == nd((96, 8), (2, 2)) + mlp(4, 2)
+    assert models.text_head("NdLinear")(torch.randn(3, 768)).shape == (3, 2)
+
+
+@pytest.mark.parametrize("width", [16, 32, 64, 128])
+@pytest.mark.parametrize("depth", [2, 3])
+def test_radius_networks(width, depth):
+    h = (width // 4, width // 4)
+    assert size(models.radius_mlp("dense", width, depth)) == mlp(10, *[width] * (depth - 1), 1)
+    for bias in (True, False):
+        count = nd((2, 5), h, bias) + (depth - 2) * nd(h, h, bias) + nd(h, (1, 1), bias)
+        net = models.radius_mlp("NdLinear", width, depth, bias)
+        assert size(net) == count and net(torch.randn(3, 10)).shape == (3, 1)
+
+
+def test_vit_students():
+    width, depth, classes = 200, 3, 10
+    attention = 4 * width + mlp(width, 3 * 512) + mlp(512, width)
+    around = 2 * 768 + mlp(768, width) + 2 * width + (197 + 1) * width + 2 * width + mlp(width, classes)
+    for method, block in (("NdViT", 2 * nd((width, 1), (width, 1))), ("Naive ViT", mlp(width, 512, width))):
+        net = models.ViT(method, width, depth, classes)
+        assert size(net) == around + depth * (attention + block)
+    with torch.no_grad():
+        assert net(torch.randn(2, 3, 224, 224)).shape == (2, classes)
+
+
+def built(config, name):
+    transformers = pytest.importorskip("transformers")
+    with torch.device("meta"):
+        return getattr(transformers, name)(getattr(transformers, config[0])(**config[1]))
+
+
+@pytest.mark.parametrize("name", models.OPT)
+def test_opt_against_transformers(name):
+    c = models.OPT[name]
+    config = ("OPTConfig", {
+        "hidden_size": c["width"], "num_hidden_layers": c["layers"], "ffn_dim": c["hidden"], "num_attention_heads": 1,
+        "max_position_embeddings": c["positions"], "word_embed_proj_dim": c["embed"], "vocab_size": c["vocabulary"],
+    })  # fmt: skip
+    with torch.device("meta"):
+        ours = models.opt(**c)
+    assert size(ours) == size(built(config, "OPTModel"))
+
+
+@pytest.mark.parametrize(("name", "config"), [("Qwen3-1.7B", "Qwen3Config"), ("LLaMA3-8B", "LlamaConfig")])
+def test_decoders_against_transformers(name, config):
+    c = models.DECODERS[name]
+    options = {
+        "hidden_size": c["width"], "num_hidden_layers": c["layers"], "intermediate_size": c["hidden"], "head_dim": c["head"],
+        "num_attention_heads": c["heads"], "num_key_value_heads": c["kv_heads"], "vocab_size": c["vocabulary"],
+        "tie_word_embeddings": c["tied"],
+    }  # fmt: skip
+    with torch.device("meta"):
+        ours = models.decoder(**c)
+    theirs = built((config, options), config.replace("Config", "ForCausalLM"))
+    theirs.tie_weights()
+    assert size(ours) == size(theirs)
+
+
+@pytest.mark.parametrize("name", models.DECODERS)
+def test_lora_trains_rank_times_rows_plus_columns(name):
+    with torch.device("meta"):
+        net = models.decoder(**models.DECODERS[name])
+        linears = [m for n, m in net.named_modules() if n.split(".")[-1] in models.TARGETS]
+        shapes = [m.weight.shape for m in linears]
+        models.apply_lora(net, rank=4)
+    assert len(shapes) == 7 * models.DECODERS[name]["layers"]
+    assert size(net) == 4 * sum(map(sum, shapes))
+
+
+def test_lora_starts_at_the_frozen_layer():
+    net, x = nn.Sequential(nn.ModuleDict({"q_proj": nn.Linear(5, 3)})), torch.randn(4, 5)
+    before = net[0]["q_proj"](x)
+    models.apply_lora(net, rank=2)
+    assert torch.equal(net[0]["q_proj"](x), before) and size(net) == 2 * (5 + 3)
+
+
+def test_dit_counts():
+    width, rest = 1152, mlp(256, 1152, 1152)
+    attention = 3 * width * width + 3 * width + mlp(width, width)
+    block = attention + mlp(width, 4 * width, width) + mlp(width, 6 * width)
+    around = 4 * 4 * width + width + 1001 * width + mlp(width, 2 * width) + mlp(width, 32) + rest
+    with torch.device("meta"):
+        plain, seven = models.dit(), models.dit(7, nd_embedder=True)
+    assert size(plain) == around + 28 * block == size(plain, all=True) - 256 * width
+    saved = 7 * (mlp(width, 4 * width, width) - 2 * nd((width, 1), (width, 1)))
+    assert size(seven) == size(plain) - saved + nd((256, 1), (width, 1)) + nd((width, 1), (width, 1)) - rest
+    assert math.isclose(size(plain) / 1e6, 674.8, abs_tol=0.05)
