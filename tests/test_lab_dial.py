@@ -132,7 +132,7 @@ def test_learnt_tells_the_components_apart():
             parts = dial.components(x / math.sqrt(12) + 0.5)
             return (0.5 * dial.weights("text", 0.2)["row means"] * parts["row means"] + 3)[:, None]
 
-    found = dial.learnt(Rows(), "text", 0.2, seed=3)
+    found = dial.learnt(Rows(), dial.scaled(dial.inputs(5000, 3)), "text", 0.2)
     assert found.pop("row means") == pytest.approx(0.5, abs=1e-4)
     assert all(abs(v) < 0.2 for v in found.values()) and len(found) == 5
 

@@ -204,10 +204,12 @@ def ridge(data: Split, penalties: Sequence[float] = (1e-6, 1e-3, 1e-2, 1e-1, 1.0
     return model
 
 
-def learnt(model: nn.Module, reading: str, alpha: float, seed: int, tests: int = 10_000) -> dict[str, float]:
-    """How much of each component of the target the model has: 1 all of it, 0 nothing (slope of the output along the component)."""
-    x = inputs(tests, seed + 1_000_000)
-    out, parts = predict(model, scaled(x))[:, 0], components(x, READINGS[reading][1])
+def learnt(model: nn.Module, x: Tensor, reading: str, alpha: float) -> dict[str, float]:
+    """How much of each component of the target the model has: 1 all of it, 0 nothing (slope of the output along the component).
+
+    ``x``: inputs as models get them, see `scaled`.
+    """
+    out, parts = predict(model, x)[:, 0], components(x / math.sqrt(12) + 0.5, READINGS[reading][1])
     out = out - out.mean()
     return {
         name: ((out * parts[name]).mean() / parts[name].square().mean() / factor).item()
