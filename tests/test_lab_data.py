@@ -4,6 +4,7 @@ import functools
 import hashlib
 import http.server
 import lzma
+import sys
 import threading
 
 import numpy as np
@@ -116,6 +117,12 @@ def test_sets_that_ship_with_scikit_learn(name, shape, classes):
     assert classes is None or len(np.unique(loaded.y)) == classes == len(loaded.names)
     with pytest.raises(ValueError, match="read-only"):
         loaded.x[0] = 0
+
+
+def test_without_scikit_learn_its_sets_say_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    with pytest.raises(DataError, match="pip install scikit-learn"):
+        data.SOURCES["digits"].layouts[0].read()
 
 
 def test_every_source_names_origin_licence_and_proof():

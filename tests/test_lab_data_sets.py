@@ -166,6 +166,16 @@ def test_the_first_complete_form_is_used(folder, monkeypatch, name):
     same(load(monkeypatch, both), first[1])
 
 
+def test_class_counts_of_the_archive_are_checked(folder, monkeypatch):
+    source, raw = small("ecg5000-0", "content")
+    layout = dataclasses.replace(source.layouts[0], content="", expect={"train": (raw.x[:15].shape, (3, 3, 3, 3, 4))})
+    put(folder, source, sample("ecg5000-0"))
+    with pytest.raises(
+        DataError, match=r"cases per class in the train part are \[3, 3, 3, 3, 3\], expected \[3, 3, 3, 3, 4\]"
+    ):
+        load(monkeypatch, dataclasses.replace(source, layouts=(layout,)))
+
+
 def test_half_of_another_form_is_named(folder, monkeypatch):
     first, second = small("cifar10-0")[0], small("cifar10-1")[0]
     put(folder, second, sample("cifar10-1"))[1].unlink()
@@ -275,6 +285,12 @@ def test_webp_strips_are_exact_or_within_half_a_step(step):
     found, y, _ = images._strips(packed.getvalue())
     error = np.abs(found.transpose(0, 2, 3, 1).astype(int) - x)
     assert found.flags.c_contiguous and y.tolist() == [0, 1, 2, 3, 4] and error.max() == {1: 0, 4: 2}[step]
+
+
+def test_a_pillow_without_webp_says_so(monkeypatch):
+    monkeypatch.setattr("PIL.features.check", lambda name: False)
+    with pytest.raises(DataError, match="upgrade pillow"):
+        images._strips(b"")
 
 
 # ------------------------------------------------------------------------------------------ formats of the UCR/UEA archives

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bz2
-import contextlib
 import hashlib
 import lzma
 import os
@@ -96,13 +95,16 @@ class Source:
 
 
 # ----------------------------------------------------------------------------------------------------- in the data folder
-def folder() -> pathlib.Path:
-    """The data folder: NDL_DATA, or ``ndlinear-book`` in the user's cache folder."""
-    named = os.environ.get("NDL_DATA", "").strip()
-    if named:
-        return pathlib.Path(named).expanduser()
+def cache_folder() -> pathlib.Path:
+    """``ndlinear-book`` in the user's cache folder: what is downloaded or computed once."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or "~/.cache"
     return pathlib.Path(cache).expanduser() / "ndlinear-book"
+
+
+def folder() -> pathlib.Path:
+    """The data folder: NDL_DATA, or `cache_folder`."""
+    named = os.environ.get("NDL_DATA", "").strip()
+    return pathlib.Path(named).expanduser() if named else cache_folder()
 
 
 def find(file: File) -> pathlib.Path | None:
@@ -112,7 +114,8 @@ def find(file: File) -> pathlib.Path | None:
     return next((p for p in places if p.is_file()), None)
 
 
-def _verified(content: bytes, file: File, place: str) -> bytes:
+def verified(content: bytes, file: File, place: str) -> bytes:
+    """The content, if its size and checksums are those of the file; else a `DataError`."""
     found = {"size": len(content)}
     found |= {kind: getattr(hashlib, kind)(content).hexdigest() for kind in ("sha256", "md5") if getattr(file, kind)}
     if any(getattr(file, kind) not in (None, value) for kind, value in found.items()):
@@ -148,33 +151,36 @@ def _download(file: File) -> bytes:
         raise DataError(
             f"{file.name} is not in {folder()}, and {file.url} could not be downloaded ({error}): {file.how()}."
         ) from error
-    return _verified(content, file, f"what {file.url} sent")
+    return verified(content, file, f"what {file.url} sent")
 
 
-def keep(file: File, content: bytes) -> None:
-    """Write beside the target, then move into place in one step; a file that is there by now stays."""
-    place = folder() / file.name
+def write(place: pathlib.Path, content: bytes, replace: bool = False) -> None:
+    """Write beside the target, then move into place in one step; a file that is there by now stays, unless ``replace``."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=place.parent, prefix=place.name, delete=False) as part:
-            try:
-                part.write(content)
-                part.flush()
-                os.fsync(part.fileno())
-                if not place.exists():
-                    os.replace(part.name, place)
-            finally:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(part.name)
+            part.write(content)
+            part.flush()
+            os.fsync(part.fileno())
+        try:
+            if replace or not place.exists():
+                os.replace(part.name, place)
+        finally:
+            pathlib.Path(part.name).unlink(missing_ok=True)
     except OSError as error:
         raise DataError(f"{place} cannot be written ({error}); set NDL_DATA to a folder that can be written") from error
+
+
+def keep(file: File, content: bytes) -> None:
+    """Put a download into the data folder."""
+    write(folder() / file.name, content)
 
 
 def obtain(file: File) -> tuple[bytes, bool]:
     """The content of a file, and whether it is a download that is still to be checked by what it holds and then kept."""
     place = find(file)
     if place is not None:
-        return _verified(_read(place), file, str(place)), False
+        return verified(_read(place), file, str(place)), False
     content = _download(file)
     if file.sha256 or file.md5:
         keep(file, content)
