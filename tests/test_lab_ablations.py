@@ -109,3 +109,11 @@ def test_rays_are_the_uniform_inputs_of_radius_bump():
 )
 def test_judging_several_parts(parts, found):
     assert ablations.judge(*parts) is found
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "found"),
+    [(98, 100, True), (98.5, 99, True), (97, 97.9, False), (100.1, 101, False), (97, 99, None)],
+)
+def test_whether_an_interval_lies_inside_a_range(low, high, found):
+    assert ablations.within(low, high, 98, 100) is found

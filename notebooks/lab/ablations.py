@@ -80,6 +80,11 @@ def judge(*parts: bool | None) -> bool | None:
     return False if False in parts else None if None in parts else True
 
 
+def within(low: float, high: float, least: float, most: float) -> bool | None:
+    """Whether an interval lies inside a range: True, False if it lies wholly outside, None if it lies across an end."""
+    return True if least <= low and high <= most else False if high < least or low > most else None
+
+
 def results(stack: Stack, metrics: list[dict], sample: Tensor, moment: str = "best", points: int = 15) -> list[dict]:
     """What a record keeps of each member of a stack: its metrics, thinned curve, parameters and multiply-adds."""
     model = stack.model(0, moment)
