@@ -14,7 +14,7 @@ import zipfile
 import numpy as np
 import pytest
 from lab import data
-from lab.data import DataError, images, series, tables, texts
+from lab.data import DataError, files, formats, images, series, tables, texts
 from PIL import Image
 
 LAYOUTS = {
@@ -155,6 +155,24 @@ def test_smoke_reads_the_official_format_and_says_so(monkeypatch, capsys, name):
             array[0] = 0
 
 
+def test_a_stand_in_can_be_had_in_every_mode(folder, capsys):
+    loaded = data.load("lsst", stand_in=True)
+    assert loaded.stand_in and loaded.x.shape[1:] == (6, 36) and len(loaded.names) == 14
+    assert "smoke" not in capsys.readouterr().out
+    assert not data.load("digits", stand_in=True).stand_in, "ships with scikit-learn"
+
+
+def test_the_note_of_recorded_runs_is_found_by_their_checksum(monkeypatch):
+    monkeypatch.setenv("NDL_DATA", "/nowhere")
+    for source in data.SOURCES.values():
+        for layout in source.layouts:
+            assert len(layout.content) in (0, 16)
+            if layout.content:
+                assert data.note(source.name, layout.content) == layout.note
+    assert "20,000 of the 50,000" in data.note("cifar10", "e8b9705f227dd0fa")
+    assert "not in the registry" in data.note("cifar10", "0" * 16)
+
+
 @pytest.mark.parametrize("name", [name for name, source in data.SOURCES.items() if len(source.layouts) > 1])
 def test_the_first_complete_form_is_used(folder, monkeypatch, name):
     """Nothing but the second form in the folder: it is read; both: the publisher's."""
@@ -233,7 +251,7 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(folder, monkeypatch, s
 
 def test_a_file_that_has_come_meanwhile_stays(folder):
     (folder / "a.csv").write_bytes(b"first")
-    data.keep(data.File("a.csv"), b"second")
+    files.keep(data.File("a.csv"), b"second")
     assert (folder / "a.csv").read_bytes() == b"first" and [p.name for p in folder.iterdir()] == ["a.csv"]
 
 
@@ -263,6 +281,21 @@ def test_cifar_rows_are_red_then_green_then_blue():
     )
     assert raw.y.tolist() == [3, 1, 3, 1] and raw.names == ("ant", "bee", "cat", "dog")
     assert raw.splits == {"train": slice(0, 2), "test": slice(2, 4)}
+
+
+def test_a_batch_as_python_2_wrote_it():
+    """The publisher's pickles have byte strings where newer ones have text; opcodes written out by hand."""
+    values = bytes(range(256)) * 24
+    array = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntU\x01bt(I1\n(I2\nI3072\ntcnumpy\ndtype\n(U\x02u1I0\nI1\nt"
+    array = (
+        array.replace(b"t(I1\n(I2", b"tR(I1\n(I2")
+        + b"R(I3\nU\x01|NNNI-1\nI-1\nI0\ntbI00\nT"
+        + len(values).to_bytes(4, "little")
+    )
+    batch = b"(dU\x04data" + array + values + b"tbsU\x06labels(lI7\naI2\nas."
+    loaded = images._ArraysOnly(io.BytesIO(batch), encoding="bytes").load()
+    assert loaded[b"labels"] == [7, 2] and loaded[b"data"].dtype == np.uint8
+    assert loaded[b"data"].tobytes() == values and loaded[b"data"].shape == (2, 3072)
 
 
 def test_a_pickle_that_names_anything_else_is_not_opened():
@@ -312,7 +345,7 @@ ARFF = """% a comment
 """
 
 
-@pytest.mark.parametrize(("read", "text"), [(series.read_ts, TS), (series.read_arff, ARFF)])
+@pytest.mark.parametrize(("read", "text"), [(formats.read_ts, TS), (formats.read_arff, ARFF)])
 def test_channels_of_a_case(read, text):
     x, labels = read(text.encode())
     assert x.dtype == np.float32 and labels == ["10", "9"]
@@ -321,9 +354,9 @@ def test_channels_of_a_case(read, text):
 
 def test_univariate_forms_agree():
     cases = [
-        series.read_ts(b"@data\n1,2.5:2.0\n3,4:1.0\n"),
-        series.read_arff(b"@data\n1,2.5,2\n3,4,1\n"),
-        series.read_tsv(b"2\t1\t2.5\n1\t3\t4\n"),
+        formats.read_ts(b"@data\n1,2.5:2.0\n3,4:1.0\n"),
+        formats.read_arff(b"@data\n1,2.5,2\n3,4,1\n"),
+        formats.read_tsv(b"2\t1\t2.5\n1\t3\t4\n"),
     ]
     for x, labels in cases:
         assert x.tolist() == [[[1, 2.5]], [[3, 4]]] and labels == ["2", "1"]
@@ -331,26 +364,30 @@ def test_univariate_forms_agree():
 
 def test_classes_are_numbered_in_the_order_of_their_labels():
     x = np.zeros((2, 1, 3), np.float32)
-    numbers = series._join((x, ["10", "9"]), (x, ["-1", "9"]))
+    numbers = formats.join((x, ["10", "9"]), (x, ["-1", "9"]))
     assert numbers.names == ("-1", "9", "10") and numbers.y.tolist() == [2, 1, 0, 1]
-    words = series._join((x, ["normal", "abnormal"]), (x, ["normal", "normal"]))
+    words = formats.join((x, ["normal", "abnormal"]), (x, ["normal", "normal"]))
     assert words.names == ("abnormal", "normal") and words.y.tolist() == [1, 0, 1, 1]
     assert words.splits == {"train": slice(0, 2), "test": slice(2, 4)}
+
+
+def test_a_comment_in_another_encoding_does_no_harm():
+    assert formats.read_ts("#Hervé\n@data\n1,2:a\n".encode("latin-1"))[0].tolist() == [[[1, 2]]]
 
 
 @pytest.mark.parametrize(
     ("read", "text", "message"),
     [
-        (series.read_ts, "1,2:1\n", "@data is missing"),
-        (series.read_ts, "@timeStamps true\n@data\n(0,1):1\n", "time stamps"),
-        (series.read_ts, "@data\n", "no cases"),
-        (series.read_ts, "@data\n1,2:3,4:a\n1,2:b\n", "different numbers of channels"),
-        (series.read_ts, "@data\n1,2:a\n1,2,3:b\n", "cut off"),
-        (series.read_ts, "@data\n1,2:a\n1,?:b\n", "not a number"),
-        (series.read_ts, "@data\n1,2:a\n1,NaN:b\n", "missing"),
-        (series.read_arff, "@data\n'1,2\\n3,4',a\n1,2,b\n", "different numbers of channels"),
-        (series.read_arff, "@data\n'1,2\\n3',a\n", "cut off"),
-        (series.read_tsv, "1\t2\t3\n1\t2\n", "cut off"),
+        (formats.read_ts, "1,2:1\n", "@data is missing"),
+        (formats.read_ts, "@timeStamps true\n@data\n(0,1):1\n", "time stamps"),
+        (formats.read_ts, "@data\n", "no cases"),
+        (formats.read_ts, "@data\n1,2:3,4:a\n1,2:b\n", "different numbers of channels"),
+        (formats.read_ts, "@data\n1,2:a\n1,2,3:b\n", "cut off"),
+        (formats.read_ts, "@data\n1,2:a\n1,?:b\n", "not a number"),
+        (formats.read_ts, "@data\n1,2:a\n1,NaN:b\n", "missing"),
+        (formats.read_arff, "@data\n'1,2\\n3,4',a\n1,2,b\n", "different numbers of channels"),
+        (formats.read_arff, "@data\n'1,2\\n3',a\n", "cut off"),
+        (formats.read_tsv, "1\t2\t3\n1\t2\n", "cut off"),
     ],
 )
 def test_irregular_series_are_refused(read, text, message):

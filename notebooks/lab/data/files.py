@@ -71,7 +71,8 @@ class Layout:
         read: contents of the files, in order -> `Raw`. sample: seeded small contents of the same format, for smoke runs and tests.
         expect: part of the data -> (shape, cases per class in the order of the labels; None where there are no classes).
             None in place of a number: any number.
-        content: checksum of the arrays, where the files have no published checksum but the values are known.
+        content: checksum of the arrays, where the values are known; it is checked where the files have no published checksum,
+            and names the form in which recorded runs had the data.
         note: what a reader must know about this form of the data (what is exact, partial or missing).
     """
 

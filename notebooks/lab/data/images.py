@@ -173,6 +173,7 @@ SOURCES = (
             _strips_sample(10, (1, 1)),
             _expect(10, 20_000),
             "Training part: 20,000 of the 50,000 training pictures (2,000 per class), exact. Test part: all 10,000, exact.",
+            "e8b9705f227dd0fa",
         ),
     ),
     _cifar(
@@ -208,6 +209,7 @@ SOURCES = (
             _expect(100, 50_000, train_exact=20_000, train_6bit=30_000),
             "Training part: 20,000 pictures exact (train_exact) and the other 30,000 at 6 bits a channel (train_6bit: each "
             "value within 2 of the original, of 255). Test part: all 10,000, exact. Fine labels.",
+            "118b477facd5014e",
         ),
     ),
 )

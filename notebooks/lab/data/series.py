@@ -9,84 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from .files import DataError, File, Layout, Raw, Source
-
-# -------------------------------------------------------------------------------- text formats of the UCR and UEA archives
-Cases = tuple[np.ndarray, list[str]]  # (case, channel, time) and a label per case
-
-
-def _numbers(rows: list[str], channels: int, separator: str = ",", label: int = -1) -> Cases:
-    """Cases from rows of equal length: values, and a label at the end or (0) at the start."""
-    x, labels = [], []
-    for number, row in enumerate(rows, 1):
-        fields = row.split(separator)
-        labels.append(_label(fields.pop(label)))
-        if len(fields) % channels or (x and len(fields) != len(x[0])):
-            raise DataError(
-                f"case {number} has {len(fields)} values in {channels} channels, the first {len(x[0] if x else fields)}; is it cut off?"
-            )
-        try:
-            x.append(np.array(fields, np.float32))
-        except ValueError as error:
-            raise DataError(f"case {number} holds something that is not a number ({error})") from error
-    if not rows or np.isnan(values := np.stack(x)).any():
-        raise DataError("values are missing" if rows else "it holds no cases")
-    return values.reshape(len(values), channels, -1), labels
-
-
-def _label(text: str) -> str:
-    """1, 1.0, '1' and '1.0' are the same label."""
-    text = text.strip().strip("'\"")
-    try:
-        return str(int(float(text))) if float(text).is_integer() else text
-    except ValueError:
-        return text
-
-
-def _body(content: bytes, comment: str) -> list[str]:
-    lines = [line.strip() for line in content.decode("utf-8-sig").splitlines()]
-    lower = [line.lower() for line in lines]
-    if "@data" not in lower:
-        raise DataError("the line @data is missing")
-    if "@timestamps true" in lower:
-        raise DataError("series with time stamps are not read here")
-    return [line for line in lines[lower.index("@data") + 1 :] if line and not line.startswith(comment)]
-
-
-def read_ts(content: bytes) -> Cases:
-    """The archive's .ts format: after @data one case a row, channels separated by ``:``, the label last."""
-    rows = _body(content, "#")
-    colons = {row.count(":") for row in rows}
-    if len(colons) > 1:
-        raise DataError(f"cases have different numbers of channels: {sorted(colons)}")
-    return _numbers([row.replace(":", ",") for row in rows], max(colons, default=1))
-
-
-def read_arff(content: bytes) -> Cases:
-    r"""Weka's .arff format: one case a row; several channels stand quoted, separated by a written-out ``\n``; the label last."""
-    rows = _body(content, "%")
-    breaks = {row.count("\\n") for row in rows}
-    if len(breaks) > 1:
-        raise DataError(f"cases have different numbers of channels: {sorted(b + 1 for b in breaks)}")
-    rows = [row.replace("\\n", ",").replace('"', "").replace("'", "") for row in rows]
-    return _numbers(rows, 1 + max(breaks, default=0))
-
-
-def read_tsv(content: bytes) -> Cases:
-    """The UCR format: one case of one channel a row, tabs between, the label first."""
-    return _numbers([row for row in content.decode("utf-8-sig").splitlines() if row.strip()], 1, "\t", label=0)
-
-
-def _join(train: Cases, test: Cases) -> Raw:
-    """Classes are numbered from 0 in the order of their labels: as numbers where all are numbers, else alphabetically."""
-    labels = set(train[1]) | set(test[1])
-    numbers = all(name.lstrip("-").isdigit() for name in labels)
-    names = tuple(sorted(labels, key=(lambda name: (int(name), name)) if numbers else None))
-    y = np.array([names.index(name) for name in [*train[1], *test[1]]], np.int64)
-    n = len(train[0])
-    return Raw(np.concatenate([train[0], test[0]]), y, names, {"train": slice(0, n), "test": slice(n, len(y))})
-
-
-FORMATS: dict[str, Callable[[bytes], Cases]] = {".ts": read_ts, ".arff": read_arff, ".tsv": read_tsv}
+from .formats import FORMATS, Cases, join, write_arff, write_ts, write_tsv
 
 
 def _zipped(name: str):
@@ -101,13 +24,13 @@ def _zipped(name: str):
 
     def read(content: bytes) -> Raw:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
-            return _join(part(archive, "TRAIN"), part(archive, "TEST"))
+            return join(part(archive, "TRAIN"), part(archive, "TEST"))
 
     return read
 
 
 def _pair(ending: str):
-    return lambda train, test: _join(FORMATS[ending](train), FORMATS[ending](test))
+    return lambda train, test: join(FORMATS[ending](train), FORMATS[ending](test))
 
 
 # ----------------------------------------------------------------------------------------------------------- npz copies
@@ -118,7 +41,7 @@ def _read_npz(content: bytes) -> Raw:
         if "classes" in file:
             labels = {part: [str(file["classes"][i]) for i in values] for part, values in labels.items()}
         train, test = [(file[f"X_{part}"], [str(name) for name in labels[part]]) for part in ("train", "test")]
-    return _join(train, test)
+    return join(train, test)
 
 
 def _read_micro(content: bytes) -> Raw:
@@ -137,27 +60,6 @@ def _waves(channels: int, length: int, names: tuple[str, ...], seed: int) -> Cas
         (len(y), channels, length)
     )
     return x.round(4).astype(np.float32), [names[i] for i in y]
-
-
-def write_ts(cases: Cases, name: str = "Sample") -> bytes:
-    x, labels = cases
-    head = f"#{name}\n@problemName {name}\n@timeStamps false\n@univariate {x.shape[1] == 1}\n@equalLength true\n"
-    head += f"@seriesLength {x.shape[2]}\n@classLabel true {' '.join(sorted(set(labels)))}\n@data\n"
-    rows = [":".join(",".join(map(str, channel)) for channel in case) + f":{label}" for case, label in zip(x, labels)]
-    return (head + "\n".join(rows) + "\n").encode()
-
-
-def write_arff(cases: Cases, name: str = "Sample") -> bytes:
-    x, labels = cases
-    head = f"% {name}\n@relation {name}\n@attribute target {{{','.join(sorted(set(labels)))}}}\n\n@data\n"
-    rows = ["\\n".join(",".join(map(str, channel)) for channel in case) for case in x]
-    rows = [f"{row},{label}" if x.shape[1] == 1 else f"'{row}',{label}" for row, label in zip(rows, labels)]
-    return (head + "\n".join(rows) + "\n").encode()
-
-
-def write_tsv(cases: Cases) -> bytes:
-    rows = ["\t".join([label, *map(str, case[0])]) for case, label in zip(*cases)]
-    return ("\n".join(rows) + "\n").encode()
 
 
 def _npz(**arrays: np.ndarray) -> bytes:
@@ -213,7 +115,7 @@ def _archive(
     shape: tuple[int, int],
     counts: dict[str, tuple[int | None, ...]],
     names: tuple[str, ...],
-    copy: tuple[File, str] | None = None,
+    copy: tuple[File, str, str] | None = None,
     cases: dict[str, int | None] | None = None,
 ) -> Source:
     """A set of the archive: its zip, its two text files unpacked, and a copy as arrays if there is one."""
@@ -238,9 +140,9 @@ def _archive(
         Layout(files, _pair(ending), sample[ending], expect, exact),
     ]
     if copy and "_train_only" in copy[0].name:
-        layouts.append(Layout((copy[0],), _read_micro, sample["micro"], {"train": expect["train"]}, copy[1]))
+        layouts.append(Layout((copy[0],), _read_micro, sample["micro"], {"train": expect["train"]}, *copy[1:]))
     elif copy:
-        layouts.append(Layout((copy[0],), _read_npz, sample["npz"], expect, copy[1]))
+        layouts.append(Layout((copy[0],), _read_npz, sample["npz"], expect, *copy[1:]))
     return Source(name.lower(), about, page, "not stated", tuple(layouts))
 
 
@@ -258,6 +160,7 @@ SOURCES = (
         (
             _copy("ECGFiveDays", 326_556, "a4db77d40e2b80c2d195d60f18651952ed4a3d3a2f263b26348b170e997e0b9d"),
             "The official 23 training and 861 test cases at single precision.",
+            "7393ef5ef09918e3",
         ),
     ),
     _archive(
@@ -269,6 +172,7 @@ SOURCES = (
         (
             _copy("ECG5000", 2_440_812, "87ee3286a40b105d07b0a997be4c123169fb9b78b1ac170c813a56f1cd2b3f86"),
             "The official 500 training and 4,500 test cases at single precision; the first test case is rounded to 4 decimals.",
+            "60d18f54a627e650",
         ),
     ),
     _archive(
@@ -282,6 +186,7 @@ SOURCES = (
                 "ChlorineConcentration", 2_044_125, "1d581104e64d0a30db1bf3e44181990e6c235e5d5fb074bcb343630a0f632e4f"
             ),
             "The official 467 training cases at single precision and 3,840 test cases; the test part is rounded to 4 decimals.",
+            "c0e04e2340879a90",
         ),
     ),
     _archive(
@@ -297,6 +202,7 @@ SOURCES = (
             "The 204 official training cases alone, exact; the 205 test cases are missing, so no score here is one on the "
             f"official test part. For both parts get Heartbeat.zip from {SITE}/description.php?Dataset=Heartbeat and put it "
             "into the folder ucr of the data folder.",
+            "068a03d9b787b2ca",
         ),
         cases={"train": 204, "test": 205},
     ),
@@ -310,6 +216,7 @@ SOURCES = (
             _copy("RacketSports", 149_958, "acd2fcab4a4d0dbdfbcc9097f229b33856a3ccf674ca3a0d1105ab313f573625"),
             "The official 151 training and 152 test cases at single precision. Not a set of the paper: it has the channels of "
             "LSST, and stands under its own name.",
+            "8e0cbf90a8316153",
         ),
     ),
     _archive(
