@@ -1,5 +1,6 @@
 """Printed numbers against computed ones: the rule, the sheet, the pairs and the released shapes."""
 
+import itertools
 import math
 
 import lab
@@ -149,6 +150,23 @@ def test_printed_comparisons_count_ties_as_good():
         index=["dataset", "model"], columns="method", values="value"
     )
     assert tuple(found.loc["OPT, ten zero-shot tasks"]) == (sum(zero_shot["NdLinear"] >= zero_shot["Linear"]), 20)
+
+
+def test_printed_trends_by_hand():
+    found = forensics.printed_trends().set_index("where")
+    gaps = [
+        [3.68, 3.29, 1.75],
+        [5.44, 5.01, 2.98],
+        [6.91, 6.84, 4.01],
+        [1.44, -0.24, -1.36],
+        [3.76, 1.23, -0.08],
+        [4.80, 2.53, 1.01],
+    ]
+    grow = sum(b > a for row in gaps for a, b in itertools.pairwise(row))
+    assert tuple(found.loc["ViT students, with the number of blocks"]) == (grow, 12)
+    assert tuple(found.loc["biases, with the width"]) == (3, 3)
+    assert tuple(found.loc["OPT, perplexity, with the size"]) == (1, 1)
+    assert tuple(found.loc["OPT, mean of ten zero-shot tasks, with the size"]) == (0, 1)
 
 
 @pytest.mark.parametrize(

@@ -137,7 +137,10 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """(B, steps, channels) -> (B, outputs): a linear embedding, one encoder layer, the mean over time, a linear map."""
+    """(B, steps, channels) -> (B, outputs): a linear embedding, one encoder layer, the mean over time, a linear map.
+
+    Neither the pooling nor the number of heads is printed; they change no count.
+    """
 
     def __init__(self, channels: int, width: int, outputs: int, block: nn.Module, heads: int):
         super().__init__()
@@ -199,7 +202,8 @@ def recurrent(
 ) -> Recurrent:
     """The ETT RNN: state of 96 units, two linear layers, 20,460 parameters; "NdLinear" replaces these two by one-column ones.
 
-    No code is released. The printed count of the NdLinear network is not met by any such model with 96 units.
+    No code is released; activation and dropout between the two are our choice. The printed count of the NdLinear network is
+    not met by any such model with 96 units.
     """
     dense = [nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(0.3), nn.Linear(hidden, horizon)]
     if method == "Linear":
@@ -232,7 +236,8 @@ def tabular(dataset: str, method: str = "Linear", layer=NdLinear) -> nn.Sequenti
 def text_head(method: str = "Linear", hidden: int = 2, layer=NdLinear) -> nn.Sequential:
     """The head on 768 BERT features: 768-2-2 with 1,544 parameters, or (96, 8) -> (2, 2), then 4-2, with 222.
 
-    The order of the two factors of 768 is that of the released code; the other one has the same count. ``hidden`` is the
+    The order of the two factors of 768 is that of the released code; the other one has the same count. That an activation
+    stands before the last layer is our choice. ``hidden`` is the
     size of the dense head's hidden layer: 2 gives the printed count, the text says 128.
     """
     if method == "Linear":
@@ -274,7 +279,8 @@ class ViT(nn.Module):
     """The distilled student: patches of 16 of an image of 224, a class token, ``depth`` blocks.
 
     "NdViT" has NdLinear (width, 1) -> (width, 1) twice in its block; "Naive ViT" a dense block of ``hidden`` units. The
-    former is as released; the latter is not released, 512 units is the unused setting of the released script.
+    former is as released, without the zero tokens that the released code appends; the latter is not released, 512 units is
+    the unused setting of the released script.
     """
 
     def __init__(self, method: str, width: int, depth: int, classes: int, hidden: int = 512, layer=NdLinear):
