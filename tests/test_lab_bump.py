@@ -8,9 +8,11 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from lab import bump
+from lab import bump, entropy
 from scipy import stats
 from torch.utils.flop_counter import FlopCounterMode
+
+from ndlinear import NdLinear, cheapest_order
 
 
 def test_target_depends_on_the_length_alone():
@@ -71,15 +73,33 @@ def test_lengths_have_the_known_moments():
     assert p @ r**4 - (p @ r**2) ** 2 == pytest.approx(10 * (1 / 5 - 1 / 9), rel=1e-3)
 
 
+def mode_by_mode(model, x, cheapest):
+    """The network as plain matrix products, one for each mode, in the defined or the cheapest order."""
+    for layer in model:
+        if isinstance(layer, NdLinear):
+            for k in cheapest_order(layer.input_dims, layer.hidden_size) if cheapest else range(2):
+                x = (x.movedim(k + 1, -1).flatten(0, -2) @ layer.weights[k].T).unflatten(
+                    0, x.movedim(k + 1, -1).shape[:-1]
+                )
+                x = x.movedim(-1, k + 1)
+        else:
+            x = layer(x)
+    return x
+
+
 @pytest.mark.parametrize("arm, size", [("dense", 9), ("ndlinear", (3, 5)), ("ndlinear", (8, 8)), ("ndlinear", (1, 2))])
 @pytest.mark.parametrize("depth", [2, 3])
 def test_costs_are_those_that_torch_counts(arm, size, depth):
-    model, x = bump.network(arm, size, depth), torch.rand(1, 10)
+    model, x = bump.network(arm, size, depth, bias=False), torch.rand(1, 10)
     costs = bump.costs(arm, size, depth)
-    assert costs["parameters"] == sum(p.numel() for p in model.parameters())
-    assert costs["cheapest"] == lab.count_macs(model, x) <= costs["forward"]
+    assert costs["parameters"] == sum(p.numel() for p in bump.network(arm, size, depth).parameters())
+    torch.testing.assert_close(mode_by_mode(model, x, True), model(x))
+    for key, cheapest in (("forward", False), ("cheapest", True)):
+        with torch.no_grad(), FlopCounterMode(display=False) as counter:
+            mode_by_mode(model, x, cheapest)
+        assert costs[key] == counter.get_total_flops() // 2
     with FlopCounterMode(display=False) as counter:
-        model(x).square().sum().backward()
+        mode_by_mode(model, x, True).square().sum().backward()
     assert costs["training"] == counter.get_total_flops() // 2
 
 
@@ -96,7 +116,7 @@ def test_equal_dense_networks_have_the_nearest_counts():
             off = {w: abs(bump.costs("dense", w, depth)[key] - modewise[key]) for w in range(1, 400)}
             assert off[equal[name]] == min(off.values()) or (equal[name] == 256 and off[256] < 0.02 * modewise[key])
         hidden = bump.network("ndlinear", (width // 4,) * 2, depth)[1](torch.rand(1, 2, 5))
-        assert equal["units"] == hidden.numel() and equal["width"] == width
+        assert equal["units"] == hidden.numel() and equal["label"] == width
 
 
 def test_spread_of_the_zero_answer_is_that_of_drawn_test_sets():
@@ -112,11 +132,11 @@ def made_up_runs(seeds=6):
     ):
         if width == 4 and seed == 5:
             continue
-        entropy = random.random()
+        disorder = random.random()
         base = {"dense": 2.0, "ndlinear": 1.5}[arm] * (2 if width == 4 else 1)
         rows.append(
             {"sigma": sigma, "arm": arm, "width": width, "depth": depth, "seed": seed}
-            | {"end_test": base + 0.01 * entropy, "end_entropy": entropy, "noise": random.random()}
+            | {"end_test": base + 0.01 * disorder, "end_entropy": disorder, "noise": random.random()}
         )
     return pd.DataFrame(rows)
 
@@ -154,3 +174,41 @@ def test_rank_correlation_sees_a_relation_and_noise():
     assert mean == pytest.approx(np.mean(by_scipy))
     assert bump.rank_correlation(runs.assign(noise=1.0), "noise", "end_test") == (0, 0, 0)
     assert abs(bump.rank_correlation(runs[runs["seed"] < 2], "noise", "end_test")[0]) <= 1  # two seeds: smoke runs
+
+
+def test_tables_say_what_the_runs_say():
+    runs = made_up_runs()
+    runs = runs.assign(end_train=1e-4, end_small=runs["end_test"] + 0.1, parameters=1193)
+    index = pd.MultiIndex.from_frame(runs[["sigma", "width", "depth", "arm"]].drop_duplicates())
+    printed = pd.DataFrame({"value": 0.5, "std": 0.25}, index=index).sort_index()
+    found = bump.table(runs, 0.1, printed, {"always zero": 0.125})
+    assert list(found["network"]) == ["dense", "dense", "NdLinear"] * 2 + ["always zero"]
+    assert found.iloc[-1]["test"] == "0.12500" and found.iloc[-1]["train"] == "" and found["parameters"][0] == "1,193"
+    one = runs[(runs["sigma"] == 0.1) & (runs["depth"] == 3) & (runs["arm"] == "ndlinear")]["end_test"]
+    mean, low, high = lab.interval(one)
+    assert found.iloc[5][["test", "train", "printed"]].tolist() == [
+        f"{mean:.5f} [{low:.5f}, {high:.5f}]",
+        "1.0e-04",
+        "0.50000 ± 0.25000",
+    ]
+    assert found.iloc[5]["small test"] == f"{one.mean() + 0.1:.5f} ± {one.std():.5f}"
+
+
+@pytest.mark.parametrize("arm, width, units", [("dense", 12, 12), ("ndlinear", 128, 1024)])
+def test_normalisers_are_those_of_the_entropy(arm, width, units):
+    samples = 40
+    z = torch.randn(samples, 6, generator=torch.Generator().manual_seed(1)) @ torch.randn(6, units)
+    row = {"arm": arm, "width": width, "end_entropy": entropy.entropy(z), "end_rank": 6, "end_ave_entropy": 0.3}
+    row |= {"end_entropy_raw": 1.0, "end_entropy_rows": entropy.entropy(z, unit_rows=True)}
+    found = bump.normalised(pd.DataFrame([row]), "end", samples).iloc[0]
+    for name in ("log-width", "log-samples", "log-min", "log-rank"):
+        assert found[name] == pytest.approx(entropy.entropy(z, normaliser=name)), name
+    assert found["nats"] == entropy.entropy(z) and found["AveEntropy"] == 0.3
+
+
+def test_opponents_are_counted():
+    runs = made_up_runs()
+    text, tally = bump.opponents(runs, {(16, 2): {"label": 16, "parameters": 4, "units": 99}})
+    assert list(text["sigma"]) == [0.1, 0.3] and set(text["equal units"]) == {"not run"}
+    assert text["equal label"][0].startswith("-25 [") and tally.loc["label"].tolist() == [2, 0, 0]
+    assert tally.loc["units"].tolist() == [0, 0, 0]

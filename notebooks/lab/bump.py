@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from ndlinear import NdLinear, cheapest_order, count_macs, count_parameters
 
+from .figures import label
 from .modes import LabError
-from .stats import interval
+from .stats import interval, summary
 
 INPUTS, DIMS, RADIUS = 10, (2, 5), 0.8
 POOL, TEST_SEED = 2000, 1_000_000  # samples that a seed may draw from; the seed of the test set that all runs share
@@ -80,7 +81,7 @@ def constant_errors(sigma: float) -> dict[str, float]:
 def costs(arm: str, size: int | tuple[int, ...], depth: int) -> dict[str, int]:
     """Parameters and multiply-adds per sample (1 = 2 FLOPs) of `network`.
 
-    ``forward``: modes in the defined order 1..N; ``cheapest``: each layer in its cheapest order, as this book's layer runs;
+    ``forward``: modes in the defined order 1..N; ``cheapest``: each layer in its cheapest order;
     ``training``: forward and backward in that order; every product costs two more backwards, the first one alone, as
     nobody asks for the gradient of the inputs.
     """
@@ -103,11 +104,11 @@ def costs(arm: str, size: int | tuple[int, ...], depth: int) -> dict[str, int]:
 def equal_dense(width: int, depth: int) -> dict[str, int]:
     """Dense widths to compare NdLinear with hidden shape (width/4, width/4) with, by what they have in common.
 
-    "width": the printed pair; "parameters", "multiply-adds" (cheapest order, which favours NdLinear): the width with the
+    "label": the printed pair; "parameters", "multiply-adds" (cheapest order, which favours NdLinear): the width with the
     nearest count; "units": as many hidden units. 256 stands in where the nearest width is 257.
     """
     modewise = costs("ndlinear", (width // 4,) * 2, depth)
-    found = {"width": width}
+    found = {"label": width}
     for name, key in (("parameters", "parameters"), ("multiply-adds", "cheapest")):
         counts = {w: costs("dense", w, depth)[key] for w in range(1, 400)}
         best = min(counts, key=lambda w: abs(counts[w] - modewise[key]))
@@ -182,3 +183,53 @@ def rank_correlation(runs: pd.DataFrame, x: str, y: str) -> tuple[float, float, 
     found = interval(each), interval([n * each.mean() - (n - 1) * v for v in left])
     widest = max(high - low for _, low, high in found) / 2
     return float(each.mean()), float(each.mean() - widest), float(each.mean() + widest)
+
+
+def table(runs: pd.DataFrame, sigma: float, printed: pd.DataFrame, constants: dict[str, float]) -> pd.DataFrame:
+    """Rows of a paper's table as text: train and test error, the small test set, what is printed; the constants last.
+
+    printed: ``value`` and ``std`` by difficulty, width, depth and arm.
+    """
+    some, keys = runs[runs["sigma"] == sigma], ["arm", "width", "depth"]
+    found = summary(some, [*keys, "parameters"], ["end_train", "end_test"]).sort_values(["depth", "width", "arm"])
+    at = list(map(tuple, found[keys].to_numpy()))
+    small = some.groupby(keys)["end_small"].agg(["mean", "std"]).loc[at]
+    beside = printed.loc[sigma].reorder_levels(keys).loc[at]
+    out = found[keys].assign(parameters=[f"{v:,}" for v in found["parameters"]]).astype(str)
+    out["arm"] = [label(arm) for arm in found["arm"]]
+    out["train"] = [f"{v:.1e}" for v in found["end_train"]]
+    test = found[["end_test", "end_test_low", "end_test_high"]].to_numpy()
+    out["test"] = [f"{a:.5f} [{b:.5f}, {c:.5f}]" for a, b, c in test]
+    for name, columns in (("small test", small), ("printed", beside)):
+        out[name] = [f"{a:.5f} ± {b:.5f}" for a, b in columns.to_numpy()]
+    lines = [{"arm": name, "test": f"{value:.5f}"} for name, value in constants.items()]
+    return pd.concat([out, pd.DataFrame(lines)], ignore_index=True).fillna("").rename(columns={"arm": "network"})
+
+
+def normalised(runs: pd.DataFrame, when: str, samples: int) -> pd.DataFrame:
+    """Entropy of the last hidden representation under every normaliser of `lab.entropy`, and without centring, with unit rows.
+
+    when: "init", "stop" or "end"; samples: how many inputs the entropy was taken on. Last column: AveEntropy.
+    """
+    units = np.where(runs["arm"] == "dense", runs["width"], (runs["width"] // 4) ** 2)
+    sizes = {"nats": np.e, "log-width": units, "log-samples": samples, "log-min": np.minimum(units, samples)}
+    sizes["log-rank"] = runs[f"{when}_rank"].clip(lower=2)
+    values = {name: runs[f"{when}_entropy"] / np.log(size) for name, size in sizes.items()}
+    values |= {"not centred": runs[f"{when}_entropy_raw"], "unit rows": runs[f"{when}_entropy_rows"]}
+    return pd.DataFrame(values | {"AveEntropy": runs[f"{when}_ave_entropy"]})
+
+
+def opponents(runs: pd.DataFrame, fair: dict[tuple[int, int], dict[str, int]]) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """`against` for all difficulties and the dense networks of ``fair``: a table of text, and in how many cells NdLinear has
+    the lower or the higher error, or neither is certain."""
+    rows, tally = [], {name: {"lower": 0, "higher": 0, "open": 0} for name in next(iter(fair.values()))}
+    for sigma in sorted(runs["sigma"].unique()):
+        for (width, depth), widths in fair.items():
+            row = {"sigma": sigma, "NdLinear": f"{width // 4} × {width // 4}", "depth": depth}
+            for name, opponent in widths.items():
+                found = against(runs, sigma, width, depth, opponent)
+                row[f"equal {name}"] = f"{found[0]:+.0f} [{found[1]:+.0f}, {found[2]:+.0f}]" if found else "not run"
+                if found:
+                    tally[name]["lower" if found[2] < 0 else "higher" if found[1] > 0 else "open"] += 1
+            rows.append(row)
+    return pd.DataFrame(rows), pd.DataFrame(tally).T
