@@ -1,4 +1,4 @@
-"""Dial-a-bias: targets between a separable and an entangled part of a square input, a training loop, and crossing points.
+"""Dial-a-bias: targets between a separable and an entangled part of a square input, training, crossing points, decisions.
 
 All components have mean 0 and variance 1 over the distribution of the inputs and are uncorrelated (tests/test_lab_dial.py
 holds the formulas against samples), so the share of a target's variance that belongs to each is known, and so is the error
@@ -12,11 +12,14 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .figures import colour, marker
 from .modes import LabError
+from .stats import interval
 from .training import Split
 
 REVISION = (
@@ -292,3 +295,76 @@ def reach_ratio(sizes: Sequence[int], a: np.ndarray, b: np.ndarray, goal: float,
     known = np.isfinite(found).mean() >= 0.975
     low, high = np.nanquantile(found, (0.025, 0.975)) if known else (math.nan, math.nan)
     return {"ratio": ratio(a.mean(axis=0), b.mean(axis=0)), "low": float(low), "high": float(high)}
+
+
+# ---------------------------------------------------------------------------------------------- runs of chapter 31
+SHARED = {"linear": "linear-scrambled", "text-scrambled": "text", "text-local": "text"}  # the same target at alpha 0
+
+
+def of(runs: pd.DataFrame, reading: str) -> pd.DataFrame:
+    """The runs of a reading; at alpha 0, where the entangled part is absent, readings with equal components share theirs."""
+    shared = (runs["reading"] == SHARED.get(reading, reading)) & (runs["alpha"] == 0)
+    return runs[(runs["reading"] == reading) | shared]
+
+
+def log_ratios(runs: pd.DataFrame, reading: str, over: str = "ndlinear", under: str = "dense") -> pd.DataFrame:
+    """Logarithm of one model's test error over another's on the same data: one row per seed, one column per alpha."""
+    wide = of(runs, reading).pivot(index=["seed", "alpha"], columns="model", values="test_mse")
+    return np.log(wide[over] / wide[under]).dropna().unstack()
+
+
+def ends(runs: pd.DataFrame, level: float = 0.95) -> pd.DataFrame:
+    """Both ends of the dial in each reading: geometric mean errors, and their ratio with a t interval of its logarithm."""
+    rows = []
+    for reading in READINGS:
+        logs, found = log_ratios(runs, reading), of(runs, reading)
+        for alpha in [a for a in (0, 1) if a in logs and not (a == 0 and reading in SHARED)]:
+            at = found[found["alpha"] == alpha]
+            errors = [math.exp(np.log(at[at["model"] == m]["test_mse"]).mean()) for m in ("ndlinear", "dense")]
+            rows.append((reading, alpha, *errors, *np.exp(interval(logs[alpha], level=level))))
+    names = ["reading", "alpha", "ndlinear", "dense", "ratio", "ratio_low", "ratio_high"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def within(low: float, high: float, printed: float, factor: float = 2.0) -> bool | None:
+    """Does the interval of a ratio lie within a factor of the printed one? False if no point does, None in between."""
+    inside, outside = (
+        printed / factor <= low and high <= printed * factor,
+        high < printed / factor or low > printed * factor,
+    )
+    return True if inside else False if outside else None
+
+
+def crosses(place: dict[str, float], low: float, high: float) -> bool | None:
+    """Does a `crossing` happen once, upwards, with an interval that meets [low, high]?"""
+    if place["once"] < 0.975:
+        return False if place["once"] <= 0.025 else None
+    return bool(place["low"] <= high and place["high"] >= low)
+
+
+def over_readings(answers: dict[str, bool | None]) -> tuple[bool | None, bool | None]:
+    """(holds, under) for `lab.verdict`: the reading "text" counts as printed, another one as a condition."""
+    if answers["text"]:
+        return True, None
+    if any(answers.values()):
+        return False, True
+    return (None, None) if None in answers.values() else (False, None)
+
+
+def plot(axis, runs: pd.DataFrame, reading: str, printed: float) -> None:
+    """Test errors along the dial: every seed, geometric means, the best constant, and both crossings."""
+    found = of(runs, reading)
+    for name in ("dense", "ndlinear", "linear"):
+        at = found[found["model"] == name]
+        mean = np.exp(np.log(at["test_mse"]).groupby(at["alpha"]).mean())
+        if name != "linear":
+            axis.plot(at["alpha"], at["test_mse"], marker(name), color=colour(name), markersize=3, alpha=0.5)
+        axis.plot(mean.index, mean, "--" if name == "linear" else "-", color=colour(name), linewidth=1.2)
+    fine = np.linspace(0, 1, 51)
+    axis.plot(fine, [spread(a) for a in fine], color=colour("constant"), alpha=0.6)
+    gaps = log_ratios(runs, reading)
+    place = crossing(gaps.columns, gaps.to_numpy())
+    if np.isfinite(place["low"]):
+        axis.axvspan(place["low"], place["high"], color="#8a8a8a", alpha=0.3, linewidth=0)
+    axis.axvline(printed, linestyle=":", color=colour("paper"))
+    axis.set(yscale="log", xlabel=f"alpha, reading {reading}")
