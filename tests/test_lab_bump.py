@@ -212,3 +212,43 @@ def test_opponents_are_counted():
     assert list(text["sigma"]) == [0.1, 0.3] and set(text["equal units"]) == {"not run"}
     assert text["equal label"][0].startswith("-25 [") and tally.loc["label"].tolist() == [2, 0, 0]
     assert tally.loc["units"].tolist() == [0, 0, 0]
+
+
+def test_printed_columns_are_indexed_by_cell():
+    found = bump.printed("test_mse")
+    assert len(found) == 48 and found.loc[0.3, 64, 3, "ndlinear"]["value"] == lab.fact(
+        "radius_030", metric="test_mse", method="NdLinear", width=64, depth=3
+    )
+
+
+def test_constants_and_grid():
+    found = bump.constants()
+    assert list(found.index) == [0.1, 0.2, 0.3] and found["always zero"][0.2] == bump.constant_errors(0.2)["zero"]
+    y = bump.target(bump.inputs(200_000, 2), 0.3)
+    assert found["P(y > 0.1)"][0.3] == pytest.approx((y > 0.1).float().mean().item(), rel=0.03)
+    grid = bump.grid([("ndlinear", 32, 2), ("dense", 16, 3)], lambda width, depth: depth, epochs=7)
+    assert len(grid) == 3 * (2 + 3) and grid[0] == {
+        "sigma": 0.1,
+        "arm": "dense",
+        "width": 16,
+        "depth": 3,
+        "seed": 0,
+        "epochs": 7,
+    }
+
+
+def test_cuts_and_stopping():
+    runs = made_up_runs()
+    runs = runs[runs["width"] == 16]
+    entropies = {"entropy": np.where(runs["arm"] == "dense", 2.0, 1.5), "rank": 4, "entropy_raw": 1.0}
+    entropies |= {"entropy_rows": 1.0, "ave_entropy": np.where(runs["arm"] == "dense", 0.4, 0.5)}
+    for when in ("init", "end"):
+        runs = runs.assign(**{f"{when}_{name}": values for name, values in entropies.items()})
+    found = bump.cuts(runs, 500).set_index(["network", "normaliser"])
+    assert (
+        found.loc[("trained", "nats"), "mean"] == pytest.approx(25)
+        and found.loc[("trained", "nats"), "lower in"] == "4 of 4"
+    )
+    assert found.loc[("untrained", "AveEntropy"), "most"] == pytest.approx(-25)
+    stopped = bump.stopping(runs.assign(stopped=runs["seed"] % 2, stop_test=1.5 * runs["end_test"]))
+    assert stopped["stopped"].tolist() == [0.5] * 8 and stopped["change, %"].tolist() == pytest.approx([50] * 8)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pandas as pd
@@ -16,11 +17,13 @@ from torch import Tensor, nn
 
 from ndlinear import NdLinear, cheapest_order, count_macs, count_parameters
 
+from .facts import facts
 from .figures import label
 from .modes import LabError
 from .stats import interval, summary
 
 INPUTS, DIMS, RADIUS = 10, (2, 5), 0.8
+SIGMAS = (0.1, 0.2, 0.3)  # the difficulties of the paper
 POOL, TEST_SEED = 2000, 1_000_000  # samples that a seed may draw from; the seed of the test set that all runs share
 
 
@@ -123,8 +126,39 @@ def spread_of_zero(sigma: float, samples: int) -> float:
     return float(np.sqrt((p @ squares**2 - (p @ squares) ** 2) / samples))
 
 
+def constants() -> pd.DataFrame:
+    """By difficulty: how rare a target above one tenth is, the errors of the two constant answers, and how much the error of
+    "always zero" varies between test sets of 200."""
+    r, p = lengths()
+    rows = {}
+    for sigma in SIGMAS:
+        y, errors = np.exp(-((r - RADIUS) ** 2) / (2 * sigma**2)), constant_errors(sigma)
+        rows[sigma] = (p[y > 0.1].sum(), errors["zero"], errors["mean"], spread_of_zero(sigma, 200))
+    columns = ["P(y > 0.1)", "always zero", "always the mean", "sd of zero, 200 samples"]
+    return pd.DataFrame(rows, index=columns).T.rename_axis("sigma")
+
+
+def grid(cells: Iterable[tuple[str, int, int]], seeds: Callable[[int, int], int], **fixed) -> list[dict]:
+    """Configurations of (arm, width, depth) cells for all difficulties, narrow ones first; ``seeds(width, depth)`` of each."""
+    return [
+        {"sigma": sigma, "arm": arm, "width": width, "depth": depth, "seed": seed} | fixed
+        for (arm, width, depth), sigma in itertools.product(
+            sorted(cells, key=lambda cell: (*cell[1:], cell[0])), SIGMAS
+        )
+        for seed in range(seeds(width, depth))
+    ]
+
+
 # ------------------------------------------------------------------------------------------- reading the records
 GROUP = ["sigma", "arm", "width", "depth"]
+
+
+def printed(metric: str) -> pd.DataFrame:
+    """A column of the paper's three tables: ``value`` and ``std`` by difficulty, width, depth and arm."""
+    tables = [facts(f"radius_0{s}", metric=metric) for s in (10, 20, 30)]
+    found = pd.concat(tables).astype({"width": int, "depth": int, "sigma": float})
+    found["arm"] = found["method"].map({"dense": "dense", "NdLinear": "ndlinear"})
+    return found.set_index(["sigma", "width", "depth", "arm"])[["value", "std"]].sort_index()
 
 
 def pairs(runs: pd.DataFrame, metric: str, level: float = 0.95) -> pd.DataFrame:
@@ -233,3 +267,28 @@ def opponents(runs: pd.DataFrame, fair: dict[tuple[int, int], dict[str, int]]) -
                     tally[name]["lower" if found[2] < 0 else "higher" if found[1] > 0 else "open"] += 1
             rows.append(row)
     return pd.DataFrame(rows), pd.DataFrame(tally).T
+
+
+def cuts(runs: pd.DataFrame, samples: int) -> pd.DataFrame:
+    """How far NdLinear lies below dense of the same label, in percent, under each normaliser, before and after training."""
+    rows = []
+    for when, name in (("init", "untrained"), ("end", "trained")):
+        values = normalised(runs, when, samples)
+        means = values.groupby([runs[k] for k in GROUP]).mean().unstack("arm")
+        for normaliser in values:
+            wide = means[normaliser]
+            cut = 100 * (1 - wide["ndlinear"] / wide["dense"])
+            lower = f"{(cut > 0).sum()} of {len(cut)}"
+            rows.append((name, normaliser, cut.mean(), cut.min(), cut.max(), lower))
+    return pd.DataFrame(rows, columns=["network", "normaliser", "mean", "least", "most", "lower in"])
+
+
+def stopping(runs: pd.DataFrame) -> pd.DataFrame:
+    """By difficulty, arm and depth: the share of runs that the stopping rule ends, and how the test error there differs from
+    that of the last epoch, in percent, for those runs."""
+    rows = []
+    for (sigma, arm, depth), group in runs.groupby(["sigma", "arm", "depth"]):
+        ended = group[group["stopped"] == 1]
+        change = 100 * (ended["stop_test"] / ended["end_test"] - 1)
+        rows.append((sigma, label(arm), depth, len(ended) / len(group), change.mean(), change.std()))
+    return pd.DataFrame(rows, columns=["sigma", "network", "depth", "stopped", "change, %", "sd"])
