@@ -346,6 +346,88 @@ def test_tied_weights():
         same(a, b)
 
 
+EXECUTIONS = ["planned", "recompute", "sequential"]
+SHAPES = [
+    ((4, 5, 6), (8, 5, 3)),
+    ((32, 48), (24, 40)),
+    ((64, 8, 8), (64, 8, 8)),
+    ((1, 1, 20), (64, 8, 1)),
+    ((3, 2, 4), (2, 5, 1)),
+]
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("bias", [True, False], ids=["biases", "no biases"])
+@pytest.mark.parametrize("size", [1, 3, 300, 2500])
+@pytest.mark.parametrize("dims, hidden", SHAPES, ids=str)
+def test_values_and_gradients_at_all_batch_sizes(dims, hidden, size, bias, execution):
+    """Plans differ with the batch size, and large batches run in blocks."""
+    torch.manual_seed(0)
+    layer = randomise(nd.NdLinear(dims, hidden, bias=bias, execution=execution, dtype=torch.float64))
+    x = torch.randn(size, *dims, dtype=torch.float64)
+    direction = torch.randn(size, *hidden, dtype=torch.float64)
+    inputs = [x.requires_grad_(), *layer.parameters()]
+    y, wanted = layer(x), expected(layer, x)
+    same(y, wanted)
+    pair = (torch.autograd.grad((v * direction).sum(), inputs) for v in (y, wanted))
+    for a, b in zip(*pair):
+        same(a / size, b / size)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_gradients_do_not_stall_at_large_batches(dtype):
+    """A sum over many equal samples: a running sum in low precision would stop growing long before the end."""
+    size, dims, hidden = 40960, (64, 64), (2, 2)
+    layer = nd.NdLinear(dims, hidden, bias=False).to(dtype)
+    for weight in layer.weights:
+        nn.init.constant_(weight, 1 / 64)
+    x = torch.ones((), dtype=dtype).expand(size, *dims)
+    layer(x).backward(torch.tensor(1 / size, dtype=torch.float32).to(dtype).expand(size, *hidden))
+    for weight in layer.weights:  # each entry: two outputs, each fed by the other mode's mean of ones
+        torch.testing.assert_close(weight.grad.float(), torch.full_like(weight, 2.0).float(), rtol=0.02, atol=0)
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_complex_gradients(execution):
+    for size in (1, 3):
+        layer = randomise(nd.NdLinear((3, 2), (2, 4), execution=execution, dtype=torch.complex128))
+        x = torch.randn(size, 3, 2, dtype=torch.complex128, requires_grad=True)
+        assert torch.autograd.gradcheck(lambda x, *_: layer(x), (x, *layer.parameters()))  # noqa: B023
+
+
+def test_in_place_operations_on_the_result(layer):
+    for size in (3, 2500):
+        x = batch(size)
+        got = torch.autograd.grad(nn.ReLU(inplace=True)(layer(x)).square().mean(), list(layer.parameters()))
+        wanted = torch.autograd.grad(torch.relu(expected(layer, x)).square().mean(), list(layer.parameters()))
+        for a, b in zip(got, wanted):
+            same(a, b)
+
+
+def test_many_gradients_in_one_call(layer):
+    x = batch(2).requires_grad_()
+    y = layer(x)
+    directions = torch.randn(4, *y.shape, dtype=y.dtype)
+    got = torch.autograd.grad(y, [x, *layer.parameters()], directions, is_grads_batched=True)
+    wanted = torch.autograd.grad(expected(layer, x), [x, *layer.parameters()], directions, is_grads_batched=True)
+    for a, b in zip(got, wanted):
+        same(a, b)
+
+
+@pytest.mark.parametrize("size", [2, 256, 4096])
+@pytest.mark.parametrize("dims", [(4, 5, 6), (64, 8, 8)], ids=str)
+def test_every_product_is_seen_by_torch_s_flop_counter(dims, size):
+    """Tools count operations by their names in PyTorch; a product that runs under another name would be left out."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    layer = nd.NdLinear(dims, dims, bias=False)
+    for training in (True, False):
+        with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(training):
+            layer(torch.randn(size, *dims))
+        assert counter.get_total_flops() >= 2 * size * layer.plan(size, training).macs
+
+
 # ---------------------------------------------------------------------------------------------------------- torch.func
 def test_vmap_over_samples(layer):
     x = batch(5)
@@ -509,6 +591,23 @@ def test_hooks_on_a_mode_fire(layer):
         handle.remove()
     same(layer(x), want)
     assert len(seen) == 3
+
+
+@pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_backward_hooks_on_a_mode_fire(layer, kind):
+    seen = []
+    getattr(layer.align_layers[1], kind)(lambda *arguments: seen.append(1))
+    layer(batch(2).requires_grad_()).sum().backward()
+    assert seen == [1]
+
+
+def test_a_replaced_forward_of_a_mode_is_called(layer):
+    """How libraries that move weights between devices work: they put a function in place of a module's `forward`."""
+    mode, seen, x = layer.align_layers[1], [], batch(2)
+    want, forward = layer(x), mode.forward
+    mode.forward = lambda x: seen.append(1) or forward(x)
+    same(layer(x), want)
+    assert seen == [1]
 
 
 def test_pruning_a_mode(layer):
