@@ -377,7 +377,7 @@ def test_values_and_gradients_at_all_batch_sizes(dims, hidden, size, bias, execu
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_low_precision_gradients_do_not_stall_at_large_batches(dtype):
     """A sum over many equal samples: a running sum in low precision would stop growing long before the end."""
-    size, dims, hidden = 40960, (64, 64), (2, 2)
+    size, dims, hidden = 2**15, (64, 64), (2, 2)
     layer = nd.NdLinear(dims, hidden, bias=False).to(dtype)
     for weight in layer.weights:
         nn.init.constant_(weight, 1 / 64)
