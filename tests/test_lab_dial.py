@@ -240,3 +240,33 @@ def test_plot_draws_every_run_and_the_crossing(runs):
     dial.plot(axis, runs, "linear", printed=0.45)  # never crosses: no band
     assert len(axis.patches) == 1
     plt.close(figure)
+
+
+@pytest.fixture
+def sized():
+    """Errors that fall as 100 / samples for one model and 400 / samples for the other; a third never gets anywhere."""
+    rows = []
+    for seed in range(5):
+        for n in (100, 1000, 10_000):
+            for model, error in (("ndlinear", 100 / n), ("dense", 400 / n), ("stuck", 0.9)):
+                wobble = 1 + 0.01 * seed
+                rows.append({"model": model, "alpha": 0.1, "seed": seed, "samples": n, "relative": error * wobble})
+    return pd.DataFrame(rows)
+
+
+def test_samples_needed_in_words(sized):
+    assert dial.by_size(sized, "dense", 0.1).shape == (5, 3)
+    table = dial.needed(sized, ["ndlinear", "stuck"], 0.1, (0.1, 2.0)).set_index("model")
+    assert table.loc["ndlinear", "10%"].startswith("1,0") and table.loc["ndlinear", "200%"] == "at most 100"
+    assert table.loc["stuck", "10%"] == "over 10,000" and table.loc["stuck", "200%"] == "at most 100"
+
+
+def test_factors_and_the_decision_over_goals(sized):
+    found = dial.factors(sized, "dense", "ndlinear", 0.1, (0.1, 0.5))
+    assert found[0.1]["ratio"] == pytest.approx(4, rel=0.01)
+    assert dial.over_goals(found, 0.1, 2.5) == (True, None)
+    assert dial.over_goals(found, 0.1, 5.0) == (False, None)
+    never = dial.factors(sized, "stuck", "stuck", 0.1, (0.1,))
+    assert dial.over_goals(never, 0.1, 1.0) == (None, None)
+    mixed = {0.05: {"low": 0.5, "high": 0.6}, 0.1: {"low": 3.0, "high": 4.0}, 0.2: {"low": 2.0, "high": 3.0}}
+    assert dial.over_goals(mixed, 0.05, 2.5) == (False, True) and dial.over_goals(mixed, 0.2, 2.5) == (None, None)

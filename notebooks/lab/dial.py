@@ -368,3 +368,52 @@ def plot(axis, runs: pd.DataFrame, reading: str, printed: float) -> None:
         axis.axvspan(place["low"], place["high"], color="#8a8a8a", alpha=0.3, linewidth=0)
     axis.axvline(printed, linestyle=":", color=colour("paper"))
     axis.set(yscale="log", xlabel=f"alpha, reading {reading}")
+
+
+# ---------------------------------------------------------------------------------------------- runs of chapter 32
+def by_size(runs: pd.DataFrame, model: str, alpha: float) -> pd.DataFrame:
+    """Error over variance: one row per seed, one column per number of samples."""
+    found = runs[(runs["model"] == model) & (runs["alpha"] == alpha)]
+    return found.pivot(index="seed", columns="samples", values="relative")
+
+
+def words(samples: float, sizes: Sequence[int]) -> str:
+    """A number of samples as a table shows it; the ends of the grid are bounds."""
+    if math.isinf(samples):
+        return f"over {max(sizes):,}"
+    return f"at most {min(sizes):,}" if samples <= min(sizes) else f"{samples:,.0f}"
+
+
+def needed(runs: pd.DataFrame, models: Sequence[str], alpha: float, goals: Sequence[float]) -> pd.DataFrame:
+    """Samples to each goal (rows: models, columns: goals) in words, with the interval in brackets."""
+    rows = []
+    for model in models:
+        errors, row = by_size(runs, model, alpha), {"model": model}
+        sizes = list(errors.columns)
+        for goal in goals:
+            found = reached(sizes, errors.to_numpy(), goal)
+            span = [words(found[end], sizes) for end in ("low", "high")]
+            middle = words(found["samples"], sizes)
+            row[f"{goal:.0%}"] = middle if span[0] == span[1] else f"{middle} [{span[0]}, {span[1]}]"
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def factors(runs: pd.DataFrame, more: str, than: str, alpha: float, goals: Sequence[float]) -> dict[float, dict]:
+    """For each goal the samples of one model over those of another, see `reach_ratio`."""
+    a, b = by_size(runs, than, alpha), by_size(runs, more, alpha)
+    return {goal: reach_ratio(list(a.columns), a.to_numpy(), b.to_numpy(), goal) for goal in goals}
+
+
+def over_goals(found: dict[float, dict], goal: float, bound: float) -> tuple[bool | None, bool | None]:
+    """(holds, under) for `lab.verdict`: the factor is above the bound at the goal, or, as a condition, at another one."""
+
+    def above(one) -> bool | None:
+        if not np.isfinite(one["low"]):
+            return None
+        return True if one["low"] >= bound else False if one["high"] < bound else None
+
+    answers = {g: above(one) for g, one in found.items()}
+    if answers[goal] is False and any(answers.values()):
+        return False, True
+    return answers[goal], None
