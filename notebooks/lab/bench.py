@@ -381,17 +381,17 @@ def time_calls(call: Callable[[], object], repeat: int, device: str = "cpu") -> 
     return (time.perf_counter() - began) / repeat
 
 
-def rounds(calls: dict[str, Callable], n: int, *, seed=0, at_least=1e-3, device="cpu") -> dict[str, list[float]]:
+def rounds(calls: dict[str, Callable], n: int, *, seed=0, at_least=2e-3, device="cpu") -> dict[str, list[float]]:
     """Seconds per call of every candidate in each of ``n`` rounds.
 
-    Each round times all candidates once, in a new random order, so that whatever disturbs the machine hits them alike. Each is called
-    before the first round, and then so often in a row that one timing takes ``at_least`` seconds.
+    Each round times all candidates once, in a new random order, so that whatever disturbs the machine hits them alike. A fast one is
+    called so often in a row that a timing takes ``at_least`` seconds, after one call that does not count.
     """
     repeat = {}
     for name, call in calls.items():
         once = time_calls(call, 1, device)
-        if once < 20 * at_least:  # else one call is warm-up enough
-            once = time_calls(call, 1, device)
+        if once < 10 * at_least:  # else one call is warm-up enough
+            once = min(time_calls(call, 1, device) for _ in range(4))
         repeat[name] = max(1, math.ceil(at_least / max(once, 1e-9)))
     order, shuffle, found = list(calls), random.Random(seed), {name: [] for name in calls}
     gc.collect()
@@ -400,6 +400,8 @@ def rounds(calls: dict[str, Callable], n: int, *, seed=0, at_least=1e-3, device=
         for _ in range(n):
             shuffle.shuffle(order)
             for name in order:
+                if repeat[name] > 1:
+                    calls[name]()
                 found[name].append(time_calls(calls[name], repeat[name], device))
     finally:
         gc.enable()
