@@ -1,5 +1,6 @@
 """Probes of behaviour: the machinery, and the probes of chapter 63 themselves, run on our layer and on one that is off."""
 
+import ast
 import json
 import pathlib
 import subprocess
@@ -28,7 +29,7 @@ class Off(ndlinear.NdLinear):
 # ---------------------------------------------------------------------------------------------- the probes of the chapter
 def chapter() -> behaviour.Sheet:
     """The cells of chapter 63 that define probes, without those that report."""
-    space: dict = {"lab": lab}
+    space: dict = {"lab": lab, "report": lambda section: None}
     marks = ("@sheet", "sheet.section(", "sheet = behaviour.Sheet()", "def new(", "def reference(")
     for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
         source = "".join(cell["source"])
@@ -55,10 +56,23 @@ def test_the_chapter_has_probes_in_every_section():
     assert len(SHEET.probes) > 30 and all(SHEET.sections.values())
 
 
+def known() -> set[str]:
+    """The exceptions that the chapter names for our layer: a constant of one of its cells."""
+    for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code" and "KNOWN = {" in "".join(cell["source"]):
+            tree = ast.parse("".join(cell["source"]))
+            return next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign))
+    raise AssertionError("chapter 63 names no exceptions")
+
+
+def test_exceptions_are_probes():
+    assert known() <= set(LIGHT)
+
+
 @pytest.mark.parametrize("name", [n for n in LIGHT if n not in SHEET.sections["The formula"]])
 def test_our_layer_behaves(name):
-    wanted = "error" if name == "torch.jit.script" else "right"
-    assert judge(LIGHT[name], ndlinear.NdLinear).outcome == wanted, judge(LIGHT[name], ndlinear.NdLinear)
+    outcome = judge(LIGHT[name], ndlinear.NdLinear)
+    assert outcome.outcome == "right" or name in known(), outcome
 
 
 @pytest.mark.parametrize("name", [n for n in LIGHT if not any(word in n for word in BLIND)])
@@ -72,7 +86,7 @@ def test_probes_that_look_elsewhere_can_fail_too():
             with torch.no_grad():  # no gradients
                 return ndlinear.ndlinear(x, self.weights, self.biases)  # no hooks
 
-    for word in ("a hook on one mode", "derivatives against"):
+    for word in ("hooks on one mode", "second derivatives against"):
         name = next(n for n in LIGHT if word in n)
         assert judge(LIGHT[name], Deaf).outcome in ("wrong", "error")
 
