@@ -27,7 +27,6 @@ from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache, reduce
 from operator import index
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -92,7 +91,7 @@ def _from_linear(cls, linear: nn.Linear, input_dims: Shape, hidden_size: Shape, 
         layer.bias.copy_(linear.bias.reshape(layer.hidden_size))
     elif linear.bias is not None:  # the total bias is linear in the biases: least squares with its Jacobian
         weights, target, sizes = [w.double() for w in layer.weights], linear.bias.double(), layer.hidden_size
-        jacobian = torch.func.jacfwd(lambda b: _total_bias(weights, b.split(sizes), layer.order))
+        jacobian = torch.func.jacfwd(lambda b: _total_bias(weights, b.split(sizes), layer.order).flatten())
         basis = jacobian(torch.zeros(sum(sizes)).to(target))  # (prod H, sum H)
         solution = torch.linalg.pinv(basis) @ target
         bias_error = _error(target, [(basis @ solution)[:, None]])
@@ -109,15 +108,17 @@ class NdLinear(nn.Module):
     init                     "linear": each mode like torch.nn.Linear (as released; unit variance becomes 3^-N, plus biases)
                              "paper": Xavier uniform per mode, biases zero
                              "unit": uniform +-sqrt(3/D_k) per mode, which keeps the variance, biases zero
-    execution                "planned": the same function by the fastest way known, `plan()`; keeps the inputs of its steps for backward
-                             "recompute": the same, but keeps the input only and computes the others once more in backward
+    execution                "planned": the same function the fastest way known, see `plan`
+                             "recompute": so too, but keeps only its input for backward, at the cost of one more forward
                              "sequential": Algorithm 1 literally, the reference
 
     Parameters `align_layers.{k}.weight` (H_k, D_k) and, with `bias`, `.bias` (H_k,): sum D_k H_k + sum H_k numbers.
     `order` is the order that defines what the biases do, `execution_order` the one with the fewest multiply-adds.
     Raises ValueError or TypeError on sizes or input that do not fit. Source: Algorithm 1."""
 
-    def __init__(self, input_dims, hidden_size, transform_outer=True, bias=True, *, init="linear", execution="planned", device=None, dtype=None):  # fmt: skip
+    def __init__(
+        self, input_dims, hidden_size, transform_outer=True, bias=True, *, init="linear", execution="planned", device=None, dtype=None
+    ):  # fmt: skip
         super().__init__()
         self.input_dims, self.hidden_size = dims, hidden = _shapes(input_dims, hidden_size)
         if init not in ("linear", "paper", "unit"):
@@ -126,11 +127,11 @@ class NdLinear(nn.Module):
             raise ValueError(f'execution must be "planned", "recompute" or "sequential", got {execution!r}')
         self.transform_outer, self.init, self.execution, self.fit = bool(transform_outer), init, execution, None
         self.order = tuple(range(len(dims)))[:: 1 if transform_outer else -1]
-        orders = (self.order,) if execution == "sequential" else (self.order, cheapest_order(dims, hidden))
+        orders = [self.order, cheapest_order(dims, hidden)][: 1 if execution == "sequential" else 2]
         self.execution_order = min(orders, key=lambda o: count_macs(dims, hidden, o))
-        self._plans, self._entries = {}, math.prod(dims)
+        self._plans: dict = {}
         self.align_layers = nn.ModuleList(nn.Linear(d, h, bias, device, dtype) for d, h in zip(dims, hidden))
-        self.plan()  # now: a compiler should find it, not trace the search
+        self._plans[None] = self.plan()  # made now: compilers find it, they do not trace the search
         if init != "linear":
             self.reset_parameters()
 
@@ -150,41 +151,45 @@ class NdLinear(nn.Module):
                     nn.init.zeros_(layer.bias)
 
     def plan(self, batch: int = 256, needs_grad: bool = True) -> Plan:
-        """What runs for `batch` samples, with or without gradients; print it. Traced programs always run `plan()`."""
+        """How `batch` samples are computed, with or without gradients; print it. Made once per power of two, then kept.
+        Whatever compiles, exports, traces, transforms or casts runs `plan()` for any batch: it sees one program."""
         key = (batch.bit_length(), needs_grad)
         if key not in self._plans:
             self._plans[key] = _search(self.input_dims, self.hidden_size, self.order, *key, _has_bias(self))
         return self._plans[key]
 
     def forward(self, x: Tensor) -> Tensor:
-        modes = self._modules["align_layers"]._modules.values()
-        weights, biases, plain = [], [], self.execution != "sequential"
-        for mode in modes:  # plain: nobody quantised, wrapped, pruned or hooked a mode; its parameters say it all
-            weights.append(mode._parameters.get("weight"))
-            biases.append(mode._parameters.get("bias"))
-            plain = plain and type(mode) is nn.Linear and not (mode._forward_hooks or mode._forward_pre_hooks)
+        weights, biases, compiling = [], [], torch.compiler.is_compiling()
+        plain = self.execution != "sequential"  # and nobody quantised, wrapped, pruned or hooked a mode
+        for m in self._modules["align_layers"]._modules.values():
+            weights.append(m._parameters.get("weight"))
+            biases.append(m._parameters.get("bias"))
+            plain &= type(m) is nn.Linear and (compiling or type(weights[-1]) in _PLAIN) and "forward" not in m.__dict__
+            plain &= not (m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks)
         _check_input(x, self.input_dims, weights[0])
-        if not plain or any(w is None for w in weights) or any((b is None) != (biases[0] is None) for b in biases):
+        if not plain or any((b is None) != (biases[0] is None) for b in biases):
             for axis in (k - len(self.order) for k in self.order):  # Algorithm 1
                 x = self.align_layers[axis](x.movedim(axis, -1)).movedim(-1, axis)
             return x.contiguous()
-        eager = _is_eager(x)
-        grad = eager and torch.is_grad_enabled()
-        plan = self.plan(x.numel() // self._entries, grad) if eager else self._plans[9, True]
+        eager = not compiling and _is_eager(x)
+        grad = (
+            eager and torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights, *biases) if t is not None)
+        )
+        plan = self.plan(x.numel() // self._plans[None].entries, grad) if eager else self._plans[None]
         if plan.inline:
-            tensors = [*[weights[k] for k in plan.order], *[biases[k] for k in plan.order]]
+            tensors = [weights[k] for k in plan.order] + [biases[k] for k in plan.order]
         else:
-            beta = None if biases[0] is None else _total_bias(weights, biases, self.order)
-            tensors = [reduce(_kron, [weights[k] for k in modes]) for modes in plan.groups]
-            tensors += [None] * (len(tensors) - 1) + [beta]
+            total = None if biases[0] is None else _total_bias(weights, biases, self.order).flatten()
+            matrices = [reduce(_kron, [weights[k] for k in g]) for g in plan.groups]
+            tensors = [*matrices, *[None] * (len(matrices) - 1), total]
+        shape = (*x.shape[: -len(self.order)], *self.hidden_size)
         if grad:
-            y = _Chain.apply(plan, self.execution == "recompute", x, *tensors)
-        else:
-            y = _eager(plan, x, tensors) if eager else _traced(plan, x, tensors)
-        return y.view(x.shape[: -len(self.order)] + self.hidden_size)
+            return _Planned.apply(plan, self.execution == "recompute", shape, x, *tensors)
+        return _run(plan, x, tensors, _gemm if eager else F.linear).reshape(*shape)
 
     def __repr__(self) -> str:
-        options = f"transform_outer={self.transform_outer}, bias={_has_bias(self)}, init={self.init!r}, execution={self.execution!r}"
+        options = f"transform_outer={self.transform_outer}, bias={_has_bias(self)}, init={self.init!r}"
+        options += "" if self.execution == "planned" else f", execution={self.execution!r}"
         return f"NdLinear({self.input_dims}, {self.hidden_size}, {options})"
 
 
@@ -221,317 +226,192 @@ class NdLinearSum(nn.Module):
 
 def _total_bias(weights: Sequence[Tensor], biases: Sequence[Tensor], order: Shape) -> Tensor:
     """Horner's rule for beta = sum_k [1 on the modes before k] x b_k x [row sums of the weights on the modes after k]."""
-    first, *later = order
-    beta = biases[first]
-    for k in later:  # the axis of mode k comes last in the order 1..N and first in the order N..1
-        rows, bias = weights[k].sum(1), biases[k]
-        factors = (beta.reshape(-1, 1), rows[None]) if k > first else (rows[:, None], beta.reshape(1, -1))
-        beta = torch.addmm(bias if k > first else bias[:, None], *factors)
-    return beta.flatten()
+    beta = biases[order[0]]
+    for k in order[1:]:  # the axis of mode k comes last in the order 1..N, first in the order N..1
+        last, rows, bias = k > order[0], weights[k].sum(1), biases[k]
+        outer = (beta.reshape(-1, 1), rows[None]) if last else (rows[:, None], beta.reshape(1, -1))
+        beta = torch.addmm(bias if last else bias[:, None], *outer)
+    return beta.reshape([len(b) for b in biases])
 
 
 # ---------------------------------------------------------------------------------------------------------- the engine
-class Step(NamedTuple):
-    """One product: the data as (batch * left, dim, right) times the Kronecker product of the weights of `modes`, (hidden, dim).
-    `sizes` and `move`, if given: first bring the axes (of the groups, in their present order) into the order `move`."""
-
-    modes: tuple[int, ...]
-    left: int
-    dim: int
-    hidden: int
-    right: int
-    sizes: tuple[int, ...] | None
-    move: tuple[int, ...] | None
+# One product: data seen as (batch * left, dim, right) times (hidden, dim), the Kronecker product of the weights of `modes`.
+Step = namedtuple("Step", "modes left dim hidden right")
 
 
-class Plan(NamedTuple):
-    """How a layer is executed; `print` shows it. Costs are per sample; bytes are read and written, for float32."""
+class Plan(namedtuple("Plan", "steps groups order inline entries size seconds")):
+    """How a layer is computed; print it. Counts are per sample, `seconds` (an estimate) for all samples.
+    steps      the products one after the other; groups: their modes, merged if several; order: all modes in a row
+    inline     each bias right after the product of its mode; else the total bias after the last product
+    entries    numbers of an input, prod D; size: of an output, prod H"""
 
-    steps: tuple[Step, ...]
-    sizes: tuple[int, ...] | None  # axes after the last step, if they
-    move: tuple[int, ...] | None  # have to be moved back
-    inline: bool  # biases added mode by mode, else their sum at the end
-    seconds: float  # estimate
-    order: tuple[int, ...]  # modes as executed
-    groups: tuple[tuple[int, ...], ...]  # modes that run as one
-    entries: int  # prod D
-    size: int  # prod H
-    block: int  # samples that run together
-
-    macs = property(lambda self: sum(math.prod(s[1:5]) for s in self.steps), doc="Multiply-adds.")
-    bytes = property(
-        lambda self: sum(4 * s.left * s.right * (s.dim + s.hidden) for s in self.steps), doc="Moved by products."
-    )
+    macs = property(lambda self: sum(math.prod(s[1:]) for s in self.steps), doc="Multiply-adds.")
+    bytes = property(lambda self: 4 * sum(s.left * s.right * (s.dim + s.hidden) for s in self.steps), doc="Moved.")
     saved = property(lambda self: sum(s.left * s.right * s.dim for s in self.steps), doc="Numbers kept for backward.")
 
     def __str__(self) -> str:
-        rows = [("modes", "left", "dim", "hidden", "right", "as", "multiply-adds")]
-        for s in self.steps:
-            how = "matrix product" if s.right == 1 else "batched product"
-            rows.append(
-                (
-                    "x".join(str(k + 1) for k in s.modes),
-                    *map(str, s[1:5]),
-                    "move, " * bool(s.move) + how,
-                    f"{math.prod(s[1:5]):,}",
-                )
-            )
-        widths = [max(map(len, column)) for column in zip(*rows)]
-        table = "\n".join("  ".join(v.rjust(w) for v, w in zip(row, widths)) for row in rows)
-        return f"{table}\nbiases {'mode by mode' if self.inline else 'folded'}; {self.macs:,} multiply-adds, {self.bytes:,} bytes, {self.saved:,} numbers kept per sample"
+        rows = [("modes", "left", "dim", "hidden", "right", "multiply-adds")]
+        rows += [("x".join(str(k + 1) for k in s.modes), *s[1:], f"{math.prod(s[1:]):,}") for s in self.steps]
+        table = "\n".join("".join(f"{value!s:>{8 + 6 * (i == 5)}}" for i, value in enumerate(row)) for row in rows)
+        counts = f"{self.macs:,} multiply-adds, {self.bytes:,} bytes moved, {self.saved:,} numbers kept for backward"
+        return f"{table}\nbiases {'mode by mode' if self.inline else 'added up and last'}; {counts}"
 
 
 @lru_cache(4096)
-def _search(dims, hidden, order, bits, grad, bias) -> Plan:
-    """The fastest plan by estimate: all groupings of neighbours, all orders; the plain loop if nothing is gained."""
-    n, passes, batch = len(dims), 3 if grad else 1, 1 << bits
-    plans = []
-    for cuts in itertools.product((0, 1), repeat=n - 1):
-        edges = [0, *(k + 1 for k in range(n - 1) if cuts[k]), n]
-        groups = [tuple(range(a, b)) for a, b in zip(edges, edges[1:])]
-        d, h = ([math.prod(s[k] for k in g) for g in groups] for s in (dims, hidden))
-        if any(
-            len(g) > 1 and a * b > max(4096, 4 * max(dims[k] * hidden[k] for k in g)) and a * b > batch * (a + b)
-            for g, a, b in zip(groups, d, h)
-        ):
-            continue
-        fixed = sum(2e-5 * (len(g) - 1) + 2e-10 * a * b for g, a, b in zip(groups, d, h))
-        if bias:
-            fixed += 1e-5 * n + 1e-10 * batch * math.prod(hidden)
-
-        @lru_cache(None)
-        def rest(layout, todo, groups=groups, d=d, h=h):
-            sizes = [d[g] if g in todo else h[g] for g in layout]
-            if not todo:
-                home = layout == tuple(range(len(groups)))
-                return (
-                    (0.0, (), None, None)
-                    if home
-                    else (
-                        5e-6 + 6e-10 * batch * math.prod(sizes),
-                        (),
-                        tuple(sizes),
-                        (0, *(layout.index(g) + 1 for g in range(len(groups)))),
-                    )
-                )
-            options = []
-            for g in todo if n <= 5 else sorted(todo)[:1]:
-                p = layout.index(g)
-                for move in (False, True) if p + 1 < len(layout) and n <= 5 else (False,):
-                    after = (*layout[:p], *layout[p + 1 :], g) if move else layout
-                    left, right = math.prod(sizes[:p]), math.prod(sizes[p + 1 :])
-                    cost = 0.0
-                    if move:
-                        cost, left, right = 5e-6 + 6e-10 * batch * math.prod(sizes), left * right, 1
-                    more, steps, *end = rest(after, todo - {g})
-                    axes = (0, *(layout.index(q) + 1 for q in after))
-                    step = Step(
-                        groups[g], left, d[g], h[g], right, tuple(sizes) if move else None, axes if move else None
-                    )
-                    options.append((cost + _seconds(batch * left, d[g], h[g], right) + more, (step, *steps), *end))
-            return min(options, key=lambda o: o[0])
-
-        cost, steps, *end = rest(tuple(range(len(groups))), frozenset(range(len(groups))))
-        plans.append(_made(steps, *end, False, passes * (cost + fixed)))
-    sizes, steps, cost = list(dims), [], 0.0
-    for k in order:  # biases inline: one product per mode, in the defined order
-        left, right = math.prod(sizes[:k]), math.prod(sizes[k + 1 :])
-        steps.append(Step((k,), left, dims[k], hidden[k], right, None, None))
-        cost += passes * (
-            _seconds(batch * left, dims[k], hidden[k], right)
-            + bias * (1e-10 if right == 1 else 2e-10) * batch * left * hidden[k] * right
-        )
-        sizes[k] = hidden[k]
-    plans.append(_made(tuple(steps), None, None, True, cost))
-    return min(plans, key=lambda p: p.seconds)
+def _search(dims: tuple, hidden: tuple, order: tuple, bits: int, grad: bool, bias: bool) -> Plan:
+    """The fastest plan by estimate for about 2^bits samples. Candidates: Algorithm 1; and neighbours merged in all ways, in
+    all orders if there are at most 4 groups, else in the cheapest. None keeps more for backward than Algorithm 1."""
+    n, candidates = len(dims), [(True, [(k,) for k in order])]
+    for cuts in itertools.product((True, False), repeat=n - 1) if n <= 8 else [(True,) * (n - 1)]:
+        edges = [0, *(k for k, cut in enumerate(cuts, 1) if cut), n]
+        groups = [tuple(range(a, b)) for a, b in itertools.pairwise(edges)]
+        best = cheapest_order(*([math.prod(sizes[k] for k in g) for g in groups] for sizes in (dims, hidden)))
+        orders = itertools.permutations(groups) if len(groups) <= 4 else [[groups[k] for k in best]]
+        candidates += [(False, list(o)) for o in orders]
+    plans = [_estimate(dims, hidden, *candidate, 0.75 * 2**bits, grad, bias) for candidate in candidates]
+    return min((p for p in plans if p.saved <= plans[0].saved), key=lambda p: p.seconds)
 
 
-def _made(steps, sizes, move, inline, seconds):
-    widest = max(s.left * s.right * max(s.dim, s.hidden) for s in steps)
-    busy = max(4 * s.dim * s.hidden // ((s.dim + s.hidden) * s.left * s.right) for s in steps)  # data outweigh matrices
-    block = max(2**18 // widest, busy, 1) if len(steps) > 1 else 1 << 62
-    order, groups = tuple(k for s in steps for k in s.modes), tuple(s.modes for s in steps)
-    entries, size = steps[0].left * steps[0].dim * steps[0].right, math.prod(s.hidden for s in steps)
-    return Plan(steps, sizes, move, inline, seconds, order, groups, entries, size, block)
+def _estimate(dims, hidden, inline, groups, samples, grad, bias) -> Plan:
+    """Constants fitted to two CPU cores (within about a third): 5 us a call, 9 ps a multiply-add, 75 ps a number moved, 0.1 us
+    a matrix of a batch, and what thin products lose. Backward costs two forward passes."""
+    sizes, steps, seconds = (
+        list(dims),
+        [],
+        (1e-5 * len(dims) + 1e-10 * samples * math.prod(hidden)) * (bias and not inline),
+    )
+    for g in groups:
+        a, b = g[0], g[-1] + 1
+        d, h, left, right = (math.prod(s) for s in (dims[a:b], hidden[a:b], sizes[:a], sizes[b:]))
+        if right == 1:
+            thin = 0 if min(d, h) >= 16 else 2.4e-9 if d == 1 else 1e-9 + 1.5e-10 * d
+        else:
+            short = 8e-11 * d * h + 6e-10 * right * h if right < h else h * (1e-8 + 4e-10 * d)
+            thin = 1e-7 + short * (right < 16)
+        seconds += 5e-6 + samples * left * (9e-12 * d * h * right + 7.5e-11 * right * (d + h) + thin)
+        seconds += (len(g) - 1) * (2e-5 + 2e-10 * d * h) + inline * bias * samples * left * h * right * 1.5e-10
+        steps.append(Step(g, left, d, h, right))
+        sizes[a:b] = hidden[a:b]
+    order = tuple(k for g in groups for k in g)
+    return Plan((*steps,), (*groups,), order, inline, math.prod(dims), math.prod(hidden), seconds * (3 if grad else 1))
 
 
-def _seconds(left, dim, hidden, right) -> float:
-    """Time of one product on two CPU cores."""
-    rows, width = (left, hidden) if right == 1 else (left * hidden, right)
-    thin = rows * (6e-9 + 2e-10 * dim) if 1 < width < 16 else 6e-10 * rows if width == 1 else 0.0
-    if right > 1:
-        thin = thin * 2 + left * 1e-7
-    return 5e-6 + 9e-12 * left * dim * hidden * right + 7.5e-11 * left * right * (dim + hidden) + thin
+_PLAIN, _ONEDNN = (Tensor, nn.Parameter), torch.backends.mkldnn.is_available()
+
+
+def _is_eager(x: Tensor) -> bool:
+    """Whether this is an ordinary call: real numbers, and nothing traces, transforms or casts."""
+    transformed = torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+    traced = torch._C._get_tracing_state() is not None or torch._C._is_any_autocast_enabled()
+    return type(x) in _PLAIN and x.dtype.is_floating_point and not transformed and not traced
 
 
 def _kron(a: Tensor, b: Tensor) -> Tensor:
     return (a[:, None, :, None] * b[:, None]).reshape(a.shape[0] * b.shape[0], a.shape[1] * b.shape[1])
 
 
-def _is_eager(x: Tensor) -> bool:
-    """Whether this is an ordinary call: nothing compiles, traces, transforms or casts."""
-    return not (
-        torch.compiler.is_compiling()
-        or type(x) not in _PLAIN
-        or torch._C._are_functorch_transforms_active()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._is_any_autocast_enabled()
-        or torch.autograd.forward_ad._current_level >= 0
-    )
-
-
-_PLAIN, _MKLDNN = (Tensor, nn.Parameter), torch.backends.mkldnn.is_available()
-
-
 def _gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear of a matrix, eager: oneDNN beats BLAS at many rows and adds the bias for nothing; one column is an outer product."""
-    if weight.shape[1] == 1:
-        row = weight.view(1, -1)
-        return x * row if bias is None else torch.addcmul(bias, x, row)
-    if _MKLDNN and x.shape[0] >= 2048 and x.dtype is torch.float32 and x.is_cpu:
+    """F.linear of (rows, D), eager only. Where there is much to do oneDNN beats BLAS, and adds the bias on the way; but tools
+    that watch operations (FLOP counters) do not know it."""
+    if weight.shape[1] == 1:  # an outer product
+        return x * weight.t() if bias is None else torch.addcmul(bias, x, weight.t())
+    much = _ONEDNN and x.shape[0] * sum(weight.shape) >= 10**6 and x.dtype is torch.float32 and x.is_cpu
+    if much and not torch._C._len_torch_dispatch_stack():
         return torch.ops.mkldnn._linear_pointwise(x, weight.contiguous(), bias, "none", [], "")
     return F.linear(x, weight, bias)
 
 
-def _products(plan: Plan, x: Tensor, tensors: Sequence, gemm=F.linear, keep: list | None = None) -> Tensor:
-    """All products of a plan; appends the inputs of all but the first to `keep`. tensors: matrices, then biases of the steps."""
-    n, z = len(plan.steps), x
-    for i, (_, _, dim, hidden, right, sizes, move) in enumerate(plan.steps):
-        matrix, bias = tensors[i], tensors[n + i]
-        if move:
-            z = z.reshape(-1, *sizes).permute(move)
-        z = z.reshape(-1, dim) if right == 1 else z.reshape(-1, dim, right)
+def _bmm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(L, D, R) -> (L, H, R), nothing copied. BLAS wants the long axis last, so transposed where R is short."""
+    (left, d, right), h = x.shape, weight.shape[0]
+    if right < min(h, 16):
+        y = torch.bmm(x.transpose(1, 2), weight.t().expand(left, d, h)).transpose(1, 2)
+        return y if bias is None else y + bias[:, None]
+    weight = weight.expand(left, h, d)
+    return torch.bmm(weight, x) if bias is None else torch.baddbmm(bias[:, None], weight, x)
+
+
+def _run(plan: Plan, x: Tensor, tensors: Sequence, gemm=F.linear, keep: list | None = None) -> Tensor:
+    """The products of a plan, prod H numbers per sample in some shape. `tensors`: a matrix per step, then a bias per step.
+    `keep` gets the inputs of all steps but the first. With F.linear, anything can trace, transform, differentiate it."""
+    n, total = len(plan.steps), None
+    for i, (_, left, d, _, right) in enumerate(plan.steps):
+        bias = tensors[n + i]
+        if bias is not None and not plan.inline and left * right > 1:
+            bias, total = None, bias
+        x = x.reshape(-1, d) if right == 1 else x.reshape(-1, d, right)
         if keep is not None and i:
-            keep.append(z)
-        if bias is not None and bias.shape[0] != hidden:
-            bias = None  # the total of all modes, (prod H,), comes at the end
-        if right == 1:
-            z = gemm(z, matrix, bias)
-        elif bias is None:
-            z = torch.bmm(matrix.expand(z.shape[0], hidden, dim), z)
-        else:
-            z = torch.baddbmm(bias[:, None], matrix.expand(z.shape[0], hidden, dim), z)
-    if plan.move:
-        z = z.reshape(-1, *plan.sizes).permute(plan.move).clone(memory_format=torch.contiguous_format)
-    return z
+            keep.append(x)
+        x = (gemm if right == 1 else _bmm)(x, tensors[i], bias)
+    if total is None:
+        return x
+    x = x.reshape(-1, plan.size)
+    return x + total.to(x.dtype) if gemm is F.linear else x.add_(total)
 
 
-def _traced(plan: Plan, x: Tensor, tensors: Sequence) -> Tensor:
-    """The plan in operations that anything can trace, transform or differentiate."""
-    y, bias = _products(plan, x, tensors), tensors[-1]
-    return y if bias is None or bias.shape[0] == plan.steps[-1].hidden else y.reshape(-1, plan.size) + bias.to(y.dtype)
-
-
-def _eager(plan: Plan, x: Tensor, tensors: Sequence, keep: list | None = None) -> Tensor:
-    """The same without a graph, in blocks of samples that stay in the cache."""
-    bias, rows = tensors[-1], x.numel() // plan.entries
-    if bias is not None and bias.shape[0] == plan.steps[-1].hidden:
-        bias = None  # has been added
-    if rows <= plan.block or not x.is_cpu:
-        y = _products(plan, x, tensors, _gemm, keep)
-        if bias is not None:
-            y.view(-1, plan.size).add_(bias)
-        return y
-    y = x.new_empty(rows, plan.size)
-    for part, out in zip(x.reshape(rows, -1).split(plan.block), y.split(plan.block)):
-        z = _products(plan, part, tensors, _gemm, keep).view(out.shape)
-        out.copy_(z) if bias is None else torch.add(z, bias, out=out)
-    return y
-
-
-class _Chain(torch.autograd.Function):
-    """`_eager` with its gradients in as few passes over memory."""
+class _Planned(torch.autograd.Function):
+    """`_run` and its gradients. Keeps the inputs of the steps, or x alone and computes the others again (`recompute`)."""
 
     @staticmethod
-    def forward(ctx, plan, recompute, x, *tensors):
-        keep = None if recompute else []
-        y = _eager(plan, x, tensors, keep)
-        ctx.plan = plan
-        ctx.save_for_backward(x, *tensors[: len(plan.steps)], *(keep or ()))
-        return y
+    def forward(ctx, plan, recompute, shape, x, *tensors):
+        ctx.plan, keep = plan, None if recompute else []
+        y = _run(plan, x, tensors, _gemm, keep)
+        ctx.save_for_backward(
+            x, *tensors[:-1], tensors[-1] if plan.inline else None, *(keep or ())
+        )  # not the total bias
+        return torch.ops.aten._unsafe_view(y.contiguous(), shape)  # not a view: it may be changed in place
 
     @staticmethod
     def backward(ctx, g):
-        plan, need = ctx.plan, ctx.needs_input_grad[2:]
-        n = len(plan.steps)
-        x, *rest = ctx.saved_tensors
-        matrices, kept = rest[:n], rest[n:]
+        plan, need, (x, *kept) = ctx.plan, ctx.needs_input_grad[3:], ctx.saved_tensors
+        n, grads = len(plan.steps), [None] * len(need)
+        tensors, kept = kept[: 2 * n], kept[2 * n :]
         if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-            return None, None, *_gradients_traced(plan, x, matrices, need, g)
-        grads, rows = [None] * (2 * n + 1), x.numel() // plan.entries
-        if rows <= plan.block or not x.is_cpu:
-            dx = _gradients(plan, matrices, need, x, kept, g.contiguous(), grads)
-            grads[0] = dx.reshape(x.shape) if need[0] else None
-            return None, None, *grads
-        if need[0]:
-            grads[0] = x.new_empty(x.shape)
-        out = grads[0].view(rows, -1).split(plan.block) if need[0] else [None] * rows
-        parts = zip(x.reshape(rows, -1).split(plan.block), g.reshape(rows, -1).split(plan.block), out)
-        for i, (part, gradient, into) in enumerate(parts):
-            dx = _gradients(plan, matrices, need, part, kept[i * (n - 1) : (i + 1) * (n - 1)], gradient, grads)
-            if need[0]:
-                into.copy_(dx.reshape(into.shape))
-        return None, None, *grads
+            return None, None, None, *_gradients_of_gradients(plan, x, tensors, need, g)
+        if len(kept) < n - 1:
+            _run(plan, x, tensors, _gemm, kept := [])
+        if need[2 * n] and not plan.inline:
+            grads[2 * n] = _column_sums(g.reshape(-1, plan.size))
+        for i in reversed(range(n)):
+            _, _, d, h, right = plan.steps[i]
+            z, g = (
+                kept[i - 1] if i else x.reshape((-1, d, right)[: 3 - (right == 1)]),
+                g.reshape((-1, h, right)[: 3 - (right == 1)]),
+            )
+            if need[1 + i]:
+                grads[1 + i] = _weight_gradient(z, g)
+            if need[1 + n + i] and plan.inline:
+                grads[1 + n + i] = _column_sums(g) if right == 1 else g.sum((0, 2))
+            if i or need[0]:
+                g = (_gemm if right == 1 else _bmm)(g, tensors[i].t())
+        grads[0] = g.reshape(x.shape) if need[0] else None
+        return None, None, None, *grads
 
 
-def _gradients(plan, matrices, need, x, kept, g, grads) -> Tensor:
-    """Adds the gradients of matrices and biases to `grads`; returns that of x. `kept`: inputs of the other steps, or nothing."""
-    n = len(plan.steps)
-    if len(kept) < n - 1:
-        _products(plan, x, [*matrices, *[None] * n], _gemm, kept := [])
-
-    def add(i, value):
-        grads[i] = value() if grads[i] is None else grads[i].add_(value())
-
-    if need[2 * n] and not plan.inline:
-        add(2 * n, lambda: g.reshape(-1, plan.size).sum(0))
-    if plan.move:
-        g = _unmove(g, plan.sizes, plan.move)
-    for i in reversed(range(n)):
-        _, _, dim, hidden, right, sizes, move = plan.steps[i]
-        z, matrix, deeper = kept[i - 1] if i else x, matrices[i], i > 0 or need[0]
-        if i == 0 and move:
-            z = z.reshape(-1, *sizes).permute(move)
-        z, g = (t.reshape(-1, k) if right == 1 else t.reshape(-1, k, right) for t, k in ((z, dim), (g, hidden)))
-        if need[1 + i]:
-            add(1 + i, lambda: _outer(g, z, hidden, dim, right))
-        if plan.inline and need[1 + n + i]:
-            add(1 + n + i, lambda: g.sum(0 if right == 1 else (0, 2)))
-        if deeper:
-            g = _gemm(g, matrix.t()) if right == 1 else torch.bmm(matrix.t().expand(g.shape[0], dim, hidden), g)
-            if move:
-                g = _unmove(g, sizes, move)
-    return g
+def _column_sums(g: Tensor) -> Tensor:
+    return (g.new_ones(1, g.shape[0]) @ g)[0] if g.numel() > 2**16 else g.sum(0)  # BLAS reads faster
 
 
-def _outer(g, z, hidden, dim, right):
-    """The gradient (hidden, dim) of the matrix of a step: sum over all but the axis of the step. MKL likes few rows."""
-    if right == 1:
-        return g.t() @ z if hidden <= dim or dim >= 16 else (z.t() @ g).t().contiguous()
-    if right < 16:
-        return g.transpose(0, 1).reshape(hidden, -1) @ z.transpose(0, 1).reshape(dim, -1).t()
-    if hidden <= dim:
-        return torch.bmm(g, z.transpose(1, 2)).sum(0)
-    return torch.bmm(z, g.transpose(1, 2)).sum(0).t().contiguous()
+def _weight_gradient(x: Tensor, g: Tensor) -> Tensor:
+    """(H, D), from the input (L, D[, R]) and the gradient (L, H[, R]) of a step. BLAS wants few rows and many columns."""
+    d, h, right = x.shape[1], g.shape[1], x.shape[-1]
+    if x.ndim == 2:
+        return g.t() @ x if h <= d or d >= 16 else (x.t() @ g).t().contiguous()
+    if h * d > right * (
+        h + d
+    ):  # the terms of the sum over L are larger than what they are made of: one product of copies
+        return g.transpose(0, 1).reshape(h, -1) @ x.transpose(0, 1).reshape(d, -1).t()
+    return torch.bmm(g, x.mT).sum(0) if h <= d else torch.bmm(x, g.mT).sum(0).t().contiguous()
 
 
-def _unmove(g, sizes, move):
-    return g.reshape(-1, *[sizes[a - 1] for a in move[1:]]).permute([move.index(a) for a in range(len(move))])
-
-
-def _gradients_traced(plan, x, matrices, need, g):
-    """The gradients by autograd, so that they have gradients themselves. They do not depend on the biases: zeros will do."""
-    n = len(matrices)
-    lengths = [s.hidden for s in plan.steps] if plan.inline else [plan.size] * n
+def _gradients_of_gradients(plan, x, tensors, need, g):
+    """What backward returns, with a graph of its own. It does not depend on the total bias, so zeros stand for that."""
     with torch.enable_grad():
-        biases = [g.new_zeros(k, requires_grad=True) if w else None for k, w in zip(lengths, need[1 + n :])]
-        inputs = [
-            t.view_as(t) for t in (x, *matrices)
-        ] + biases  # views: what depends on what else is not ours to follow
-        y = _traced(plan, inputs[0], inputs[1:])
-        found = iter(
-            torch.autograd.grad(y, [t for t, w in zip(inputs, need) if w], g.reshape(y.shape), create_graph=True)
-        )
+        if need[-1] and not plan.inline:
+            tensors[-1] = g.new_zeros(plan.size, requires_grad=True)
+        inputs = [t if t is None else t.view_as(t) for t in (x, *tensors)]  # views: how they hang together is not ours
+        y = _run(plan, inputs[0], inputs[1:]).reshape(g.shape)
+        found = iter(torch.autograd.grad(y, [t for t, w in zip(inputs, need) if w], g, create_graph=True))
     return [next(found) if w else None for w in need]
 
 
@@ -546,11 +426,7 @@ def total_bias(layer: NdLinear | NdLinearSum) -> Tensor:
     """All that a layer adds, layer(0): shape `hidden_size`, zeros if it has no bias. Differentiable, O(prod H)."""
     if not _has_bias(layer):
         return layer.terms[0].weights[0].new_zeros(layer.hidden_size)
-    return (
-        layer.bias
-        if isinstance(layer, NdLinearSum)
-        else _total_bias(layer.weights, layer.biases, layer.order).view(layer.hidden_size)
-    )
+    return layer.bias if isinstance(layer, NdLinearSum) else _total_bias(layer.weights, layer.biases, layer.order)
 
 
 @torch.no_grad()
@@ -830,10 +706,10 @@ def _order(order: Shape | None, n: int) -> Shape:
 def _check_input(x: Tensor, dims: tuple[int, ...], weight: Tensor) -> None:
     if not isinstance(x, Tensor):
         raise TypeError(f"expected a torch.Tensor of shape (..., {', '.join(map(str, dims))}), got {type(x).__name__}")
-    if tuple(x.shape[max(x.ndim - len(dims), 0) :]) != dims:
+    if x.shape[-len(dims) :] != dims:
         cure = f"move or reshape its axes so that it ends in {dims}; x.unflatten(-1, {dims}) if the last one is flat"
         raise ValueError(f"expected input of shape (..., {', '.join(map(str, dims))}), got {tuple(x.shape)}; {cure}")
-    if not isinstance(weight, Tensor) or (x.device == weight.device and x.dtype == weight.dtype):  # not: quantised
+    if not isinstance(weight, Tensor) or (x.dtype == weight.dtype and x.device == weight.device):  # not: quantised
         return
     device, floats = x.device.type, x.is_floating_point() or x.is_complex()
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)

@@ -1,0 +1,274 @@
+"""The engine: every plan gives the values and gradients of Algorithm 1, keeps no more, and steps aside where it must."""
+
+import copy
+import math
+import random
+
+import pytest
+import torch
+from ndlinear_cases import randomise
+from torch import nn
+
+import ndlinear as nd
+
+SHAPES = {  # as in the paper and its released code, with fewer samples
+    "cnn64": (64, (64, 8, 8), (64, 8, 8)),
+    "cnn256": (64, (64, 8, 8), (256, 2, 2)),
+    "bert": (32, (96, 8), (2, 2)),
+    "tab11_1": (32, (11, 1), (11, 64)),
+    "tab32_64": (32, (32, 64), (32, 64)),
+    "rad_in": (300, (2, 5), (32, 32)),
+    "rad_out": (300, (32, 32), (1, 1)),
+    "opt_fc1": (2, (768, 1), (2800, 8)),
+    "opt_fc2": (2, (2800, 8), (768, 1)),
+    "lora_up": (64, (32, 64), (64, 96)),
+    "lora8_dn": (32, (112, 128), (64, 64)),
+    "vit200": (300, (200, 1), (200, 1)),
+    "vol32": (3, (32,) * 3, (32,) * 3),
+    "img": (8, (28, 28, 3), (64, 64, 6)),
+    "d4": (2, (16,) * 4, (16,) * 4),
+    "d5": (2, (8,) * 5, (8,) * 5),
+}
+
+
+def pair(dims, hidden, outer=True, bias=True, execution="planned", dtype=torch.float64):
+    """A layer and the same layer that runs Algorithm 1 literally."""
+    layer = nd.NdLinear(dims, hidden, outer, bias, execution=execution, dtype=dtype)
+    reference = nd.NdLinear(dims, hidden, outer, bias, execution="sequential", dtype=dtype)
+    reference.load_state_dict(layer.state_dict())
+    return layer, reference
+
+
+def gradients(layer, x, g):
+    y = layer(x)
+    return [y, *torch.autograd.grad(y, [x, *layer.parameters()], g)]
+
+
+def assert_same(layer, reference, batch):
+    x = torch.randn(*batch, *layer.input_dims, dtype=torch.float64, requires_grad=True)
+    g = torch.randn(*batch, *layer.hidden_size, dtype=torch.float64)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), reference(x), atol=1e-10, rtol=1e-10)
+    for ours, theirs in zip(gradients(layer, x, g), gradients(reference, x, g)):
+        error = (ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-300) if ours.numel() else 0
+        assert ours.shape == theirs.shape and error < 1e-10, str(layer.plan(math.prod(batch)))
+
+
+@pytest.mark.parametrize("execution", ["planned", "recompute"])
+@pytest.mark.parametrize("name", SHAPES)
+def test_shapes_of_the_paper(name, execution):
+    batch, dims, hidden = SHAPES[name]
+    assert_same(*pair(dims, hidden, execution=execution), (batch,))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_random_layers(seed):
+    """8 times 30 layers: any sizes, orders, biases, batch axes and kinds of plan."""
+    torch.manual_seed(seed)
+    draw = random.Random(seed)
+    for _ in range(30):
+        n = draw.randint(1, 5)
+        most = (60, 24, 14, 8, 6)[n - 1]
+        dims, hidden = (tuple(draw.randint(1, most) for _ in range(n)) for _ in range(2))
+        batch = draw.choice([(), (0,), (1,), (3,), (17,), (200,), (2, 3), (4, 4), (2, 0, 3)])
+        execution = draw.choice(["planned", "recompute"])
+        assert_same(*pair(dims, hidden, draw.random() < 0.5, draw.random() < 0.7, execution), batch)
+
+
+@pytest.mark.parametrize(
+    "dims, hidden", [((6, 5), (7, 4)), ((4, 3, 2), (2, 3, 4)), ((5, 1), (6, 1)), ((3, 20), (2, 18))]
+)
+@pytest.mark.parametrize("bias", [True, False])
+def test_all_candidates_of_the_search_agree(dims, hidden, bias, monkeypatch):
+    plans, estimate = [], nd._estimate
+    monkeypatch.setattr(nd, "_estimate", lambda *a: plans.append(estimate(*a)) or plans[-1])
+    for order in ((0, 1, 2)[: len(dims)], (2, 1, 0)[-len(dims) :]):
+        plans.clear()
+        nd._search.__wrapped__(dims, hidden, order, 5, True, bias)
+        assert len(plans) >= 3
+        layer, reference = pair(dims, hidden, order[0] == 0, bias)
+        for plan in plans:
+            layer._plans = {None: plan, (3, True): plan, (3, False): plan}
+            assert_same(layer, reference, (5,))
+            assert sorted(plan.order) == list(range(len(dims))) and plan.macs > 0
+
+
+# ------------------------------------------------------------------------------------------------------------ the plan
+def test_plan_merges_small_neighbours_and_drops_singletons():
+    plan = nd.NdLinear((64, 8, 8), (256, 2, 2)).plan(64)
+    assert plan.groups == ((1, 2), (0,)) and plan.macs == 64 * 64 * 4 + 64 * 256 * 4
+    assert nd.NdLinear((200, 1), (200, 1)).plan(1000).groups == ((0, 1),)
+    assert nd.NdLinear((2800, 8), (768, 1)).plan(2048).order == (1, 0)
+    assert nd.NdLinear((32, 64), (32, 64)).plan(512).macs == nd.count_macs((32, 64), (32, 64))
+
+
+def test_plan_is_readable_and_kept():
+    layer = nd.NdLinear((64, 8, 8), (128, 4, 4))
+    text = str(layer.plan(64))
+    assert "2x3" in text and "196,608 multiply-adds" in text and "kept for backward" in text
+    assert layer.plan(64) is layer.plan(100) and layer.plan(64, False) is not layer.plan(64)
+    assert layer.plan(0).steps and layer.plan().seconds < layer.plan(10_000).seconds
+
+
+def kept(layer, x):
+    """Bytes of the distinct storages kept for backward, without parameters."""
+    parameters, found = {p.untyped_storage().data_ptr() for p in layer.parameters()}, {}
+
+    def pack(t):
+        found[t.untyped_storage().data_ptr()] = t.untyped_storage().nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        y = layer(x)
+    del y
+    return sum(size for pointer, size in found.items() if pointer not in parameters)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_keeps_no_more_than_algorithm_1(name):
+    batch, dims, hidden = SHAPES[name]
+    x, sizes, steps = torch.randn(batch, *dims, requires_grad=True), list(dims), 0
+    for k in range(len(dims)):
+        steps, sizes[k] = steps + math.prod(sizes), hidden[k]
+    layer = nd.NdLinear(dims, hidden)
+    small = 4 * (sum(math.prod(s[2:4]) for s in layer.plan(batch).steps) + math.prod(hidden))  # matrices, total bias
+    assert kept(layer, x) <= 4 * batch * steps + small
+    layer.execution = "recompute"
+    assert kept(layer, x) <= 4 * batch * math.prod(dims) + small
+    for plan in (layer.plan(b, grad) for b in (1, 50, 5000) for grad in (True, False)):
+        assert plan.saved <= steps
+
+
+# ------------------------------------------------------------------------------------------- where the engine steps aside
+def planned_calls(monkeypatch):
+    calls, apply = [], nd._Planned.apply
+    monkeypatch.setattr(nd._Planned, "apply", lambda *a: calls.append(1) or apply(*a))
+    return calls
+
+
+def test_gradients_by_hand_only_in_ordinary_calls(monkeypatch):
+    calls = planned_calls(monkeypatch)
+    layer, x = nd.NdLinear((4, 5), (3, 2)), torch.randn(6, 4, 5)
+    layer(x)
+    assert len(calls) == 1
+    with torch.no_grad():
+        layer(x)
+    torch.func.vmap(layer)(x)
+    torch.func.jvp(layer, (x,), (x,))
+    with torch.autocast("cpu", torch.bfloat16):
+        layer(x)
+    torch.export.export(layer, (x,))
+    nd.NdLinear((4, 5), (3, 2), execution="sequential")(x)
+    frozen = copy.deepcopy(layer).requires_grad_(False)
+    frozen(x)
+    layer.align_layers[0].register_full_backward_hook(lambda *a: None)
+    layer(x.requires_grad_())
+    assert len(calls) == 1
+
+
+def test_complex_numbers_have_the_gradients_of_algorithm_1():
+    layer, reference = pair((4, 5), (6, 3), dtype=torch.complex128)
+    x = torch.randn(2, 4, 5, dtype=torch.complex128, requires_grad=True)
+    g = torch.randn(2, 6, 3, dtype=torch.complex128)
+    for ours, theirs in zip(gradients(layer, x, g), gradients(reference, x, g)):
+        torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("dims, hidden", [((3, 2), (2, 3)), ((3, 1), (2, 1)), ((2, 2, 2), (3, 1, 2))])
+@pytest.mark.parametrize("execution", ["planned", "recompute"])
+def test_second_derivatives(dims, hidden, execution):
+    layer = randomise(nd.NdLinear(dims, hidden, execution=execution, dtype=torch.float64))
+    names = [name for name, _ in layer.named_parameters()]
+
+    def f(x, *values):
+        return torch.func.functional_call(layer, dict(zip(names, values)), (x,))
+
+    inputs = (torch.randn(2, *dims, dtype=torch.float64, requires_grad=True), *layer.parameters())
+    assert torch.autograd.gradcheck(f, inputs, check_batched_grad=True)
+    assert torch.autograd.gradgradcheck(f, inputs)
+
+
+def test_a_weight_that_depends_on_the_input_counts_once():
+    """Second derivatives where x and a weight hang together: the path through the weight is not ours to add."""
+    layer = nd.NdLinear((3, 2), (3, 2), bias=False, dtype=torch.float64)
+    x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
+
+    def f(x):
+        return torch.func.functional_call(layer, {"align_layers.0.weight": x @ x.T}, (x,)).square().sum()
+
+    assert torch.autograd.gradcheck(f, (x,)) and torch.autograd.gradgradcheck(f, (x,))
+
+
+def test_only_what_needs_a_gradient_gets_one():
+    layer, reference = pair((6, 5), (7, 4))
+    x = torch.randn(3, 6, 5, dtype=torch.float64)
+    for module in (layer, reference):
+        module.align_layers[0].requires_grad_(False)
+        module(x).square().sum().backward()
+        assert module.align_layers[0].weight.grad is None and x.grad is None
+    torch.testing.assert_close(layer.weights[1].grad, reference.weights[1].grad)
+    torch.testing.assert_close(layer.biases[1].grad, reference.biases[1].grad)
+
+
+def test_result_may_be_changed_in_place():
+    for batch in (1, 40, 3000):
+        layer, x = nd.NdLinear((6, 5), (7, 4)), torch.randn(batch, 6, 5, requires_grad=True)
+        y = layer(x)
+        assert not y._is_view()
+        y.mul_(2).sum().backward()
+        want = torch.autograd.grad(2 * layer(x.detach().requires_grad_()).sum(), layer.weights[0])[0]
+        torch.testing.assert_close(layer.weights[0].grad, want)
+
+
+def test_a_mode_without_bias_is_run_as_it_is():
+    layer, reference = pair((6, 5), (7, 4))
+    for module in (layer, reference):
+        module.align_layers[1].bias = None
+    x = torch.randn(3, 6, 5, dtype=torch.float64)
+    assert torch.equal(layer(x), reference(x))
+
+
+def test_subclass_weights_run_mode_by_mode():
+    class Quantised(torch.Tensor):
+        pass
+
+    layer = nd.NdLinear((6, 5), (7, 4))
+    x = torch.randn(3, 6, 5)
+    want = layer(x)
+    layer.align_layers[0].weight = nn.Parameter(layer.weights[0].detach().as_subclass(Quantised))
+    torch.testing.assert_close(layer(x).as_subclass(torch.Tensor), want)
+
+
+@pytest.mark.parametrize("dims, hidden", [((64, 8, 8), (128, 4, 4)), ((11, 1), (11, 64))])
+def test_one_compiled_program_for_every_batch_size(dims, hidden):
+    torch.compiler.reset()
+    graphs = []
+
+    def count(module, inputs):
+        graphs.append(1)
+        return module.forward
+
+    layer = nd.NdLinear(dims, hidden)
+    compiled = torch.compile(layer, fullgraph=True, backend=count, dynamic=True)
+    for batch in (2, 3, 33, 300):
+        x = torch.randn(batch, *dims)
+        torch.testing.assert_close(compiled(x), layer(x), atol=1e-5, rtol=1e-4)
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("dtype, tol", [(torch.float32, 2e-6), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
+def test_precision(dtype, tol):
+    for batch, dims, hidden in (SHAPES["cnn64"], SHAPES["img"], SHAPES["vit200"]):
+        layer, _ = pair(dims, hidden)
+        x, g = torch.randn(batch, *dims).double().requires_grad_(), torch.randn(batch, *hidden).double()
+        low = copy.deepcopy(layer).to(dtype)
+        for a, b in zip(gradients(low, x.detach().to(dtype).requires_grad_(), g.to(dtype)), gradients(layer, x, g)):
+            assert (a.double() - b).norm() < tol * b.norm() and a.dtype == dtype
+
+
+def test_execution_argument():
+    layer = nd.NdLinear((4, 5), (3, 2), execution="sequential")
+    assert eval(repr(layer), vars(nd)).execution == "sequential" and layer.execution_order == layer.order
+    assert "execution" not in repr(nd.NdLinear((4, 5), (3, 2)))
+    with pytest.raises(ValueError, match='"planned", "recompute" or "sequential", got \'fast\''):
+        nd.NdLinear((4, 5), (3, 2), execution="fast")
