@@ -166,15 +166,15 @@ class NdLinear(nn.Module):
             biases.append(m._parameters.get("bias"))
             plain &= type(m) is nn.Linear and (compiling or type(weights[-1]) in _PLAIN) and "forward" not in m.__dict__
             plain &= not (m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks)
+            plain &= (biases[-1] is None) == (biases[0] is None)
         _check_input(x, self.input_dims, weights[0])
-        if not plain or any((b is None) != (biases[0] is None) for b in biases):
+        if not plain:
             for axis in (k - len(self.order) for k in self.order):  # Algorithm 1
                 x = self.align_layers[axis](x.movedim(axis, -1)).movedim(-1, axis)
             return x.contiguous()
         eager = not compiling and _is_eager(x)
-        grad = (
-            eager and torch.is_grad_enabled() and any(t.requires_grad for t in (x, *weights, *biases) if t is not None)
-        )
+        inputs = (x, *weights, *biases)
+        grad = eager and torch.is_grad_enabled() and any(t.requires_grad for t in inputs if t is not None)
         plan = self.plan(x.numel() // self._plans[None].entries, grad) if eager else self._plans[None]
         if plan.inline:
             tensors = [weights[k] for k in plan.order] + [biases[k] for k in plan.order]
@@ -275,11 +275,8 @@ def _search(dims: tuple, hidden: tuple, order: tuple, bits: int, grad: bool, bia
 def _estimate(dims, hidden, inline, groups, samples, grad, bias) -> Plan:
     """Constants fitted to two CPU cores (within about a third): 5 us a call, 9 ps a multiply-add, 75 ps a number moved, 0.1 us
     a matrix of a batch, and what thin products lose. Backward costs two forward passes."""
-    sizes, steps, seconds = (
-        list(dims),
-        [],
-        (1e-5 * len(dims) + 1e-10 * samples * math.prod(hidden)) * (bias and not inline),
-    )
+    sizes, steps = list(dims), []
+    seconds = (1e-5 * len(dims) + 1e-10 * samples * math.prod(hidden)) * (bias and not inline)
     for g in groups:
         a, b = g[0], g[-1] + 1
         d, h, left, right = (math.prod(s) for s in (dims[a:b], hidden[a:b], sizes[:a], sizes[b:]))
@@ -374,12 +371,9 @@ class _Planned(torch.autograd.Function):
             grads[2 * n] = _column_sums(g.reshape(-1, plan.size))
         for i in reversed(range(n)):
             _, _, d, h, right = plan.steps[i]
-            z, g = (
-                kept[i - 1] if i else x.reshape((-1, d, right)[: 3 - (right == 1)]),
-                g.reshape((-1, h, right)[: 3 - (right == 1)]),
-            )
+            g = g.reshape(-1, h) if right == 1 else g.reshape(-1, h, right)
             if need[1 + i]:
-                grads[1 + i] = _weight_gradient(z, g)
+                grads[1 + i] = _weight_gradient(kept[i - 1] if i else x.reshape(-1, d, *g.shape[2:]), g)
             if need[1 + n + i] and plan.inline:
                 grads[1 + n + i] = _column_sums(g) if right == 1 else g.sum((0, 2))
             if i or need[0]:
