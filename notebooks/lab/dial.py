@@ -367,7 +367,7 @@ def plot(axis, runs: pd.DataFrame, reading: str, printed: float) -> None:
     if np.isfinite(place["low"]):
         axis.axvspan(place["low"], place["high"], color="#8a8a8a", alpha=0.3, linewidth=0)
     axis.axvline(printed, linestyle=":", color=colour("paper"))
-    axis.set(yscale="log", xlabel=f"alpha, reading {reading}")
+    axis.set(yscale="log", xlabel=f"alpha\n{reading}")
 
 
 # ---------------------------------------------------------------------------------------------- runs of chapter 32
