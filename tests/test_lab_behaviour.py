@@ -322,6 +322,12 @@ def test_a_process_that_dies_is_reported(tmp_path):
         behaviour.two_processes(str(tmp_path / "broken.py"))
 
 
+def test_a_busy_machine_is_not_the_layer_s_error(tmp_path):
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
+    with pytest.raises(LabError, match="longer than 1 s"):
+        judge(lambda c: behaviour.two_processes(str(tmp_path / "slow.py"), 1), Off)
+
+
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 def test_one_process_alone(tmp_path, capsys, monkeypatch):
     """What each process does, here, as the only one: DDP averages over one, and half of the batch is not the whole."""

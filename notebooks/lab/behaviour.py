@@ -242,7 +242,7 @@ def layer_class(name: str) -> type:
 
 # ----------------------------------------------------------------------------------------------------------- two processes
 @functools.cache
-def two_processes(file: str, seconds: float = 120) -> dict[str, float | str]:
+def two_processes(file: str, seconds: float = 600) -> dict[str, float | str]:
     """How far gradients of two gloo processes are from those of one, for the NdLinear that a file defines: see `two_processes.py`.
 
     The processes are started from a file, so that this also works in a notebook and in a script made from one.
@@ -255,6 +255,8 @@ def two_processes(file: str, seconds: float = 120) -> dict[str, float | str]:
         ranks = [subprocess.Popen([*command, str(r), f"{folder}/store"], env=environ, **pipes) for r in (0, 1)]
         try:
             texts = [process.communicate(timeout=seconds) for process in ranks]
+        except subprocess.TimeoutExpired as error:  # says nothing about the layer
+            raise LabError(f"two processes took longer than {seconds:.0f} s; is the machine busy?") from error
         finally:
             for process in ranks:
                 process.kill()
