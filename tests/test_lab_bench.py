@@ -263,3 +263,14 @@ def test_on_a_gpu():
 def test_machine_names_threads():
     assert bench.machine().endswith(f"{torch.get_num_threads()} threads")
     assert issubclass(bench.LeftOut, LabError)
+
+
+def test_what_is_not_recorded_yet_is_said_to_be_open(monkeypatch, capsys):
+    monkeypatch.setattr(
+        bench.records, "read", lambda name: [{"key": bench.records.canonical({"seed": 0}), "status": "ok"}]
+    )
+    monkeypatch.setenv("NDL_MODE", "replay")
+    assert not bench.still_open("x", [{"seed": 0}]) and capsys.readouterr().out == ""
+    assert bench.still_open("x", [{"seed": 0}, {"seed": 1}]) and "1 of 2 rows" in capsys.readouterr().out
+    monkeypatch.setenv("NDL_MODE", "full")
+    assert not bench.still_open("x", [{"seed": 1}])

@@ -34,7 +34,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ndlinear
 
-from . import memory
+from . import memory, records
 from .behaviour import release_folder, released
 from .data import folder
 from .figures import label
@@ -422,6 +422,16 @@ def result(seconds: dict[str, list[float]], left_out: dict[str, str], more: dict
     return {"metrics": medians | (more or {}), "curve": curve, "module": module_digest(), "left_out": left_out}
 
 
+def still_open(name: str, grid: list[dict]) -> bool:
+    """In replay: whether rows of an experiment are not recorded yet; says so. Other modes run what is missing."""
+    recorded = {row["key"] for row in records.read(name) if row["status"] == "ok"}
+    missing = sum(records.canonical(config) not in recorded for config in grid)
+    if mode() == "replay" and missing:
+        say(f"**Open:** {missing} of {len(grid)} rows of `{name}` are not recorded yet; a full run adds them.")
+        return True
+    return False
+
+
 def inventory(made: Peer) -> dict[str, float]:
     """Without a clock: multiply-adds and peak bytes of the forward pass, bytes kept for backward, peak bytes of training."""
     x, device = made.x.detach(), made.x.device
@@ -516,7 +526,7 @@ def closeness(runs: pd.DataFrame, names) -> pd.DataFrame:
     return wide.set_axis([f"{name}, {what}" for name, what in wide.columns], axis=1).reset_index()
 
 
-def ratio_table(frame: pd.DataFrame, columns, what: str, baseline: str) -> None:
+def ratio_table(frame: pd.DataFrame, columns, what: str, baseline: str, dtype: str = "float32") -> None:
     """Show the ratios of one pass, those of ndlinear with their intervals, and the microseconds of the baseline."""
     part = frame[frame["pass"] == what]
     wide = part.pivot(index="case", columns="peer", values="ratio").reindex(part["case"].unique())
@@ -526,7 +536,7 @@ def ratio_table(frame: pd.DataFrame, columns, what: str, baseline: str) -> None:
     wide[head] = part[part["peer"] == baseline].set_index("case")["us"]
     shown = [head, "ndlinear", *(name for name in columns if name in wide)]
     formats = {head: "{:,.0f}"} | dict.fromkeys(shown[2:], "{:.2f}")
-    caption = f"{what.capitalize()}: how many times faster than {label(baseline)}. Empty: left out"
+    caption = f"{what.capitalize()}, {dtype}: how many times faster than {label(baseline)}. Empty: left out"
     table(wide[shown].reset_index(), formats, caption)
 
 
