@@ -42,6 +42,8 @@ SHEET = chapter()
 LIGHT = {name: probe for name, probe in SHEET.probes.items() if not probe.heavy}
 # What a factor cannot change: an empty batch; derivatives belong to the function, whatever it is; hooks; refusals; other processes.
 BLIND = (
+    "FLOP counter",
+    "replaced forward",
     "empty batch",
     "derivatives against",
     "hook",
@@ -97,6 +99,9 @@ def test_probes_that_look_elsewhere_can_fail_too():
         def forward(self, x):
             return x
 
+    for word in ("FLOP counter", "replaced forward"):
+        name = next(n for n in LIGHT if word in n)
+        assert judge(LIGHT[name], Meek).outcome == "wrong"
     for name in SHEET.sections["Refusals"][:3]:
         assert judge(LIGHT[name], Meek) == Outcome("wrong", "accepted")
 
