@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import hashlib
@@ -15,7 +14,6 @@ import json
 import math
 import os
 import pathlib
-import platform
 import random
 import sys
 import time
@@ -39,6 +37,7 @@ from .behaviour import release_folder, released
 from .data import folder
 from .figures import label
 from .modes import NOTEBOOKS, LabError, mode
+from .records import processor
 from .show import require, say, table
 from .stats import interval
 
@@ -126,13 +125,7 @@ def random_cases(n: int, seed: int) -> list[Case]:
 # -------------------------------------------------------------------------------------------------------- the machine
 def machine(device: str = "cpu") -> str:
     """The device as a row's key: GPU name, or processor model and threads in use."""
-    if torch.device(device).type == "cuda":
-        return torch.cuda.get_device_name()
-    model = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError, StopIteration):
-        lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    return f"{model}, {torch.get_num_threads()} threads"
+    return torch.cuda.get_device_name() if torch.device(device).type == "cuda" else processor()
 
 
 def baseline() -> str:
@@ -534,6 +527,7 @@ def ratio_table(frame: pd.DataFrame, columns, what: str, baseline: str, dtype: s
     wide["ndlinear"] = [f"{r:.2f} [{low:.2f}, {high:.2f}]" for r, low, high in ours.to_numpy()]
     head = f"{baseline}, µs"
     wide[head] = part[part["peer"] == baseline].set_index("case")["us"]
+    wide.columns.name = None
     shown = [head, "ndlinear", *(name for name in columns if name in wide)]
     formats = {head: "{:,.0f}"} | dict.fromkeys(shown[2:], "{:.2f}")
     caption = f"{what.capitalize()}, {dtype}: how many times faster than {label(baseline)}. Empty: left out"

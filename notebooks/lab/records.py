@@ -181,8 +181,13 @@ def _device() -> str:
     """The device as a reader should know it: GPU name, or processor model with the threads in use."""
     import torch
 
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else processor()
+
+
+def processor() -> str:
+    """Processor model and the threads in use."""
+    import torch
+
     model = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, StopIteration):
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
