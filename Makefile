@@ -46,8 +46,9 @@ times: $(VENV)/test.installed
 	cd notebooks && $(abspath $(RUN)) -m lab.upkeep times
 
 # an experiment again, from nothing, against its record: make reproduce EXPERIMENT=template-example
+# a part of one, by the values of its configurations: make reproduce EXPERIMENT=radius-bump ONLY="width=16 depth=2"
 reproduce: $(VENV)/book.installed
-	cd notebooks && $(abspath $(RUN)) -m lab.reproduce "$(EXPERIMENT)"
+	cd notebooks && $(abspath $(RUN)) -m lab.reproduce "$(EXPERIMENT)" $(ONLY)
 
 clean:
 	rm -rf $(VENV) book/_build .pytest_cache .ruff_cache .hypothesis .coverage*

@@ -1,7 +1,7 @@
 """A recorded experiment can be run again from nothing, and a mean that moved is seen."""
 
 import pytest
-from lab import LabError, reproduce
+from lab import LabError, records, reproduce
 
 
 def rows(shift=0.0, seeds=5, code="a"):
@@ -43,8 +43,36 @@ def test_the_example_of_the_template_runs_again_from_nothing(capsys):
     assert "0 outside" in capsys.readouterr().out
 
 
+def test_a_part_of_a_record_runs_again_beside_the_rows_that_stay(capsys):
+    assert reproduce.main(["template-example", "model=linear"]) == 0
+    said = capsys.readouterr().out
+    recorded = len(reproduce._parse(reproduce.RESULTS / "template-example.jsonl")[0])
+    assert f"5 of {recorded} rows left out" in said and "5 runs, " in said and recorded > 5
+
+
+def test_values_that_no_row_has_are_named(tmp_path):
+    with pytest.raises(LabError, match=r"no recorded row of 'template-example' has \{'model': 'cubic'\}.*'model'"):
+        reproduce.rerun("template-example", tmp_path, {"model": "cubic"})
+    assert reproduce.chosen({"width": 16, "depth": 2}, {"width": "16"})
+    assert not reproduce.chosen({"width": 16, "depth": 2}, {"width": "16", "depth": "3"})
+
+
+def test_rows_beyond_the_notebooks_grid_are_not_passed_over(tmp_path, monkeypatch):
+    row = reproduce._parse(reproduce.RESULTS / "template-example.jsonl")[0][0]
+    path = tmp_path / "template-example.jsonl"
+    path.write_bytes((reproduce.RESULTS / path.name).read_bytes())
+    beyond = row | {"config": row["config"] | {"seed": 99}}
+    beyond |= {"key": reproduce.canonical(beyond["config"]), "seed": 99}
+    records._append(path, {k: v for k, v in beyond.items() if k != "digest"})
+    monkeypatch.setattr(reproduce, "RESULTS", tmp_path)
+    with pytest.raises(LabError, match="names none of the rows"):
+        reproduce.rerun("template-example", tmp_path / "tree", {"seed": "99"})
+
+
 def test_an_unknown_experiment_and_missing_argument_say_what_is_there():
     with pytest.raises(LabError, match="template-example"):
         reproduce.main(["no-such-thing"])
     with pytest.raises(SystemExit, match=r"python -m lab\.reproduce"):
         reproduce.main([])
+    with pytest.raises(SystemExit, match=r"KEY=VALUE"):
+        reproduce.main(["template-example", "linear"])

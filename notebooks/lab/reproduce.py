@@ -1,7 +1,8 @@
-"""Run a recorded experiment again, from nothing: ``python -m lab.reproduce EXPERIMENT`` (in notebooks/).
+"""Run a recorded experiment again, from nothing: ``python -m lab.reproduce EXPERIMENT [KEY=VALUE ...]`` (in notebooks/).
 
-The notebook that owns the experiment runs in full mode in a temporary copy of the tree that lacks this one record. Then, for
-each configuration and metric, the mean over seeds of the new runs must lie in the 95 % interval of the recorded ones.
+The notebook that owns the experiment runs in full mode in a temporary copy of the tree that lacks this one record, or those of
+its rows whose configuration has the values named: ``radius-bump width=16 depth=2``. Then, for each configuration and metric,
+the mean over seeds of the new runs must lie in the 95 % interval of the recorded ones.
 """
 
 from __future__ import annotations
@@ -35,18 +36,37 @@ def owner(experiment: str) -> pathlib.Path:
     )
 
 
-def rerun(experiment: str, folder: pathlib.Path) -> list[dict]:
-    """The rows of a full run made in ``folder``, a copy of the tree without this record."""
-    notebook = owner(experiment)
+def chosen(config: dict, only: dict[str, str]) -> bool:
+    """Whether a configuration has these values, written as text."""
+    return all(str(config.get(key)) == value for key, value in only.items())
+
+
+def rerun(experiment: str, folder: pathlib.Path, only: dict[str, str] | None = None) -> list[dict]:
+    """The rows of a full run made in ``folder``, a copy of the tree without this record or without the rows that are `chosen`."""
+    notebook, record = owner(experiment), f"{experiment}.jsonl"
+    (folder / "book").mkdir(parents=True, exist_ok=True)
+    recorded = _parse(RESULTS / record)[0]
+    kept = [row for row in recorded if not chosen(row["config"], only or {})]
+    if len(kept) == len(recorded):
+        raise LabError(f"no recorded row of {experiment!r} has {only}; the first one is {recorded[0]['config']}")
+    print(
+        f"{experiment}: {len(recorded) - len(kept)} of {len(recorded)} rows left out, {notebook.name} runs in full mode"
+    )
     shutil.copy(ROOT / "ndlinear.py", folder)
     shutil.copytree(ROOT / "book" / "paper", folder / "book" / "paper")
     shutil.copy(ROOT / "book" / "references.bib", folder / "book")
     shutil.copytree(NOTEBOOKS, folder / "notebooks", ignore=shutil.ignore_patterns(f"{experiment}.jsonl*", "*.lock"))
     command = [sys.executable, "-m", "jupyter", "nbconvert", "--log-level=ERROR", "--to", "script", notebook.name]
     subprocess.run(command, cwd=folder / "notebooks", check=True)
+    (folder / "notebooks" / "results" / record).write_text(
+        "".join(canonical(row) + "\n" for row in kept), encoding="utf-8"
+    )
     environment = os.environ | {"NDL_MODE": "full", "MPLBACKEND": "Agg", "PYTHONPATH": ""}
     subprocess.run([sys.executable, f"{notebook.stem}.py"], cwd=folder / "notebooks", env=environment, check=True)
-    return _parse(folder / "notebooks" / "results" / f"{experiment}.jsonl")[0]
+    again = _parse(folder / "notebooks" / "results" / record)[0][len(kept) :]
+    if not again:
+        raise LabError(f"{notebook.name} names none of the rows that were left out: they are recorded beyond its grid")
+    return again
 
 
 def against(recorded: list[dict], again: list[dict]) -> pd.DataFrame:
@@ -81,14 +101,16 @@ def _by_kind(rows: list[dict], code: str) -> dict[str, list[dict]]:
 
 def main(arguments: list[str]) -> int:
     """Exit status 0 when every mean lies inside its interval."""
-    if len(arguments) != 1:
+    if not arguments or not all("=" in a for a in arguments[1:]):
         raise SystemExit(__doc__)
+    experiment, only = arguments[0], dict(a.split("=", 1) for a in arguments[1:])
     with tempfile.TemporaryDirectory() as folder:
-        again = rerun(arguments[0], pathlib.Path(folder))
-    table = against(_parse(RESULTS / f"{arguments[0]}.jsonl")[0], again)
+        again = rerun(experiment, pathlib.Path(folder), only)
+    recorded = [row for row in _parse(RESULTS / f"{experiment}.jsonl")[0] if chosen(row["config"], only)]
+    table = against(recorded, again)
     outside = table[~table["inside"]]
     print(
-        f"{arguments[0]}: {len(again)} runs, {len(table)} means; {table['equal'].sum()} equal to the last digit, ",
+        f"{experiment}: {len(again)} runs, {len(table)} means; {table['equal'].sum()} equal to the last digit, ",
         end="",
     )
     print(f"{table['inside'].sum()} inside the recorded 95 % interval, {len(outside)} outside")
