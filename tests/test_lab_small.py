@@ -178,6 +178,20 @@ def test_notebooks_get_html_that_is_escaped(jupyter):
     assert jupyter[1] == "*hello*"
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("-28 [-55, -0]", "−28 [−55,\N{NO-BREAK SPACE}−0]"),
+        ("5.7e-04", "5.7e−04"),
+        ("1 ± 2", "1\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}2"),
+        ("depth-3 of 2020-01-03", "depth-3 of 2020-01-03"),
+    ],
+)
+def test_numbers_in_tables_do_not_break_over_lines(jupyter, text, shown):
+    lab.table(pd.DataFrame({"a": [text]}))
+    assert f"<td>{shown}</td>" in jupyter[0]
+
+
 def test_start_prints_the_line_for_bug_reports(monkeypatch, capsys):
     monkeypatch.setenv("NDL_MODE", "smoke")
     lab.start()

@@ -6,6 +6,7 @@ import hashlib
 import html as html_
 import importlib
 import os
+import re
 import subprocess
 import sys
 
@@ -52,10 +53,18 @@ def table(
         frame[column] = [form.format(v) if pd.notna(v) else "" for v in frame[column]]
     frame = frame.rename(columns=lambda name: str(name).replace("_", " "))
     body = frame.to_html(index=False, border=0, classes="ndl-table", escape=True, na_rep="", justify="left")
+    body = re.sub(r"(?<=<td>)[^<]+", _in_one_piece, body)
     head = f"<p class='ndl-caption'>{html_.escape(caption)}</p>" if caption else ""
     text = (caption + "\n" if caption else "") + frame.to_string(index=False, na_rep="")
     label = html_.escape(caption or "table")
     put(text, html=f'<div class="ndl-scroll" tabindex="0" role="region" aria-label="{label}">{head}{body}</div>')
+
+
+def _in_one_piece(cell: re.Match) -> str:
+    """The text of a cell with real minus signs, which do not break lines, and intervals kept together."""
+    text = re.sub(r"(?<![\w.)])-(?=\d)|(?<=\de)-(?=\d)", "\N{MINUS SIGN}", cell[0])
+    text = re.sub(r"\[([^][, ]+), ([^][, ]+)\]", "[\\1,\N{NO-BREAK SPACE}\\2]", text)
+    return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
 def _merge(frame: pd.DataFrame, intervals: dict[str, str]) -> pd.DataFrame:
