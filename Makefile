@@ -24,7 +24,7 @@ book: $(VENV)/book.installed
 	@echo "The book: $(CURDIR)/book/_build/html/index.html"
 
 test: $(VENV)/test.installed lint
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadfile --nbmake --cov --cov-report=term tests notebooks
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadgroup --nbmake --cov --cov-report=term tests notebooks
 
 lint: $(VENV)/test.installed
 	$(RUN) -m ruff check .

@@ -11,6 +11,14 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "notebooks")]
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """For `--dist loadgroup`: a file stays in one worker, except the tests that run a whole notebook each."""
+    for item in items:
+        if item.get_closest_marker("xdist_group") is None and not item.get_closest_marker("alone"):
+            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
 def chromium() -> str | None:
     """A Chromium on this machine: NDL_CHROMIUM, else one on the path."""
     names = (

@@ -368,6 +368,7 @@ def run_script(code: str, folder: pathlib.Path, tmp_path: pathlib.Path, environ:
     return subprocess.run([sys.executable, str(script)], cwd=folder, env=environ, capture_output=True, text=True)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
 def test_notebook_and_its_solutions_run_as_a_script(path, tmp_path, monkeypatch):
     for name, value in (("NDL_MODE", "smoke"), ("MPLBACKEND", "Agg"), ("OMP_NUM_THREADS", "1")):
