@@ -172,9 +172,10 @@ def jupyter(monkeypatch):
 
 
 def test_notebooks_get_html_that_is_escaped(jupyter):
-    lab.table(pd.DataFrame({"a<b": ["<script>"]}), caption="x < y")
+    lab.table(pd.DataFrame({"a<b": ["<script>"]}).rename_axis(columns="kind"), caption="x < y")
     lab.say("*hello*")
     assert "<script>" not in jupyter[0] and "&lt;script&gt;" in jupyter[0] and "x &lt; y" in jupyter[0]
+    assert "kind" not in jupyter[0], "the name of the columns is no column"
     assert jupyter[1] == "*hello*"
 
 

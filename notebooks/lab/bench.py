@@ -527,7 +527,6 @@ def ratio_table(frame: pd.DataFrame, columns, what: str, baseline: str, dtype: s
     wide["ndlinear"] = [f"{r:.2f} [{low:.2f}, {high:.2f}]" for r, low, high in ours.to_numpy()]
     head = f"{baseline}, µs"
     wide[head] = part[part["peer"] == baseline].set_index("case")["us"]
-    wide.columns.name = None
     shown = [head, "ndlinear", *(name for name in columns if name in wide)]
     formats = {head: "{:,.0f}"} | dict.fromkeys(shown[2:], "{:.2f}")
     caption = f"{what.capitalize()}, {dtype}: how many times faster than {label(baseline)}. Empty: left out"

@@ -51,7 +51,7 @@ def table(
     frame = _merge(frame.copy(), intervals or {})
     for column, form in (formats or {}).items():
         frame[column] = [form.format(v) if pd.notna(v) else "" for v in frame[column]]
-    frame = frame.rename(columns=lambda name: str(name).replace("_", " "))
+    frame = frame.rename(columns=lambda name: str(name).replace("_", " ")).rename_axis(columns=None)
     body = frame.to_html(index=False, border=0, classes="ndl-table", escape=True, na_rep="", justify="left")
     body = re.sub(r"(?<=<td>)[^<]+", _in_one_piece, body)
     head = f"<p class='ndl-caption'>{html_.escape(caption)}</p>" if caption else ""
