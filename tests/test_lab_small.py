@@ -185,6 +185,7 @@ def test_notebooks_get_html_that_is_escaped(jupyter):
         ("-28 [-55, -0]", "−28 [−55,\N{NO-BREAK SPACE}−0]"),
         ("5.7e-04", "5.7e−04"),
         ("1 ± 2", "1\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}2"),
+        ("✓ right", "✓\N{NO-BREAK SPACE}right"),
         ("depth-3 of 2020-01-03", "depth-3 of 2020-01-03"),
     ],
 )

@@ -64,6 +64,7 @@ def _in_one_piece(cell: re.Match) -> str:
     """The text of a cell with real minus signs, which do not break lines, and intervals kept together."""
     text = re.sub(r"(?<![\w.)])-(?=\d)|(?<=\de)-(?=\d)", "\N{MINUS SIGN}", cell[0])
     text = re.sub(r"\[([^][, ]+), ([^][, ]+)\]", "[\\1,\N{NO-BREAK SPACE}\\2]", text)
+    text = re.sub(r"^([^\w\s]+) (?=\w+$)", "\\1\N{NO-BREAK SPACE}", text)  # a sign and its word
     return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
 
 
