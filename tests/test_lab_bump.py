@@ -145,6 +145,7 @@ def test_pairs_are_differences_by_seed():
     runs = made_up_runs()
     found = bump.pairs(runs[runs["width"] == 16], "end_test")
     assert list(found.index) == [(s, 16, d) for s in (0.1, 0.3) for d in (2, 3)]
+    assert bump.pair_names(found.index).to_numpy().tolist() == [[s, f"16, {d}"] for s in (0.1, 0.3) for d in (2, 3)]
     one = runs[(runs["sigma"] == 0.3) & (runs["depth"] == 2) & (runs["width"] == 16)]
     values = {arm: one[one["arm"] == arm]["end_test"].to_numpy() for arm in ("ndlinear", "dense")}
     mean, low, high = lab.interval(values["ndlinear"] - values["dense"])
@@ -182,16 +183,17 @@ def test_tables_say_what_the_runs_say():
     index = pd.MultiIndex.from_frame(runs[["sigma", "width", "depth", "arm"]].drop_duplicates())
     printed = pd.DataFrame({"value": 0.5, "std": 0.25}, index=index).sort_index()
     found = bump.table(runs, 0.1, printed, {"always zero": 0.125})
-    assert list(found["network"]) == ["dense", "dense", "NdLinear"] * 2 + ["always zero"]
-    assert found.iloc[-1]["test"] == "0.12500" and found.iloc[-1]["train"] == "" and found["parameters"][0] == "1,193"
+    names = ["dense 4", "dense 16", "NdLinear 16"]
+    assert list(found["network"]) == names * 2 + ["always zero"]
+    assert found.iloc[-1]["test"] == "125.00" and found.iloc[-1]["train"] == "" and found["parameters"][0] == "1,193"
     one = runs[(runs["sigma"] == 0.1) & (runs["depth"] == 3) & (runs["arm"] == "ndlinear")]["end_test"]
     mean, low, high = lab.interval(one)
     assert found.iloc[5][["test", "train", "printed"]].tolist() == [
-        f"{mean:.5f} [{low:.5f}, {high:.5f}]",
+        f"{1e3 * mean:.2f} [{1e3 * low:.2f}, {1e3 * high:.2f}]",
         "1.0e-04",
-        "0.50000 ± 0.25000",
+        "500.00 ± 250.00",
     ]
-    assert found.iloc[5]["small test"] == f"{one.mean() + 0.1:.5f} ± {one.std():.5f}"
+    assert found.iloc[5]["small test"] == f"{1e3 * (one.mean() + 0.1):.2f} ± {1e3 * one.std():.2f}"
 
 
 @pytest.mark.parametrize("arm, width, units", [("dense", 12, 12), ("ndlinear", 128, 1024)])
@@ -244,6 +246,10 @@ def test_cuts_and_stopping():
     entropies |= {"entropy_rows": 1.0, "ave_entropy": np.where(runs["arm"] == "dense", 0.4, 0.5)}
     for when in ("init", "end"):
         runs = runs.assign(**{f"{when}_{name}": values for name, values in entropies.items()})
+    text = bump.entropies(runs, 500)
+    assert text["network, depth"].tolist() == ["dense 16, 2", "dense 16, 3", "NdLinear 16, 2", "NdLinear 16, 3"]
+    assert text["nats"].tolist() == ["2.00 → 2.00"] * 2 + ["1.50 → 1.50"] * 2
+    assert text["log-width"].tolist()[0] == f"{2 / np.log(16):.2f} → {2 / np.log(16):.2f}"
     found = bump.cuts(runs, 500).set_index(["network", "normaliser"])
     assert (
         found.loc[("trained", "nats"), "mean"] == pytest.approx(25)

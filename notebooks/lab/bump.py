@@ -196,6 +196,13 @@ def percent(frame: pd.DataFrame) -> list[str]:
     return [f"{a:+.0f} [{b:+.0f}, {c:+.0f}]" for a, b, c in zip(*parts)]
 
 
+def pair_names(index: pd.MultiIndex) -> pd.DataFrame:
+    """The first columns of a table of pairs: ``sigma``, and label and depth in one column, "64, 3"."""
+    frame = index.to_frame(index=False)
+    names = [f"{w}, {d}" for w, d in zip(frame["width"], frame["depth"])]
+    return pd.DataFrame({"sigma": frame["sigma"], "label, depth": names})
+
+
 def rank_correlation(runs: pd.DataFrame, x: str, y: str) -> tuple[float, float, float]:
     """Spearman's correlation over the seeds of a group, averaged over the groups that have all seeds: (mean, low, high).
 
@@ -222,22 +229,23 @@ def rank_correlation(runs: pd.DataFrame, x: str, y: str) -> tuple[float, float, 
 def table(runs: pd.DataFrame, sigma: float, printed: pd.DataFrame, constants: dict[str, float]) -> pd.DataFrame:
     """Rows of a paper's table as text: train and test error, the small test set, what is printed; the constants last.
 
-    printed: ``value`` and ``std`` by difficulty, width, depth and arm.
+    Test errors are in thousandths. printed: ``value`` and ``std`` by difficulty, width, depth and arm.
     """
     some, keys = runs[runs["sigma"] == sigma], ["arm", "width", "depth"]
     found = summary(some, [*keys, "parameters"], ["end_train", "end_test"]).sort_values(["depth", "width", "arm"])
     at = list(map(tuple, found[keys].to_numpy()))
     small = some.groupby(keys)["end_small"].agg(["mean", "std"]).loc[at]
     beside = printed.loc[sigma].reorder_levels(keys).loc[at]
-    out = found[keys].assign(parameters=[f"{v:,}" for v in found["parameters"]]).astype(str)
-    out["arm"] = [label(arm) for arm in found["arm"]]
+    names = [f"{label(arm)} {width}" for arm, width in zip(found["arm"], found["width"])]
+    out = pd.DataFrame({"network": names, "depth": found["depth"].astype(str)})
+    out["parameters"] = [f"{v:,}" for v in found["parameters"]]
     out["train"] = [f"{v:.1e}" for v in found["end_train"]]
-    test = found[["end_test", "end_test_low", "end_test_high"]].to_numpy()
-    out["test"] = [f"{a:.5f} [{b:.5f}, {c:.5f}]" for a, b, c in test]
+    test = 1e3 * found[["end_test", "end_test_low", "end_test_high"]].to_numpy()
+    out["test"] = [f"{a:.2f} [{b:.2f}, {c:.2f}]" for a, b, c in test]
     for name, columns in (("small test", small), ("printed", beside)):
-        out[name] = [f"{a:.5f} ± {b:.5f}" for a, b in columns.to_numpy()]
-    lines = [{"arm": name, "test": f"{value:.5f}"} for name, value in constants.items()]
-    return pd.concat([out, pd.DataFrame(lines)], ignore_index=True).fillna("").rename(columns={"arm": "network"})
+        out[name] = [f"{a:.2f} ± {b:.2f}" for a, b in 1e3 * columns.to_numpy()]
+    lines = [{"network": name, "test": f"{1e3 * value:.2f}"} for name, value in constants.items()]
+    return pd.concat([out, pd.DataFrame(lines)], ignore_index=True).fillna("")
 
 
 def normalised(runs: pd.DataFrame, when: str, samples: int) -> pd.DataFrame:
@@ -253,13 +261,24 @@ def normalised(runs: pd.DataFrame, when: str, samples: int) -> pd.DataFrame:
     return pd.DataFrame(values | {"AveEntropy": runs[f"{when}_ave_entropy"]})
 
 
+def entropies(runs: pd.DataFrame, samples: int) -> pd.DataFrame:
+    """`normalised` entropies before and after training, "0.78 → 0.75", means over difficulties and seeds: one row per network."""
+    keys, means = ["arm", "width", "depth"], []
+    for when in ("init", "end"):
+        values = normalised(runs, when, samples).join(runs[["sigma", *keys]])
+        means.append(values.groupby(["sigma", *keys], sort=False).mean().groupby(keys, sort=False).mean())
+    text = means[0].map("{:.2f}".format) + " → " + means[1].map("{:.2f}".format)
+    text.insert(0, "network, depth", [f"{label(arm)} {width}, {depth}" for arm, width, depth in text.index])
+    return text
+
+
 def opponents(runs: pd.DataFrame, fair: dict[tuple[int, int], dict[str, int]]) -> tuple[pd.DataFrame, pd.DataFrame]:
     """`against` for all difficulties and the dense networks of ``fair``: a table of text, and in how many cells NdLinear has
     the lower or the higher error, or neither is certain."""
     rows, tally = [], {name: {"lower": 0, "higher": 0, "open": 0} for name in next(iter(fair.values()))}
     for sigma in sorted(runs["sigma"].unique()):
         for (width, depth), widths in fair.items():
-            row = {"sigma": sigma, "NdLinear": f"{width // 4} × {width // 4}", "depth": depth}
+            row = {"sigma": sigma, "NdLinear, depth": f"{width // 4} × {width // 4}, {depth}"}
             for name, opponent in widths.items():
                 found = against(runs, sigma, width, depth, opponent)
                 row[f"equal {name}"] = f"{found[0]:+.0f} [{found[1]:+.0f}, {found[2]:+.0f}]" if found else "not run"
