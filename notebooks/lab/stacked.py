@@ -20,7 +20,8 @@ from torch.func import functional_call, stack_module_state, vmap
 from .modes import LabError
 from .training import OPTIMISERS, Split, _check_stop, _should_stop, seed_everything
 
-NOT_STACKED = (nn.modules.batchnorm._BatchNorm, nn.modules.dropout._DropoutNd)
+NOT_STACKED = (nn.modules.batchnorm._BatchNorm,)
+RANDOM = (nn.modules.dropout._DropoutNd,)
 ELEMENTWISE = ("adam", "adamw", "sgd")
 
 
@@ -69,7 +70,8 @@ def _stack_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor
 
 
 def _forward(skeleton: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Tensor:
-    return vmap(lambda w, inputs: functional_call(skeleton, w, (inputs,)))(weights, x)
+    """Outputs of all members; where there is dropout, each member has its own."""
+    return vmap(lambda w, inputs: functional_call(skeleton, w, (inputs,)), randomness="different")(weights, x)
 
 
 def _means(skeleton, weights, x, y, functions, batch: int = 2048) -> list[dict[str, float]]:
@@ -98,6 +100,7 @@ def fit(
     stop: dict | None = None,
     run_on: bool = False,
     check_every: int = 1,
+    dropout: bool = False,
     device: str | torch.device | None = None,
 ) -> Stack:
     """Train one model for each seed, all at once. The test part is not looked at: call `Stack.evaluate`.
@@ -111,6 +114,8 @@ def fit(
             kept; training ends when all have stopped, or with ``run_on=True`` after ``epochs``.
         check_every: epochs between two looks at the validation part; the last epoch is always looked at. The stopping
             rule is applied at those epochs, and the best epoch is one of them.
+        dropout: allow it. Each member drops its own numbers, but all are drawn from one generator, so a member's training
+            is a fair draw of what it would do alone, and not the same draw.
 
     Raises:
         LabError: a model with batch normalisation or dropout, data of unequal sizes, or a loss that is not finite.
@@ -121,7 +126,7 @@ def fit(
             f"check_every={check_every}, {len(seeds)} seeds: one of these is out of range"
         )
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    skeleton, weights = _members(make, seeds, device)
+    skeleton, weights = _members(make, seeds, device, dropout)
     (x, y), (x_val, y_val) = _data(data, len(seeds), device)
     rule, functions = _check_stop(stop), {"loss": loss, **(scores or {})}
     steps = OPTIMISERS[optimiser](weights.values(), lr=lr, weight_decay=weight_decay)
@@ -156,14 +161,18 @@ def fit(
     return Stack(list(seeds), skeleton, kept, epoch, (~running).tolist(), time.perf_counter() - began, curves)
 
 
-def _members(make: Callable[[], nn.Module], seeds: Sequence[int], device) -> tuple[nn.Module, dict[str, Tensor]]:
+def _members(
+    make: Callable[[], nn.Module], seeds: Sequence[int], device, dropout: bool
+) -> tuple[nn.Module, dict[str, Tensor]]:
     """A module without weights, and the weights of all members, stacked."""
     models = []
     for seed in seeds:
         seed_everything(seed)
         models.append(make())
     if any(isinstance(m, NOT_STACKED) for m in models[0].modules()) or next(models[0].buffers(), None) is not None:
-        raise LabError("batch normalisation, dropout and other models with buffers cannot be stacked: use lab.fit")
+        raise LabError("batch normalisation and other models with buffers cannot be stacked: use lab.fit")
+    if not dropout and any(isinstance(m, RANDOM) for m in models[0].modules()):
+        raise LabError("dropout is stacked with dropout=True only (each member draws its own): say so, or use lab.fit")
     weights = {k: v.detach().to(device).requires_grad_() for k, v in stack_module_state(models)[0].items()}
     return copy.deepcopy(models[0]).to("meta"), weights
 
