@@ -177,6 +177,21 @@ def test_vectors_are_stored_checked_and_made_anew_when_damaged(published, monkey
     assert len(list(stored.parent.iterdir())) == 3, "other sentences, or another order: another file"
 
 
+def test_many_sentences_are_stored_in_blocks(published, monkeypatch):
+    """What is finished is not computed again after a run that was killed."""
+    folder, one, contents = published
+    put(folder, one, contents)
+    monkeypatch.setattr(encoder, "BLOCK", 2)
+    many = [*SENTENCES, "film", "fine"]
+    x = encoder.embed(many)
+    assert np.allclose(x, encoder.vectors(*encoder.load("minilm"), many), atol=1e-6)
+    stored = sorted((folder / "cache" / "ndlinear-book" / "encoder").iterdir())
+    assert len(stored) == 3
+    before = [place.stat().st_mtime_ns for place in stored]
+    encoder.embed(many[:4])
+    assert [place.stat().st_mtime_ns for place in stored] == before
+
+
 def test_a_cache_that_cannot_be_written_does_no_harm(published, monkeypatch):
     folder, one, contents = published
     put(folder, one, contents)

@@ -27,6 +27,7 @@ from .show import require
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 RECIPE = "mean of the token vectors, length 1, at most 256 tokens, revision 1"  # part of the cache key
+BLOCK = 8192  # sentences whose vectors are stored together: what a run that is killed loses at most
 
 
 @dataclass(frozen=True)
@@ -294,6 +295,9 @@ def embed(sentences, name: str = "minilm", batch_size: int = 32) -> np.ndarray:
     sentences = [str(sentence) for sentence in sentences]
     if mode() == "smoke":
         return vectors(*load(name), sentences, batch_size)
+    if len(sentences) > BLOCK:
+        blocks = (sentences[i : i + BLOCK] for i in range(0, len(sentences), BLOCK))
+        return np.concatenate([embed(block, name, batch_size) for block in blocks])
     files = (MODELS[name].weights, MODELS[name].vocabulary) if name in MODELS else ()
     key = "\0".join([RECIPE, *(file.sha256 for file in files), *sentences]).encode()
     place = cache_folder() / "encoder" / f"{name}-{hashlib.sha256(key).hexdigest()[:24]}.npz"
