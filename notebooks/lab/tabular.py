@@ -206,7 +206,7 @@ def _one_epoch(network, weights, x, y, loss, steps, orders, batch_size) -> list[
 
 
 # ------------------------------------------------------------------------------------------------------- without layers
-def peer(name: str, split: Split, classes: bool, seed: int, most: int = 300) -> tuple[object, dict]:
+def peer(name: str, split: Split, classes: bool, seed: int, most: int = 1000) -> tuple[object, dict]:
     """A model that is no network, fitted on the training part: its answers to the test part and its counts.
 
     "constant": the most frequent class, or the mean target. "linear": logistic or linear regression without a penalty.
