@@ -172,7 +172,9 @@ def _members(
     if any(isinstance(m, NOT_STACKED) for m in models[0].modules()) or next(models[0].buffers(), None) is not None:
         raise LabError("batch normalisation and other models with buffers cannot be stacked: use lab.fit")
     if not dropout and any(isinstance(m, RANDOM) for m in models[0].modules()):
-        raise LabError("dropout is stacked with dropout=True only (each member draws its own): say so, or use lab.fit")
+        raise LabError(
+            "dropout cannot be stacked unasked, since each member draws its own: give dropout=True, or use lab.fit"
+        )
     weights = {k: v.detach().to(device).requires_grad_() for k, v in stack_module_state(models)[0].items()}
     return copy.deepcopy(models[0]).to("meta"), weights
 
