@@ -13,6 +13,7 @@ METHODS = {
     "dense-width": ("#5a7fd6", "P", "dense, equal width"),
     "ndlinear": ("#de8f05", "D", "NdLinear"),
     "ndlinear-sum": ("#ca5c10", "X", "sum of Kronecker terms"),
+    "ndlinear-modes": ("#b3541e", "h", "NdLinear, two modes"),
     "released": ("#b07a3f", "d", "NdLinear as released"),
     "low-rank": ("#029e73", "^", "low rank, equal parameters"),
     "tcl": ("#cc78bc", "v", "TCL"),
@@ -21,6 +22,7 @@ METHODS = {
     "lora": ("#029e73", "^", "LoRA"),
     "lokr": ("#cc78bc", "v", "LoKr"),
     "linear": ("#8a8a8a", "p", "linear model"),
+    "boosting": ("#7f9a2e", "8", "gradient boosting"),
     "constant": ("#8a8a8a", "_", "constant"),
     "paper": ("#d55e00", "*", "paper, as printed"),
 }
