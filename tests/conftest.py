@@ -1,9 +1,12 @@
-"""Tests import `ndlinear` from the repository root and `lab` from the notebooks folder; some share a browser."""
+"""Tests import `ndlinear` from the repository root and `lab` from the notebooks folder; some share a browser or a web server."""
 
+import functools
+import http.server
 import os
 import pathlib
 import shutil
 import sys
+import threading
 
 import pytest
 
@@ -46,3 +49,15 @@ def browser():
         running = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
         yield running
         running.close()
+
+
+@pytest.fixture
+def server(tmp_path_factory):
+    """A folder and the address under which a web server on this machine serves it: stands for a publisher's site."""
+    root = tmp_path_factory.mktemp("served")
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(root))
+    handler.log_message = lambda *a: None
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as http_server:
+        threading.Thread(target=http_server.serve_forever, args=(0.01,), daemon=True).start()  # 0.01 s to shut down
+        yield root, f"http://127.0.0.1:{http_server.server_port}"
+        http_server.shutdown()

@@ -1,11 +1,8 @@
 """Data sets: verified, atomic, never overwritten, clear when offline; splits keep shares and scale by the training part."""
 
-import functools
 import hashlib
-import http.server
 import lzma
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -28,25 +25,13 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.fixture
-def server(tmp_path_factory):
-    """A web server on this machine that stands for the official address."""
-    root = tmp_path_factory.mktemp("served")
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(root))
-    handler.log_message = lambda *a: None
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as http_server:
-        threading.Thread(target=http_server.serve_forever, daemon=True).start()
-        yield root, f"http://127.0.0.1:{http_server.server_port}/tiny.csv"
-        http_server.shutdown()
-
-
 def test_download_is_verified_and_moved_into_place(folder, server):
     root, url = server
     (root / "tiny.csv").write_bytes(CONTENT)
-    assert data.fetch(make_file(url)) == CONTENT
+    assert data.fetch(make_file(f"{url}/tiny.csv")) == CONTENT
     assert [p.name for p in (folder / "ett").iterdir()] == ["tiny.csv"], "no partial file is left"
     (root / "tiny.csv").unlink()
-    assert data.fetch(make_file(url)) == CONTENT, "the second time it is read from the folder"
+    assert data.fetch(make_file(f"{url}/tiny.csv")) == CONTENT, "the second time it is read from the folder"
 
 
 @pytest.mark.parametrize("sent", [CONTENT[:-5], CONTENT.replace(b"30.5", b"30.6"), CONTENT + b"x"])
@@ -54,7 +39,7 @@ def test_wrong_download_is_refused_and_nothing_is_kept(folder, server, sent):
     root, url = server
     (root / "tiny.csv").write_bytes(sent)
     with pytest.raises(DataError, match="not the expected file"):
-        data.fetch(make_file(url))
+        data.fetch(make_file(f"{url}/tiny.csv"))
     assert list((folder / "ett").iterdir()) == []
 
 

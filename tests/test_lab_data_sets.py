@@ -3,12 +3,10 @@
 import dataclasses
 import functools
 import hashlib
-import http.server
 import io
 import lzma
 import pickle
 import tarfile
-import threading
 import zipfile
 
 import numpy as np
@@ -93,23 +91,32 @@ def test_is_read_from_the_folder_as_it_is_or_packed(folder, monkeypatch, name, p
     assert [place.read_bytes() for place in places] == before
 
 
+FILES = [(name, i) for name, (_, layout) in LAYOUTS.items() for i in range(len(layout.files))]
+
+
+@pytest.mark.parametrize("pack", [None, ".xz"])
 @pytest.mark.parametrize("how", CHECKED)
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_damage_is_refused_and_left_alone(folder, monkeypatch, name, how):
-    source, _ = small(name, how)
-    good = sample(name)
-    middle = len(good[0]) // 2
+@pytest.mark.parametrize(("name", "which"), FILES)
+def test_damage_to_any_file_is_refused_and_left_alone(folder, monkeypatch, server, name, which, how, pack):
+    """Also where the publisher's site would have sent the right file: what lies in the folder is the reader's."""
+    root, url = server
+    source, _ = small(name, how, url)
+    for file, content in zip(source.layouts[0].files, sample(name)):
+        (root / file.name.replace("/", "_")).write_bytes(content)
+    place = put(folder, source, sample(name), pack)[which]
+    good = place.read_bytes()
+    middle = len(good) // 2
     damages = {
-        "truncated": good[0][:middle],
-        "corrupted": good[0][:middle] + bytes(b ^ 0x15 for b in good[0][middle : middle + 40]) + good[0][middle + 40 :],
+        "truncated": good[:middle],
+        "corrupted": good[:middle] + bytes(b ^ 0x15 for b in good[middle : middle + 40]) + good[middle + 40 :],
         "wrong format": b"<!DOCTYPE html><html>404: not found</html>\n",
         "empty": b"",
     }
     for damage, bad in damages.items():
-        place = put(folder, source, (bad, *good[1:]))[0]
+        place.write_bytes(bad)
         with pytest.raises(DataError, match=place.name) as error:
             load(monkeypatch, source)
-        assert "left as it is; move it away and run again" in str(error.value), damage
+        assert "left as it is" in str(error.value) and "move it away" in str(error.value), damage
         assert place.read_bytes() == bad, damage
 
 
@@ -153,6 +160,20 @@ def test_smoke_reads_the_official_format_and_says_so(monkeypatch, capsys, name):
             if array is None:
                 raise ValueError("read-only")
             array[0] = 0
+
+
+@pytest.mark.parametrize("name", [name for name, source in data.SOURCES.items() if source.layouts[0].files])
+def test_smoke_runs_the_reader_of_every_form(monkeypatch, name):
+    """Not that of the form which is used alone: each real reader meets a small file of its true format."""
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    source, read = data.SOURCES[name], []
+
+    def watched(layout):
+        return dataclasses.replace(layout, read=lambda *contents: (read.append(layout), layout.read(*contents))[1])
+
+    load(monkeypatch, dataclasses.replace(source, layouts=tuple(map(watched, source.layouts))))
+    data._load.cache_clear()
+    assert read == list(source.layouts)
 
 
 def test_a_stand_in_can_be_had_in_every_mode(folder, capsys):
@@ -202,17 +223,6 @@ def test_half_of_another_form_is_named(folder, monkeypatch):
 
 
 # --------------------------------------------------------------------------- downloads whose content alone can be checked
-@pytest.fixture
-def server(tmp_path_factory):
-    root = tmp_path_factory.mktemp("served")
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(root))
-    handler.log_message = lambda *a: None
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as http_server:
-        threading.Thread(target=http_server.serve_forever, daemon=True).start()
-        yield root, f"http://127.0.0.1:{http_server.server_port}"
-        http_server.shutdown()
-
-
 @pytest.mark.parametrize("name", ["lsst-0", "cardio-0"])
 def test_a_download_without_a_checksum_is_kept_only_if_it_holds_what_it_should(folder, monkeypatch, server, name):
     root, url = server
