@@ -1,6 +1,7 @@
 """The encoder computes what the transformers library computes; its weights are verified; its vectors are stored and checked."""
 
 import hashlib
+import pathlib
 
 import numpy as np
 import pytest
@@ -230,13 +231,15 @@ def test_files_that_are_nowhere_say_how_to_get_them(published):
         encoder.load("minilm")
 
 
+@pytest.mark.parametrize("which", [0, 1])
 @pytest.mark.parametrize("damage", [lambda c: c[:-9], lambda c: b"\0" + c[1:], lambda c: b"<html>404</html>"])
-def test_damaged_weights_are_refused_and_left_alone(published, damage):
+def test_damaged_weights_and_vocabularies_are_refused_and_left_alone(published, damage, which):
     folder, one, contents = published
-    put(folder, one, (damage(contents[0]), contents[1]))
-    with pytest.raises(DataError, match=r"model\.safetensors is not the expected file.*left as it is"):
+    file, bad = (one.weights, one.vocabulary)[which], damage(contents[which])
+    put(folder, one, [bad if i == which else content for i, content in enumerate(contents)])
+    with pytest.raises(DataError, match=rf"{pathlib.Path(file.name).name} is not the expected file.*left as it is"):
         encoder.load("minilm")
-    assert (folder / "data" / one.weights.name).read_bytes() == damage(contents[0])
+    assert (folder / "data" / file.name).read_bytes() == bad
 
 
 def test_the_registry_names_origin_licence_and_checksums():
