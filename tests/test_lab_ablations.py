@@ -117,3 +117,8 @@ def test_judging_several_parts(parts, found):
 )
 def test_whether_an_interval_lies_inside_a_range(low, high, found):
     assert ablations.within(low, high, 98, 100) is found
+
+
+def test_span_shows_one_count_or_a_range():
+    assert ablations.span(pd.Series([1200, 1200])) == "1,200"
+    assert ablations.span(pd.Series([4304, 1168, 4304])) == "1,168 to 4,304"

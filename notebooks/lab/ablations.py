@@ -92,6 +92,11 @@ def results(stack: Stack, metrics: list[dict], sample: Tensor, moment: str = "be
     return [{"metrics": found, "curve": stack.thin(i, points), **counts} for i, found in enumerate(metrics)]
 
 
+def span(counts: pd.Series) -> str:
+    """A count as text, or its range where the runs of an arm differ in it."""
+    return " to ".join(f"{n:,}" for n in sorted({counts.min(), counts.max()}))
+
+
 def tuned(runs: pd.DataFrame, key: list[str], metric: str = "val_accuracy") -> pd.DataFrame:
     """The runs of each arm (columns ``key``) at the learning rate with its best mean ``metric`` over seeds."""
     means = runs.groupby([*key, "lr"])[metric].transform("mean")
