@@ -242,6 +242,33 @@ def test_plot_draws_every_run_and_the_crossing(runs):
     plt.close(figure)
 
 
+def test_band_draws_every_ratio_and_the_printed_ends(runs):
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots()
+    dial.band(axis, runs, "linear-scrambled", (1 / 49, 64), printed=0.45)
+    found = [line.get_ydata() for line in axis.lines if line.get_linestyle() == "None"]
+    assert [len(values) for values in found] == [3] * 5 + [2] and list(found[-1]) == [1 / 49, 64]
+    mean = next(line.get_ydata() for line in axis.lines if line.get_linestyle() == "-")
+    assert list(mean) == pytest.approx([0.102, 3.06, 51], rel=0.01)
+    low, high = axis.collections[0].get_paths()[0].get_extents().get_points()[:, 1]
+    assert low < 0.102 and high > 51 and axis.get_yscale() == "log"
+    dial.band(axis, runs[runs["seed"] == 0], "linear-scrambled", (1 / 49, 64), printed=0.45)  # one seed: no band
+    assert len(axis.collections) == 1
+    plt.close(figure)
+
+
+def test_shapes_compare_with_the_dense_network_of_the_same_data(runs):
+    wide = runs[(runs["reading"] == "linear-scrambled") & (runs["model"] == "ndlinear")].copy()
+    wide["test_mse"] *= 2
+    found = dial.shapes(runs, {"(64, 64)": wide}, "linear-scrambled").set_index(["alpha", "units"])
+    assert list(found.index) == [(a, u) for a in (0.0, 1.0) for u in ("(16, 16)", "(64, 64)")]
+    for alpha, ratio in ((0.0, 0.102), (1.0, 51)):
+        narrow, other = found.loc[(alpha, "(16, 16)")], found.loc[(alpha, "(64, 64)")]
+        assert narrow["ratio"] == pytest.approx(ratio, rel=0.01) and narrow["ratio_low"] < ratio < narrow["ratio_high"]
+        assert other.to_numpy() == pytest.approx(2 * narrow.to_numpy())
+
+
 @pytest.fixture
 def sized():
     """Errors that fall as 100 / samples for one model and 400 / samples for the other; a third never gets anywhere."""

@@ -326,6 +326,18 @@ def ends(runs: pd.DataFrame, level: float = 0.95) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names)
 
 
+def shapes(runs: pd.DataFrame, others: dict[str, pd.DataFrame], reading: str) -> pd.DataFrame:
+    """Error of NdLinear over that of the dense network at the ends of the dial, for the shape in ``runs``, (16, 16), and for those
+    whose runs are in ``others``: geometric means over seeds with t intervals."""
+    rows, found = [], of(runs, reading)
+    dense = found[found["model"] == "dense"].set_index(["alpha", "seed"])["test_mse"]
+    for name, frame in {"(16, 16)": found[found["model"] == "ndlinear"], **others}.items():
+        logs = np.log(frame.set_index(["alpha", "seed"])["test_mse"] / dense).dropna()
+        rows += [(alpha, name, *np.exp(interval(logs[alpha]))) for alpha in (0.0, 1.0)]
+    frame = pd.DataFrame(rows, columns=["alpha", "units", "ratio", "ratio_low", "ratio_high"])
+    return frame.sort_values("alpha", kind="stable", ignore_index=True)
+
+
 def within(low: float, high: float, printed: float, factor: float = 2.0) -> bool | None:
     """Does the interval of a ratio lie within a factor of the printed one? False if no point does, None in between."""
     inside, outside = (
@@ -367,6 +379,21 @@ def plot(axis, runs: pd.DataFrame, reading: str, printed: float) -> None:
     if np.isfinite(place["low"]):
         axis.axvspan(place["low"], place["high"], color="#8a8a8a", alpha=0.3, linewidth=0)
     axis.axvline(printed, linestyle=":", color=colour("paper"))
+    axis.set(yscale="log", xlabel=f"alpha\n{reading}")
+
+
+def band(axis, runs: pd.DataFrame, reading: str, ends: tuple[float, float], printed: float) -> None:
+    """Error of NdLinear over that of the dense network along the dial: every seed, the geometric mean, a band of 95 % t intervals,
+    and what the paper prints, a ratio at either end and the place of the crossing."""
+    gaps = log_ratios(runs, reading)
+    spans = np.exp([interval(gaps[alpha]) for alpha in gaps])
+    if np.isfinite(spans).all():
+        axis.fill_between(gaps.columns, spans[:, 1], spans[:, 2], color=colour("ndlinear"), alpha=0.3, linewidth=0)
+    axis.plot(gaps.columns, spans[:, 0], color=colour("ndlinear"), linewidth=1.2)
+    axis.plot(gaps.columns, np.exp(gaps).T, marker("ndlinear"), color=colour("ndlinear"), markersize=3, alpha=0.5)
+    axis.plot([0, 1], ends, marker("paper"), color=colour("paper"), markersize=8, linestyle="none")
+    axis.axvline(printed, linestyle=":", color=colour("paper"))
+    axis.axhline(1, color=colour("constant"), alpha=0.6)
     axis.set(yscale="log", xlabel=f"alpha\n{reading}")
 
 
