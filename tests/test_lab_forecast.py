@@ -111,6 +111,12 @@ def test_counts_and_shapes():
             make("other")
 
 
+def test_initialisation_of_the_paper_leaves_no_bias():
+    first, last = (forecast.recurrent("ndlinear-paper").head[i] for i in (1, 4))
+    assert all(not b.any() for layer in (first, last) for b in layer.biases)
+    assert any(b.any() for b in forecast.recurrent("ndlinear").head[1].biases)
+
+
 def test_two_modes_mix_time():
     net, x = forecast.transformer("ndlinear-modes").eval(), torch.randn(1, 24, 6)
     assert net.layer.everywhere and not forecast.transformer("ndlinear").layer.everywhere

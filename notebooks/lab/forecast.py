@@ -195,12 +195,13 @@ def recurrent(arm: str, channels: int = 6) -> nn.Module:
     """The RNN of each arm; one layer, ReLU and dropout 0.3 in the head.
 
     "dense" has 96 units, "dense-width" and "ndlinear" 64, the width whose NdLinear count is the printed one; the last
-    state is read. "ndlinear-modes" reads the 24 states of 64 units: (24, 64) -> (12, 24) -> (12, 1). "dense-params" has its
+    state is read; "ndlinear-paper" is "ndlinear" initialised as the paper's text says. "ndlinear-modes" reads the 24 states of 64 units: (24, 64) -> (12, 24) -> (12, 1). "dense-params" has its
     parameters: 64 units, the last state, 26 units, 12.
     """
-    if arm in ("dense", "dense-width", "ndlinear"):
-        hidden, method = 96 if arm == "dense" else 64, "NdLinear" if arm == "ndlinear" else "Linear"
-        return Recurrent(channels, hidden, models.recurrent(method, channels, hidden).head)
+    if arm in ("dense", "dense-width", "ndlinear", "ndlinear-paper"):
+        hidden, method = 96 if arm == "dense" else 64, "NdLinear" if arm.startswith("nd") else "Linear"
+        layer = functools.partial(NdLinear, init="paper" if arm == "ndlinear-paper" else "linear")
+        return Recurrent(channels, hidden, models.recurrent(method, channels, hidden, layer=layer).head)
     if arm == "dense-params":
         return Recurrent(channels, 64, between(nn.Linear(64, 26), nn.ReLU(), 0.3, nn.Linear(26, HORIZON)))
     if arm == "ndlinear-modes":
