@@ -258,6 +258,17 @@ def test_band_draws_every_ratio_and_the_printed_ends(runs):
     plt.close(figure)
 
 
+def test_panels_have_errors_above_and_ratios_below(runs):
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 2)
+    dial.panels(axes, runs, ("text", "linear"), (1 / 49, 64), printed=0.45)
+    assert [axis.get_xlabel() for axis in axes[0]] == ["alpha\ntext", "alpha\nlinear"]
+    stars = [[1 / 49, 64] in [list(line.get_ydata()) for line in axis.lines] for axis in axes.flat]
+    assert stars == [False, False, True, True]
+    plt.close(figure)
+
+
 def test_shapes_compare_with_the_dense_network_of_the_same_data(runs):
     wide = runs[(runs["reading"] == "linear-scrambled") & (runs["model"] == "ndlinear")].copy()
     wide["test_mse"] *= 2

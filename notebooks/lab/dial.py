@@ -397,6 +397,13 @@ def band(axis, runs: pd.DataFrame, reading: str, ends: tuple[float, float], prin
     axis.set(yscale="log", xlabel=f"alpha\n{reading}")
 
 
+def panels(axes, runs: pd.DataFrame, readings: Sequence[str], ends: tuple[float, float], printed: float) -> None:
+    """`plot` in the upper row of axes (2, readings) and `band` in the lower one."""
+    for above, below, reading in zip(*axes, readings):
+        plot(above, runs, reading, printed)
+        band(below, runs, reading, ends, printed)
+
+
 # ---------------------------------------------------------------------------------------------- runs of chapter 32
 def by_size(runs: pd.DataFrame, model: str, alpha: float) -> pd.DataFrame:
     """Error over variance: one row per seed, one column per number of samples."""
