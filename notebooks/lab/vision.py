@@ -6,21 +6,27 @@ comparison applied without multiplying out the matrix that they stand for.
 
 from __future__ import annotations
 
+import copy
 import functools
 import math
 import warnings
+from collections.abc import Callable
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from . import memory
+from . import bench, figures, memory
 from .ablations import EXACT, accuracy, top_five
 from .data import load
-from .models import CPLinear, TTLinear, cnn_features
+from .forensics import operations
+from .models import CPLinear, TTLinear, cnn_features, size
 from .modes import LabError
 from .show import require
+from .stats import interval, summary
+from .training import count_macs
 
 SHAPE, FLAT = (64, 8, 8), 64 * 8 * 8  # the features in front of every head
 
@@ -105,6 +111,25 @@ def trl(classes: int, rank: tuple[int, ...] = (32, 4, 4)) -> nn.Module:
     return layer
 
 
+class Kept(nn.Module):
+    """A linear map with its matrix multiplied out once and kept beside it: fast to apply, and D x H numbers larger."""
+
+    def __init__(self, layer: nn.Module, inputs: int = FLAT):
+        super().__init__()
+        self.layer = layer
+        with torch.no_grad():
+            matrix = layer(torch.eye(inputs)).sub_(layer.bias)
+        self.register_buffer("matrix", matrix.T.contiguous())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.matrix, self.layer.bias)
+
+
+def network(head: nn.Module) -> nn.Sequential:
+    """The convolutions of the paper's CNN with this head on top."""
+    return nn.Sequential(cnn_features(), head)
+
+
 def width_of_equal_size(classes: int, parameters: int, bias: bool = False) -> int:
     """Largest width w with which 4096 -> w -> classes has at most ``parameters``; ``bias``: the first map has biases, too."""
     return (parameters - classes) // (FLAT + classes + bias)
@@ -174,20 +199,55 @@ def tensor_bytes(model: nn.Module, batch: int = 128) -> int:
     return sum(t.nbytes for t in fixed) + memory.peak_bytes(lambda: model.eval()(x))
 
 
-def network(head: nn.Module) -> nn.Sequential:
-    """The convolutions of the paper's CNN with this head on top."""
-    return nn.Sequential(cnn_features(), head)
+def counts(net: nn.Module, batch: int = 128) -> dict[str, float]:
+    """Parameters, multiply-adds of one picture and of a batch, and the latter with five operations for each number that enters a
+    batch norm, in thousands of millions; nothing is computed."""
+    net, images = copy.deepcopy(net).to("meta"), torch.zeros(batch, 3, 32, 32, device="meta")
+    giga = {"G macs, batch": count_macs(net, images) / 1e9, "with batch norm": operations(net, images) / 1e9}
+    return {"parameters": size(net), "macs": count_macs(net, images[:1])} | giga
 
 
-class Kept(nn.Module):
-    """A linear map with its matrix multiplied out once and kept beside it: fast to apply, and D x H numbers larger."""
+def times(timed: pd.DataFrame, baseline: str, what: str, batch: int) -> pd.DataFrame:
+    """Times over that of ``baseline``, by network: median ``times`` of the ratios within rounds, ``times_low``, ``times_high``."""
+    part = timed[(timed["what"] == what) & (timed["batch"] == batch)]
+    ratios = bench.ratios(part, baseline, by=("what", "batch")).set_index("peer")
+    found = 1 / ratios[["ratio", "ratio_high", "ratio_low"]]
+    return found.set_axis(["times", "times_low", "times_high"], axis=1)
 
-    def __init__(self, layer: nn.Module, inputs: int = FLAT):
-        super().__init__()
-        self.layer = layer
-        with torch.no_grad():
-            matrix = layer(torch.eye(inputs)).sub_(layer.bias)
-        self.register_buffer("matrix", matrix.T.contiguous())
 
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.matrix, self.layer.bias)
+# ----------------------------------------------------------------------------------------------- what the chapter reports
+def sign(low: float, high: float) -> bool | None:
+    """True if an interval lies above zero, False if below, None if it lies across."""
+    return True if low > 0 else False if high < 0 else None
+
+
+def both_ways(out: bool | None, piece: bool | None) -> dict[str, bool | None]:
+    """Arguments of `lab.verdict`: the claim holds if it does against maps multiplied out and piece by piece, holds under the
+    condition that they are multiplied out if only then, and else is what it is against maps multiplied out."""
+    if out is not True:
+        return {"holds": out}
+    return {"holds": False, "under": True} if piece is False else {"holds": piece}
+
+
+def accuracies(runs: pd.DataFrame, metric: str, stated: Callable, against: Callable) -> pd.DataFrame:
+    """A table of heads: parameters, ``percent`` with its interval, training loss, ``printed``, difference to the dense head.
+
+    Args:
+        runs: rows of one data set with "arm" and "test_<metric>". stated: arm -> printed percent or None.
+        against: arm -> (mean, low, high) of its difference to "dense" in points.
+    """
+    runs = runs.assign(percent=100 * runs[f"test_{metric}"], training_loss=runs["train_loss"])
+    table = summary(runs, ["arm", "parameters"], ["percent", "training_loss"])
+    table["printed"] = [stated(arm) for arm in table["arm"]]
+    seeds = dict(zip(table["arm"], table["n"]))
+    wanted = [arm if arm != "dense" and seeds[arm] == seeds["dense"] > 1 else None for arm in table["arm"]]
+    table["minus dense"] = ["{:+.1f} [{:+.1f}, {:+.1f}]".format(*against(arm)) if arm else "" for arm in wanted]
+    return table.drop(columns=["training_loss_low", "training_loss_high"])
+
+
+def dots(axis, place: float, values, look: str, stated: float | None = None, aside: float = -0.3) -> None:
+    """Every seed of one arm with mean and interval, and the printed value as a star."""
+    low, high = interval(values)[1:] if len(values) > 1 else (None, None)
+    figures.seeds(axis, place, values, look, low=low, high=high)
+    if stated:
+        axis.plot(place + aside, stated, figures.marker("paper"), markersize=9, color=figures.colour("paper"))
