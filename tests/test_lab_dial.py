@@ -173,6 +173,7 @@ def test_reached_and_its_ratio_with_censored_arms():
     assert ratio["low"] <= ratio["ratio"] <= ratio["high"] and ratio["ratio"] == pytest.approx(4, rel=0.1)
     bound = dial.reach_ratio(sizes, fast, never, 0.1)
     assert bound["ratio"] == pytest.approx(10_000 / found["samples"])
+    assert bound["bound"] and not ratio["bound"]
     assert dial.reach_ratio(sizes, never, fast, 0.1)["high"] < 0.15
     assert math.isnan(dial.reach_ratio(sizes, never, never, 0.1)["low"])
 
@@ -306,5 +307,9 @@ def test_factors_and_the_decision_over_goals(sized):
     assert dial.over_goals(found, 0.1, 5.0) == (False, None)
     never = dial.factors(sized, "stuck", "stuck", 0.1, (0.1,))
     assert dial.over_goals(never, 0.1, 1.0) == (None, None)
+    assert dial.factor_words(never[0.1]) == "neither arrives" and dial.factor_words(found[0.1]).startswith("4.00 [")
+    assert (
+        dial.factor_words({"ratio": 12.0, "low": 11.0, "high": 13.5, "bound": True}) == "at least 12.00 [11.00, 13.50]"
+    )
     mixed = {0.05: {"low": 0.5, "high": 0.6}, 0.1: {"low": 3.0, "high": 4.0}, 0.2: {"low": 2.0, "high": 3.0}}
     assert dial.over_goals(mixed, 0.05, 2.5) == (False, True) and dial.over_goals(mixed, 0.2, 2.5) == (None, None)

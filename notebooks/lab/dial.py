@@ -280,8 +280,8 @@ def reached(sizes: Sequence[int], errors: np.ndarray, goal: float, draws: int = 
 def reach_ratio(sizes: Sequence[int], a: np.ndarray, b: np.ndarray, goal: float, draws: int = 2000) -> dict[str, float]:
     """How many times more samples b needs than a, both (seeds, sizes) with paired seeds; a 95 % bootstrap interval.
 
-    Where only b does not arrive, the ratio is at least last size / a's number, and that bound is taken; the other way round it is
-    at most b's number / last size; where neither arrives, nan.
+    Where only b does not arrive, the ratio is at least last size / a's number, and that bound is taken (``bound`` says so for the
+    means); the other way round it is at most b's number / last size; where neither arrives, nan.
     """
 
     def ratio(one, other) -> float:
@@ -294,7 +294,9 @@ def reach_ratio(sizes: Sequence[int], a: np.ndarray, b: np.ndarray, goal: float,
     found = np.array([ratio(one, other) for one, other in zip(resampled(a, draws), resampled(b, draws))])
     known = np.isfinite(found).mean() >= 0.975
     low, high = np.nanquantile(found, (0.025, 0.975)) if known else (math.nan, math.nan)
-    return {"ratio": ratio(a.mean(axis=0), b.mean(axis=0)), "low": float(low), "high": float(high)}
+    means = a.mean(axis=0), b.mean(axis=0)
+    bound = math.isinf(reach(sizes, np.exp(means[1]), goal))
+    return {"ratio": ratio(*means), "low": float(low), "high": float(high), "bound": bound}
 
 
 # ---------------------------------------------------------------------------------------------- runs of chapter 31
@@ -437,6 +439,14 @@ def factors(runs: pd.DataFrame, more: str, than: str, alpha: float, goals: Seque
     """For each goal the samples of one model over those of another, see `reach_ratio`."""
     a, b = by_size(runs, than, alpha), by_size(runs, more, alpha)
     return {goal: reach_ratio(list(a.columns), a.to_numpy(), b.to_numpy(), goal) for goal in goals}
+
+
+def factor_words(found: dict) -> str:
+    """A `reach_ratio` in words, with its interval in brackets; a bound is called one."""
+    if math.isnan(found["ratio"]):
+        return "neither arrives"
+    least = "at least " if found["bound"] else ""
+    return least + "{ratio:.2f} [{low:.2f}, {high:.2f}]".format(**found)
 
 
 def over_goals(found: dict[float, dict], goal: float, bound: float) -> tuple[bool | None, bool | None]:
