@@ -187,6 +187,29 @@ def test_reductions_are_paired_ratios():
         forecast.reduction(pd.DataFrame(rows[1:]), "mse")
 
 
+def test_the_paper_stands_beside_the_records():
+    cells = [
+        (f, d, m, s)
+        for f in ("RNN", "Transformer")
+        for d in ("ETTh1", "ETTm1")
+        for m in ("dense", "ndlinear")
+        for s in (0, 1)
+    ]
+    rows = [{"protocol": "shuffled", "family": f, "dataset": d, "model": m, "seed": s,
+             "mse": (1 + s) * (2 if m == "dense" else 1) + (f == "RNN"), "mae": 1.0} for f, d, m, s in cells]  # fmt: skip
+    runs = pd.DataFrame([*rows, rows[0] | {"protocol": "chronological"}])
+    found = forecast.reductions(runs, "shuffled")
+    assert [*found][:2] == [("RNN", "ETTh1", "mse"), ("RNN", "ETTh1", "mae")] and len(found) == 8
+    assert found["Transformer", "ETTm1", "mse"][0] == pytest.approx(0.5)
+    assert found["RNN", "ETTm1", "mae"] == pytest.approx((0, 0, 0))
+    index = pd.MultiIndex.from_product([("RNN", "Transformer"), ("ETTh1", "ETTm1"), ("mse", "mae")])
+    printed = pd.DataFrame({"Linear": range(8), "NdLinear": range(10, 18)}, index=index)
+    table = forecast.beside(runs, printed, "shuffled", "mse")
+    assert table["printed Linear"].tolist() == [0, 2, 4, 6] and table["printed NdLinear"].tolist() == [10, 12, 14, 16]
+    assert table["ours Linear"].tolist() == [4, 4, 3, 3] and table["ours NdLinear"].tolist() == [2.5, 2.5, 1.5, 1.5]
+    assert (table["ours Linear_low"] < table["ours Linear"]).all()
+
+
 def test_half_the_printed_reduction_decides():
     printed = {"mse": 0.4, "mae": 0.2}
     judge = lambda mse, mae: forecast.reduces({"mse": (0, *mse), "mae": (0, *mae)}, printed)  # noqa: E731

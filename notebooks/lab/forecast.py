@@ -20,7 +20,7 @@ from ndlinear import NdLinear
 from . import models
 from .data import load
 from .modes import LabError
-from .stats import decide, interval
+from .stats import decide, interval, summary
 from .training import Split
 
 REVISION = 1  # raise it when a network, a split or a fit of this file changes: older records are then refused as stale
@@ -195,8 +195,8 @@ def recurrent(arm: str, channels: int = 6) -> nn.Module:
     """The RNN of each arm; one layer, ReLU and dropout 0.3 in the head.
 
     "dense" has 96 units, "dense-width" and "ndlinear" 64, the width whose NdLinear count is the printed one; the last
-    state is read; "ndlinear-paper" is "ndlinear" initialised as the paper's text says. "ndlinear-modes" reads the 24 states of 64 units: (24, 64) -> (12, 24) -> (12, 1). "dense-params" has its
-    parameters: 64 units, the last state, 26 units, 12.
+    state is read; "ndlinear-paper" is "ndlinear" initialised as the paper's text says. "ndlinear-modes" reads the 24 states
+    of 64 units: (24, 64) -> (12, 24) -> (12, 1). "dense-params" has its parameters: 64 units, the last state, 26 units, 12.
     """
     if arm in ("dense", "dense-width", "ndlinear", "ndlinear-paper"):
         hidden, method = 96 if arm == "dense" else 64, "NdLinear" if arm.startswith("nd") else "Linear"
@@ -270,6 +270,32 @@ def reduction(
         raise LabError(f"{arm} and {than} have different seeds")
     mean, low, high = interval(np.log(wide[arm] / wide[than]), level=level)
     return 1 - np.exp(mean), 1 - np.exp(high), 1 - np.exp(low)
+
+
+def reductions(runs: pd.DataFrame, protocol: str, arm="ndlinear", than="dense", level=0.95) -> dict[tuple, tuple]:
+    """`reduction` for every family and set of a protocol, RNN first: (family, set, metric) -> (share, low, high)."""
+    part = runs[runs["protocol"] == protocol].set_index(["family", "dataset"]).sort_index()
+    keys = [(*cell, metric) for cell in dict.fromkeys(part.index) for metric in ("mse", "mae")]
+    return {(f, d, m): reduction(part.loc[(f, d)], m, arm, than, level) for f, d, m in keys}
+
+
+def beside(runs: pd.DataFrame, printed: pd.DataFrame, protocol: str, metric: str) -> pd.DataFrame:
+    """The paper's table, row by row, with the mean and interval of the recorded errors beside each printed one.
+
+    Args:
+        printed: columns "Linear" and "NdLinear", indexed by model, set and metric.
+    """
+    ours = runs[(runs["protocol"] == protocol) & runs["model"].isin(["dense", "ndlinear"])]
+    ours = summary(ours, ["family", "dataset", "model"], metric).set_index(["family", "dataset", "model"])
+    rows = []
+    for family, dataset in sorted({(f, d) for f, d, _ in ours.index}):
+        row = {"model": family, "set": dataset}
+        for method, arm in (("Linear", "dense"), ("NdLinear", "ndlinear")):
+            row[f"printed {method}"] = printed[method][(family, dataset, metric)]
+            for end in ("", "_low", "_high"):
+                row[f"ours {method}{end}"] = ours.loc[(family, dataset, arm), f"{metric}{end}"]
+        rows.append(row)
+    return pd.DataFrame(rows)
 
 
 def reduces(found: dict[str, tuple[float, float, float]], printed: dict[str, float]) -> bool | None:
