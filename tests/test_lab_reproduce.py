@@ -32,7 +32,12 @@ def test_equal_values_allow_rounding_and_no_more():
         assert reproduce.against(old, again)["inside"].tolist() == [inside]
 
 
-@pytest.mark.parametrize("again", [rows(seeds=4), rows(code="b")])
+def test_recorded_seeds_beyond_the_grid_are_left_aside():
+    table = reproduce.against(rows(seeds=9), rows())
+    assert table["recorded"].tolist() == [2.0] and table["equal"].all()
+
+
+@pytest.mark.parametrize("again", [rows(seeds=6), rows(code="b")])
 def test_other_seeds_or_other_code_are_not_compared(again):
     with pytest.raises(LabError, match="seeds run again and recorded seeds differ"):
         reproduce.against(rows(), again)

@@ -72,10 +72,13 @@ def rerun(experiment: str, folder: pathlib.Path, only: dict[str, str] | None = N
 def against(recorded: list[dict], again: list[dict]) -> pd.DataFrame:
     """One row per configuration and metric: the recorded mean and interval, the new mean, and whether it lies inside.
 
+    Recorded runs that the notebook's grid does not name, such as seeds beyond its own, are left aside.
+
     Raises:
         LabError: a configuration was run again that is not recorded for the same training function, or with other seeds.
     """
-    table = []
+    table, keys = [], {row["key"] for row in again}
+    recorded = [row for row in recorded if row["key"] in keys]
     for kind, new in _by_kind(again, again[-1]["code"]).items():
         old = _by_kind(recorded, again[-1]["code"]).get(kind, [])
         if sorted(r["seed"] for r in old) != sorted(r["seed"] for r in new):
