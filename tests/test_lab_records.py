@@ -68,6 +68,12 @@ def test_full_runs_only_what_is_missing(results):
     assert after.startswith(before) and after.count(b"\n") == 4
 
 
+def test_a_finished_record_needs_no_data(results, monkeypatch):
+    records.record("double", grid(2), double, data=("digits",))
+    monkeypatch.setattr("lab.data.checksum", lambda name: pytest.fail(f"{name} was read"))
+    assert len(records.record("double", grid(2), double, data=("digits",))) == 2
+
+
 def test_replay_names_missing_rows_and_the_cure(results, monkeypatch):
     records.record("double", grid(2), double)
     monkeypatch.setenv("NDL_MODE", "replay")

@@ -321,7 +321,7 @@ def complete(
             _set_torn_aside(path, torn)
         done = {r["key"] for r in rows if r["status"] == "ok" and r["code"] == code}
         missing = [c for c in grid if canonical(c) not in done]
-        fixed = {"experiment": path.stem, "code": code, "data": {d: checksum(d) for d in data}}
+        fixed = {"experiment": path.stem, "code": code, "data": {d: checksum(d) for d in data if missing}}
         for group, outcomes in cluster.map_groups(run, _groups(missing, together), together=together, label=path.stem):
             now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
             for config, outcome in zip(group, outcomes):
