@@ -59,7 +59,7 @@ def test_spline_starts_as_relu_and_interpolates():
     slope = (values[-1] - values[-2]) * 3
     assert spline(torch.tensor(6.0).double()).item() == pytest.approx(values[-1] + 2 * slope, abs=1e-5)
     assert torch.autograd.gradcheck(
-        lambda v: torch.func.functional_call(spline, {"values": v}, (inside[::9],)), (spline.values,)
+        lambda v: torch.func.functional_call(spline, {"values": v}, (inside[::9].contiguous(),)), (spline.values,)
     )
 
 
@@ -168,12 +168,15 @@ def test_scores_are_those_of_scikit_learn():
         assert found[f"{mean}_f1"] == pytest.approx(f1_score(y, predicted, labels=range(4), average=mean))
 
 
-@pytest.mark.parametrize("kind", ["majority", "linear", "rocket"])
+@pytest.mark.parametrize("kind", ["majority", "linear", "sorted", "rocket"])
 def test_models_that_are_no_networks(kind):
     parts = classifiers.parts("ECGFiveDays", 0)
     predicted, size = classifiers.classical(kind, parts["train"], parts["test"][0], 0, kernels=84)
     assert predicted.shape == parts["test"][1].shape and set(predicted) <= {0, 1}
     steps = parts["train"][0].shape[1]
-    assert size == {"majority": 0, "linear": steps + 1, "rocket": 85}[kind]
+    assert size == {"majority": 0, "linear": steps + 1, "sorted": steps + 1, "rocket": 85}[kind]
+    mixed = parts["train"][0].flip(1), parts["train"][1]
+    again, _ = classifiers.classical(kind, mixed, parts["test"][0], 0, kernels=84)
+    assert kind in ("rocket", "linear") or (again == predicted).all(), "blind to the order of time"
     if kind == "rocket":
         assert classifiers.scores(parts["test"][1], predicted)["accuracy"] > 0.5
