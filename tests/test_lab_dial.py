@@ -270,17 +270,6 @@ def test_panels_have_errors_above_and_ratios_below(runs):
     plt.close(figure)
 
 
-def test_shapes_compare_with_the_dense_network_of_the_same_data(runs):
-    wide = runs[(runs["reading"] == "linear-scrambled") & (runs["model"] == "ndlinear")].copy()
-    wide["test_mse"] *= 2
-    found = dial.shapes(runs, {"(64, 64)": wide}, "linear-scrambled").set_index(["alpha", "units"])
-    assert list(found.index) == [(a, u) for a in (0.0, 1.0) for u in ("(16, 16)", "(64, 64)")]
-    for alpha, ratio in ((0.0, 0.102), (1.0, 51)):
-        narrow, other = found.loc[(alpha, "(16, 16)")], found.loc[(alpha, "(64, 64)")]
-        assert narrow["ratio"] == pytest.approx(ratio, rel=0.01) and narrow["ratio_low"] < ratio < narrow["ratio_high"]
-        assert other.to_numpy() == pytest.approx(2 * narrow.to_numpy())
-
-
 @pytest.fixture
 def sized():
     """Errors that fall as 100 / samples for one model and 400 / samples for the other; a third never gets anywhere."""

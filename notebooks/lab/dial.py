@@ -328,18 +328,6 @@ def ends(runs: pd.DataFrame, level: float = 0.95) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names)
 
 
-def shapes(runs: pd.DataFrame, others: dict[str, pd.DataFrame], reading: str) -> pd.DataFrame:
-    """Error of NdLinear over that of the dense network at the ends of the dial, for the shape in ``runs``, (16, 16), and for those
-    whose runs are in ``others``: geometric means over seeds with t intervals."""
-    rows, found = [], of(runs, reading)
-    dense = found[found["model"] == "dense"].set_index(["alpha", "seed"])["test_mse"]
-    for name, frame in {"(16, 16)": found[found["model"] == "ndlinear"], **others}.items():
-        logs = np.log(frame.set_index(["alpha", "seed"])["test_mse"] / dense).dropna()
-        rows += [(alpha, name, *np.exp(interval(logs[alpha]))) for alpha in (0.0, 1.0)]
-    frame = pd.DataFrame(rows, columns=["alpha", "units", "ratio", "ratio_low", "ratio_high"])
-    return frame.sort_values("alpha", kind="stable", ignore_index=True)
-
-
 def within(low: float, high: float, printed: float, factor: float = 2.0) -> bool | None:
     """Does the interval of a ratio lie within a factor of the printed one? False if no point does, None in between."""
     inside, outside = (
