@@ -131,3 +131,20 @@ def test_classifiers_without_layers():
     assert far.mean() > 0.99, "without a penalty the scale of the features does not matter"
     with pytest.raises(LabError, match="constant, linear or boosting"):
         tabular.peer("forest", split, True, 0)
+
+
+@pytest.mark.parametrize(("outputs", "unit"), [(2, 1.0), (1, 9.0)])
+def test_what_is_recorded_of_a_run(outputs, unit):
+    seeds, make = [1, 2], lambda: models.mlp(5, 6, 4, outputs)
+    data = [parts(s, 5, outputs) for s in seeds]
+    found = tabular.runs(make, data, [unit] * 2, {"epochs": 6, "lr": 0.01, "batch": 16}, seeds)
+    loss = tabular.cross_entropy if outputs == 2 else tabular.squared_error
+    stack = tabular.fit(make, data, seeds=seeds, loss=loss, epochs=6, lr=0.01, batch_size=16)
+    score = tabular.accuracy if outputs == 2 else tabular.squared_error
+    for name, moment in (("score", "best"), ("score_last", "end")):
+        expected = [unit * f["s"] for f in stack.evaluate([s.test for s in data], {"s": score}, moment)]
+        assert [row["metrics"][name] for row in found] == pytest.approx(expected)
+    assert [row["metrics"]["epoch"] for row in found] == stack.best
+    assert {(row["parameters"], row["macs"]) for row in found} == {
+        (5 * 6 + 6 + 6 * 4 + 4 + 4 * outputs + outputs, 5 * 6 + 6 * 4 + 4 * outputs)
+    }

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ndlinear import NdLinear
 
 from .modes import LabError
-from .training import Split, seed_everything
+from .training import Split, count_macs, seed_everything
 
 Weights = dict[str, Tensor]
 
@@ -246,3 +246,27 @@ def _validation_loss(out, y, classes: bool) -> float:
     if classes:
         return float(-torch.from_numpy(out[range(len(y)), y]).clamp_min(1e-12).log().mean())
     return float(((out - y) ** 2).mean())
+
+
+def runs(make, splits: Sequence[Split], units: Sequence[float], c: dict, seeds: Sequence[int]) -> list[dict]:
+    """Train and test one arm of chapter 43 on several seeds: what its record keeps of each.
+
+    Args:
+        units: factor of each split from its squared errors to the unit of the target; 1 for classes.
+        c: "epochs", "lr" and "batch". The score is the accuracy where targets are classes, else the mean squared error.
+    """
+    classes = not splits[0].train[1].is_floating_point()
+    score = {"score": accuracy if classes else squared_error}
+    loss, settings = cross_entropy if classes else squared_error, {"lr": c["lr"], "batch_size": c["batch"]}
+    stack = fit(make, splits, seeds=seeds, loss=loss, scores=score, epochs=c["epochs"], **settings)
+    best, end = [stack.evaluate([s.test for s in splits], score, moment) for moment in ("best", "end")]
+    model = make()
+    counts = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "macs": count_macs(model, splits[0].test[0][:1]),
+    }
+    metrics = [
+        {"score": unit * b["score"], "epoch": epoch, "score_last": unit * e["score"]}
+        for unit, b, e, epoch in zip(units, best, end, stack.best)
+    ]
+    return [{"metrics": found, "curve": stack.thin(i, 20), **counts} for i, found in enumerate(metrics)]
