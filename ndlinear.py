@@ -31,6 +31,7 @@ from operator import index
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 __version__ = "0.1.0"
 __all__ = [
@@ -162,30 +163,33 @@ class NdLinear(nn.Module):
         weights, biases, compiling = [], [], torch.compiler.is_compiling()
         plain = self.execution != "sequential"  # and nobody quantised, wrapped, pruned or hooked a mode
         for m in self._modules["align_layers"]._modules.values():
-            weights.append(m._parameters.get("weight"))
-            biases.append(m._parameters.get("bias"))
-            plain &= type(m) is nn.Linear and (compiling or type(weights[-1]) in _PLAIN) and "forward" not in m.__dict__
-            plain &= not (m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks)
-            plain &= (biases[-1] is None) == (biases[0] is None)
+            weight, bias = m._parameters.get("weight"), m._parameters.get("bias")
+            weights.append(weight)
+            biases.append(bias)
+            hooked = m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
+            known = type(m) is nn.Linear and (compiling or type(weight) in _PLAIN) and "forward" not in m.__dict__
+            if hooked or not known or (bias is None) != (biases[0] is None):
+                plain = False
         _check_input(x, self.input_dims, weights[0])
         if not plain:
             for axis in (k - len(self.order) for k in self.order):  # Algorithm 1
                 x = self.align_layers[axis](x.movedim(axis, -1)).movedim(-1, axis)
             return x.contiguous()
-        eager = not compiling and _is_eager(x)
-        inputs = (x, *weights, *biases)
-        grad = eager and torch.is_grad_enabled() and any(t.requires_grad for t in inputs if t is not None)
-        plan = self.plan(x.numel() // self._plans[None].entries, grad) if eager else self._plans[None]
+        batch, eager = x.shape[: -len(weights)], not compiling and _is_eager(x)
+        grad = eager and torch.is_grad_enabled()
+        grad = grad and (x.requires_grad or any(p is not None and p.requires_grad for p in weights + biases))
+        plan = self.plan(batch.numel(), grad) if eager else self._plans[None]
         if plan.inline:
-            tensors = [weights[k] for k in plan.order] + [biases[k] for k in plan.order]
+            matrices, added = [weights[k] for k in plan.order], [biases[k] for k in plan.order]
         else:
-            total = None if biases[0] is None else _total_bias(weights, biases, self.order).flatten()
-            matrices = [reduce(_kron, [weights[k] for k in g]) for g in plan.groups]
-            tensors = [*matrices, *[None] * (len(matrices) - 1), total]
-        shape = (*x.shape[: -len(self.order)], *self.hidden_size)
-        if grad:
-            return _Planned.apply(plan, self.execution == "recompute", shape, x, *tensors)
-        return _run(plan, x, tensors, _gemm if eager else F.linear).reshape(*shape)
+            matrices, added = [reduce(_kron, [weights[k] for k in g]) for g in plan.groups], [None] * len(plan.groups)
+            added[-1] = None if biases[0] is None else _total_bias(weights, biases, self.order).reshape(plan.total)
+        if grad and self.execution == "recompute":
+            x = checkpoint(_run, plan, _product, x, matrices, added, use_reentrant=False, preserve_rng_state=False)
+        else:
+            product = (_Product.apply if plan.by_hand else _product) if grad else _fast_product if eager else _product
+            x = _run(plan, product, x, matrices, added)
+        return x.reshape(*batch, *self.hidden_size)
 
     def __repr__(self) -> str:
         options = f"transform_outer={self.transform_outer}, bias={_has_bias(self)}, init={self.init!r}"
@@ -227,31 +231,33 @@ class NdLinearSum(nn.Module):
 def _total_bias(weights: Sequence[Tensor], biases: Sequence[Tensor], order: Shape) -> Tensor:
     """Horner's rule for beta = sum_k [1 on the modes before k] x b_k x [row sums of the weights on the modes after k]."""
     beta = biases[order[0]]
-    for k in order[1:]:  # the axis of mode k comes last in the order 1..N, first in the order N..1
-        last, rows, bias = k > order[0], weights[k].sum(1), biases[k]
-        outer = (beta.reshape(-1, 1), rows[None]) if last else (rows[:, None], beta.reshape(1, -1))
-        beta = torch.addmm(bias if last else bias[:, None], *outer)
-    return beta.reshape([len(b) for b in biases])
+    for k in order[1:]:
+        bias, rows, ones = biases[k], weights[k].sum(1), [1] * beta.ndim
+        if k > order[0]:  # the axis of mode k comes last in the order 1..N, first in the order N..1
+            beta = torch.addcmul(bias, beta.unsqueeze(-1), rows)
+        else:
+            beta = torch.addcmul(bias.reshape(-1, *ones), rows.reshape(-1, *ones), beta)
+    return beta
 
 
 # ---------------------------------------------------------------------------------------------------------- the engine
 # One product: data seen as (batch * left, dim, right) times (hidden, dim), the Kronecker product of the weights of `modes`.
-Step = namedtuple("Step", "modes left dim hidden right")
+Step = namedtuple("Step", "modes left dim hidden right shape")
 
 
-class Plan(namedtuple("Plan", "steps groups order inline entries size seconds")):
+class Plan(namedtuple("Plan", "steps groups order inline total by_hand seconds")):
     """How a layer is computed; print it. Counts are per sample, `seconds` (an estimate) for all samples.
     steps      the products one after the other; groups: their modes, merged if several; order: all modes in a row
-    inline     each bias right after the product of its mode; else the total bias after the last product
-    entries    numbers of an input, prod D; size: of an output, prod H"""
+    inline     each bias right after the product of its mode; else the total bias, seen as `total`, after the last product
+    by_hand    gradients by `_Product`; else by autograd's own, which take fewer steps in Python"""
 
-    macs = property(lambda self: sum(math.prod(s[1:]) for s in self.steps), doc="Multiply-adds.")
+    macs = property(lambda self: sum(math.prod(s[1:5]) for s in self.steps), doc="Multiply-adds.")
     bytes = property(lambda self: 4 * sum(s.left * s.right * (s.dim + s.hidden) for s in self.steps), doc="Moved.")
     saved = property(lambda self: sum(s.left * s.right * s.dim for s in self.steps), doc="Numbers kept for backward.")
 
     def __str__(self) -> str:
         rows = [("modes", "left", "dim", "hidden", "right", "multiply-adds")]
-        rows += [("x".join(str(k + 1) for k in s.modes), *s[1:], f"{math.prod(s[1:]):,}") for s in self.steps]
+        rows += [("x".join(str(k + 1) for k in s.modes), *s[1:5], f"{math.prod(s[1:5]):,}") for s in self.steps]
         table = "\n".join("".join(f"{value!s:>{8 + 6 * (i == 5)}}" for i, value in enumerate(row)) for row in rows)
         counts = f"{self.macs:,} multiply-adds, {self.bytes:,} bytes moved, {self.saved:,} numbers kept for backward"
         return f"{table}\nbiases {'mode by mode' if self.inline else 'added up and last'}; {counts}"
@@ -273,24 +279,25 @@ def _search(dims: tuple, hidden: tuple, order: tuple, bits: int, grad: bool, bia
 
 
 def _estimate(dims, hidden, inline, groups, samples, grad, bias) -> Plan:
-    """Constants fitted to two CPU cores (within about a third): 5 us a call, 9 ps a multiply-add, 75 ps a number moved, 0.1 us
-    a matrix of a batch, and what thin products lose. Backward costs two forward passes."""
-    sizes, steps = list(dims), []
-    seconds = (1e-5 * len(dims) + 1e-10 * samples * math.prod(hidden)) * (bias and not inline)
+    """Seconds by constants fitted to two CPU cores: 10 us a product and 5 more for a batch of matrices, 7 us a bias and 10 us a
+    merged factor; 12 ps a multiply-add, some 0.1 ns a number moved, and what thin products lose. Backward: 5 times the calls."""
+    sizes, steps, calls, work, many = list(dims), [], 7e-6 * len(dims) * (bias and not inline), 0.0, 0.0
     for g in groups:
         a, b = g[0], g[-1] + 1
         d, h, left, right = (math.prod(s) for s in (dims[a:b], hidden[a:b], sizes[:a], sizes[b:]))
-        if right == 1:
-            thin = 0 if min(d, h) >= 16 else 2.4e-9 if d == 1 else 1e-9 + 1.5e-10 * d
-        else:
-            short = 8e-11 * d * h + 6e-10 * right * h if right < h else h * (1e-8 + 4e-10 * d)
-            thin = 1e-7 + short * (right < 16)
-        seconds += 5e-6 + samples * left * (9e-12 * d * h * right + 7.5e-11 * right * (d + h) + thin)
-        seconds += (len(g) - 1) * (2e-5 + 2e-10 * d * h) + inline * bias * samples * left * h * right * 1.5e-10
-        steps.append(Step(g, left, d, h, right))
+        moved = 3e-9 + 1.2e-10 * (d + h)
+        if right > 1:
+            moved = 6e-8 + 6e-11 * right * (d + h) + 2e-11 * right * h * (bias and inline)
+            moved += 1e-9 * right * (d + h) * (right < min(h, 16))
+            many += 5e-10 * samples * left * d * h  # autograd's gradients of the weight, one for each matrix
+        calls += 1e-5 + 5e-6 * (right > 1) + 1e-5 * (len(g) - 1)
+        work += samples * left * (1.2e-11 * d * h * right + moved) + 1e-9 * d * h * (len(g) > 1)
+        steps.append(Step(g, left, d, h, right, (-1, d) if right == 1 else (-1, d, right)))
         sizes[a:b] = hidden[a:b]
-    order = tuple(k for g in groups for k in g)
-    return Plan((*steps,), (*groups,), order, inline, math.prod(dims), math.prod(hidden), seconds * (3 if grad else 1))
+    work += 5e-11 * samples * math.prod(hidden) * (bias and not inline and left > 1)
+    order, total = tuple(k for g in groups for k in g), (left,) * (left > 1) + (h,) + (right,) * (right > 1)
+    seconds = 6 * calls + 3 * work if grad else calls + work
+    return Plan((*steps,), (*groups,), order, inline, total, calls + work + many > 3e-4, seconds)
 
 
 _PLAIN, _ONEDNN = (Tensor, nn.Parameter), torch.backends.mkldnn.is_available()
@@ -304,109 +311,81 @@ def _is_eager(x: Tensor) -> bool:
 
 
 def _kron(a: Tensor, b: Tensor) -> Tensor:
-    return (a[:, None, :, None] * b[:, None]).reshape(a.shape[0] * b.shape[0], a.shape[1] * b.shape[1])
+    (h, d), (k, e) = a.shape, b.shape
+    return (a.reshape(h, 1, d, 1) * b.reshape(k, 1, e)).reshape(h * k, d * e)
 
 
-def _gemm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """F.linear of (rows, D), eager only. Where there is much to do oneDNN beats BLAS, and adds the bias on the way; but tools
-    that watch operations (FLOP counters) do not know it."""
-    if weight.shape[1] == 1:  # an outer product
+def _run(plan: Plan, product, x: Tensor, matrices: Sequence, biases: Sequence) -> Tensor:
+    """The products of a plan, one after the other: prod H numbers per sample in some shape."""
+    for step, matrix, bias in zip(plan.steps, matrices, biases):
+        x = product(x.reshape(*step.shape), matrix, bias)
+    return x
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(L, D) -> (L, H) or (L, D, R) -> (L, H, R), nothing copied; anything can differentiate, trace, transform it.
+    The bias is (H,), (H, R), or a row of these if there is one for each of several matrices."""
+    if bias is not None and bias.ndim == x.ndim:
+        y = _product(x, weight)
+        return y.reshape(-1, *bias.shape) + bias.to(y.dtype)
+    if x.ndim == 2:
+        return F.linear(x, weight, bias)
+    (left, d, right), h, bias = x.shape, weight.shape[0], bias if bias is None or bias.ndim == 2 else bias.unsqueeze(1)
+    if right < min(h, 16):  # many thin matrices: one product of a copy
+        y = F.linear(x.transpose(1, 2).reshape(-1, d), weight).view(left, right, h).transpose(1, 2)
+        return (y if bias is None else y + bias.to(y.dtype)).contiguous()
+    weight = weight.expand(left, h, d)
+    return torch.bmm(weight, x) if bias is None else torch.baddbmm(bias, weight, x)
+
+
+def _fast_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`_product` where nothing watches: outer products, sums in place, and oneDNN, which beats BLAS where there is much to do."""
+    if bias is not None and bias.ndim == x.ndim:
+        y = _fast_product(x, weight)
+        y.view(-1, *bias.shape).add_(bias)
+        return y
+    if x.ndim == 3:
+        return _product(x, weight, bias)
+    if weight.shape[1] == 1:
         return x * weight.t() if bias is None else torch.addcmul(bias, x, weight.t())
-    much = _ONEDNN and x.shape[0] * sum(weight.shape) >= 10**6 and x.dtype is torch.float32 and x.is_cpu
-    if much and not torch._C._len_torch_dispatch_stack():
+    much = x.numel() * len(weight) >= 2**24 and x.dtype is torch.float32 and x.is_cpu
+    if much and _ONEDNN and not torch._C._len_torch_dispatch_stack():  # tools that count operations do not know it
         return torch.ops.mkldnn._linear_pointwise(x, weight.contiguous(), bias, "none", [], "")
     return F.linear(x, weight, bias)
 
 
-def _bmm(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(L, D, R) -> (L, H, R), nothing copied. BLAS wants the long axis last, so transposed where R is short."""
-    (left, d, right), h = x.shape, weight.shape[0]
-    if right < min(h, 16):
-        y = torch.bmm(x.transpose(1, 2), weight.t().expand(left, d, h)).transpose(1, 2)
-        return y if bias is None else y + bias[:, None]
-    weight = weight.expand(left, h, d)
-    return torch.bmm(weight, x) if bias is None else torch.baddbmm(bias[:, None], weight, x)
-
-
-def _run(plan: Plan, x: Tensor, tensors: Sequence, gemm=F.linear, keep: list | None = None) -> Tensor:
-    """The products of a plan, prod H numbers per sample in some shape. `tensors`: a matrix per step, then a bias per step.
-    `keep` gets the inputs of all steps but the first. With F.linear, anything can trace, transform, differentiate it."""
-    n, total = len(plan.steps), None
-    for i, (_, left, d, _, right) in enumerate(plan.steps):
-        bias = tensors[n + i]
-        if bias is not None and not plan.inline and left * right > 1:
-            bias, total = None, bias
-        x = x.reshape(-1, d) if right == 1 else x.reshape(-1, d, right)
-        if keep is not None and i:
-            keep.append(x)
-        x = (gemm if right == 1 else _bmm)(x, tensors[i], bias)
-    if total is None:
-        return x
-    x = x.reshape(-1, plan.size)
-    return x + total.to(x.dtype) if gemm is F.linear else x.add_(total)
-
-
-class _Planned(torch.autograd.Function):
-    """`_run` and its gradients. Keeps the inputs of the steps, or x alone and computes the others again (`recompute`)."""
+class _Product(torch.autograd.Function):
+    """`_product` with gradients by hand: autograd makes the gradient of the weight for each of the L matrices, then adds up."""
 
     @staticmethod
-    def forward(ctx, plan, recompute, shape, x, *tensors):
-        ctx.plan, keep = plan, None if recompute else []
-        y = _run(plan, x, tensors, _gemm, keep)
-        ctx.save_for_backward(
-            x, *tensors[:-1], tensors[-1] if plan.inline else None, *(keep or ())
-        )  # not the total bias
-        return torch.ops.aten._unsafe_view(y.contiguous(), shape)  # not a view: it may be changed in place
+    def forward(ctx, x, weight, bias):
+        ctx.bias = bias if bias is None else bias.shape
+        ctx.save_for_backward(x, weight)
+        return _fast_product(x, weight, bias)
 
     @staticmethod
     def backward(ctx, g):
-        plan, need, (x, *kept) = ctx.plan, ctx.needs_input_grad[3:], ctx.saved_tensors
-        n, grads = len(plan.steps), [None] * len(need)
-        tensors, kept = kept[: 2 * n], kept[2 * n :]
-        if torch.is_grad_enabled() or torch._C._are_functorch_transforms_active():
-            return None, None, None, *_gradients_of_gradients(plan, x, tensors, need, g)
-        if len(kept) < n - 1:
-            _run(plan, x, tensors, _gemm, kept := [])
-        if need[2 * n] and not plan.inline:
-            grads[2 * n] = _column_sums(g.reshape(-1, plan.size))
-        for i in reversed(range(n)):
-            _, _, d, h, right = plan.steps[i]
-            g = g.reshape(-1, h) if right == 1 else g.reshape(-1, h, right)
-            if need[1 + i]:
-                grads[1 + i] = _weight_gradient(kept[i - 1] if i else x.reshape(-1, d, *g.shape[2:]), g)
-            if need[1 + n + i] and plan.inline:
-                grads[1 + n + i] = _column_sums(g) if right == 1 else g.sum((0, 2))
-            if i or need[0]:
-                g = (_gemm if right == 1 else _bmm)(g, tensors[i].t())
-        grads[0] = g.reshape(x.shape) if need[0] else None
-        return None, None, None, *grads
-
-
-def _column_sums(g: Tensor) -> Tensor:
-    return (g.new_ones(1, g.shape[0]) @ g)[0] if g.numel() > 2**16 else g.sum(0)  # BLAS reads faster
+        (x, weight), (need_x, need_weight, need_bias) = ctx.saved_tensors, ctx.needs_input_grad
+        watched, dbias = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active(), None
+        dx = (_product if watched else _fast_product)(g, weight.t()) if need_x else None
+        dweight = _weight_gradient(x, g) if need_weight else None
+        if need_bias:
+            inner = len(ctx.bias) == 1 and g.ndim == 3  # the same for each column of a matrix
+            shape = g.shape[1:] if inner else ctx.bias
+            rows = g.reshape(-1, shape.numel())
+            dbias = rows.new_ones(1, len(rows)) @ rows if rows.numel() > 2**16 else rows.sum(0)  # BLAS reads faster
+            dbias = dbias.reshape(shape).sum(1) if inner else dbias.reshape(shape)
+        return dx, dweight, dbias
 
 
 def _weight_gradient(x: Tensor, g: Tensor) -> Tensor:
-    """(H, D), from the input (L, D[, R]) and the gradient (L, H[, R]) of a step. BLAS wants few rows and many columns."""
+    """(H, D), from the input (L, D[, R]) and the gradient (L, H[, R]) of a product. BLAS wants few rows and many columns."""
     d, h, right = x.shape[1], g.shape[1], x.shape[-1]
     if x.ndim == 2:
         return g.t() @ x if h <= d or d >= 16 else (x.t() @ g).t().contiguous()
-    if h * d > right * (
-        h + d
-    ):  # the terms of the sum over L are larger than what they are made of: one product of copies
+    if h * d > right * (h + d):  # the L terms of the sum are larger than their factors: one product of copies
         return g.transpose(0, 1).reshape(h, -1) @ x.transpose(0, 1).reshape(d, -1).t()
     return torch.bmm(g, x.mT).sum(0) if h <= d else torch.bmm(x, g.mT).sum(0).t().contiguous()
-
-
-def _gradients_of_gradients(plan, x, tensors, need, g):
-    """What backward returns, with a graph of its own. It does not depend on the total bias, so zeros stand for that."""
-    with torch.enable_grad():
-        if need[-1] and not plan.inline:
-            tensors[-1] = g.new_zeros(plan.size, requires_grad=True)
-        inputs = [t if t is None else t.view_as(t) for t in (x, *tensors)]  # views: how they hang together is not ours
-        y = _run(plan, inputs[0], inputs[1:]).reshape(g.shape)
-        found = iter(torch.autograd.grad(y, [t for t, w in zip(inputs, need) if w], g, create_graph=True))
-    return [next(found) if w else None for w in need]
 
 
 # ------------------------------------------------------------------------------------------------------ exact algebra
