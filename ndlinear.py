@@ -287,14 +287,14 @@ def _estimate(dims, hidden, inline, groups, samples, grad, bias) -> Plan:
         d, h, left, right = (math.prod(s) for s in (dims[a:b], hidden[a:b], sizes[:a], sizes[b:]))
         moved = 3e-9 + 1.2e-10 * (d + h)
         if right > 1:
-            moved = 6e-8 + 6e-11 * right * (d + h) + 2e-11 * right * h * (bias and inline)
-            moved += 1e-9 * right * (d + h) * (right < min(h, 16))
+            moved = 6e-8 + right * (d + h) * (1e-9 if right < min(h, 16) else 6e-11)
+            moved += right * h * (2e-10 if grad else 1e-11) * (bias and inline)
             many += 5e-10 * samples * left * d * h  # autograd's gradients of the weight, one for each matrix
         calls += 1e-5 + 5e-6 * (right > 1) + 1e-5 * (len(g) - 1)
         work += samples * left * (1.2e-11 * d * h * right + moved) + 1e-9 * d * h * (len(g) > 1)
         steps.append(Step(g, left, d, h, right, (-1, d) if right == 1 else (-1, d, right)))
         sizes[a:b] = hidden[a:b]
-    work += 5e-11 * samples * math.prod(hidden) * (bias and not inline and left > 1)
+    work += 5e-11 * samples * math.prod(hidden) * (bias and not inline and left * right > 1)
     order, total = tuple(k for g in groups for k in g), (left,) * (left > 1) + (h,) + (right,) * (right > 1)
     seconds = 6 * calls + 3 * work if grad else calls + work
     return Plan((*steps,), (*groups,), order, inline, total, calls + work + many > 3e-4, seconds)
@@ -348,7 +348,7 @@ def _fast_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
         return _product(x, weight, bias)
     if weight.shape[1] == 1:
         return x * weight.t() if bias is None else torch.addcmul(bias, x, weight.t())
-    much = x.numel() * len(weight) >= 2**24 and x.dtype is torch.float32 and x.is_cpu
+    much = x.numel() * len(weight) >= 2**25 and x.dtype is torch.float32 and x.is_cpu
     if much and _ONEDNN and not torch._C._len_torch_dispatch_stack():  # tools that count operations do not know it
         return torch.ops.mkldnn._linear_pointwise(x, weight.contiguous(), bias, "none", [], "")
     return F.linear(x, weight, bias)
@@ -370,11 +370,7 @@ class _Product(torch.autograd.Function):
         dx = (_product if watched else _fast_product)(g, weight.t()) if need_x else None
         dweight = _weight_gradient(x, g) if need_weight else None
         if need_bias:
-            inner = len(ctx.bias) == 1 and g.ndim == 3  # the same for each column of a matrix
-            shape = g.shape[1:] if inner else ctx.bias
-            rows = g.reshape(-1, shape.numel())
-            dbias = rows.new_ones(1, len(rows)) @ rows if rows.numel() > 2**16 else rows.sum(0)  # BLAS reads faster
-            dbias = dbias.reshape(shape).sum(1) if inner else dbias.reshape(shape)
+            dbias = g.sum((0, 2)) if len(ctx.bias) < g.ndim - 1 else g.reshape(-1, *ctx.bias).sum(0)
         return dx, dweight, dbias
 
 
