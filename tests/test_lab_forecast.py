@@ -117,6 +117,21 @@ def test_initialisation_of_the_paper_leaves_no_bias():
     assert any(b.any() for b in forecast.recurrent("ndlinear").head[1].biases)
 
 
+def test_a_low_shared_bias_switches_all_units_off():
+    x = torch.rand(50, 24, 6)
+    dead = {seed for seed in range(12) if forecast.starts_dead("ndlinear", seed, x)}
+    assert 0 < len(dead) < 12
+    for seed in range(12):
+        seed_everything(seed)
+        net = forecast.recurrent("ndlinear").eval()
+        states, (first, last) = net.rnn(x)[0][:, -1], (net.head[1], net.head[4])
+        (W, w), (b, c) = first.weights, first.biases
+        assert bool((((states @ W.T + b) * w + c) <= 0).all()) == (seed in dead)
+        if seed in dead:
+            net(x).sum().backward()
+            assert not W.grad.any() and last.biases[0].grad.any()
+
+
 def test_two_modes_mix_time():
     net, x = forecast.transformer("ndlinear-modes").eval(), torch.randn(1, 24, 6)
     assert net.layer.everywhere and not forecast.transformer("ndlinear").layer.everywhere

@@ -21,7 +21,7 @@ from . import models
 from .data import load
 from .modes import LabError
 from .stats import decide, interval, summary
-from .training import Split
+from .training import Split, seed_everything
 
 REVISION = 1  # raise it when a network, a split or a fit of this file changes: older records are then refused as stale
 STEPS, HORIZON = 24, 12
@@ -211,6 +211,15 @@ def recurrent(arm: str, channels: int = 6) -> nn.Module:
     raise LabError(f"no RNN of the arm {arm!r}")
 
 
+@torch.no_grad()
+def starts_dead(arm: str, seed: int, x: Tensor) -> bool:
+    """Whether no unit behind the ReLU of an RNN's head is on for any of the inputs, before training."""
+    seed_everything(seed)
+    net = recurrent(arm).eval()
+    relu = next(i for i, module in enumerate(net.head) if isinstance(module, nn.ReLU))
+    return not net.head[: relu + 1](net.rnn(x)[0][:, -1]).any()
+
+
 # ------------------------------------------------------------------------------------------------------ without a network
 class Constant(nn.Module):
     """The mean of the training targets, for each of the steps ahead: (B, ...) -> (B, 12)."""
@@ -258,6 +267,14 @@ def ridge(data: Split, penalties=PENALTIES) -> nn.Sequential:
 
 
 # ---------------------------------------------------------------------------------------------------------- what is judged
+def ratios(runs: pd.DataFrame, metric: str, arm: str = "ndlinear", than: str = "dense") -> pd.Series:
+    """An arm's error over another's, seed by seed; ``runs`` holds one family and one set."""
+    wide = runs.pivot(index="seed", columns="model", values=metric)
+    if wide[[arm, than]].isna().any().any():
+        raise LabError(f"{arm} and {than} have different seeds")
+    return wide[arm] / wide[than]
+
+
 def reduction(
     runs: pd.DataFrame, metric: str, arm: str = "ndlinear", than: str = "dense", level: float = 0.95
 ) -> tuple[float, float, float]:
@@ -265,10 +282,7 @@ def reduction(
 
     The mean is taken of the logarithms of the ratios, so that an error halved and one doubled cancel.
     """
-    wide = runs.pivot(index="seed", columns="model", values=metric)
-    if wide[[arm, than]].isna().any().any():
-        raise LabError(f"{arm} and {than} have different seeds")
-    mean, low, high = interval(np.log(wide[arm] / wide[than]), level=level)
+    mean, low, high = interval(np.log(ratios(runs, metric, arm, than)), level=level)
     return 1 - np.exp(mean), 1 - np.exp(high), 1 - np.exp(low)
 
 
