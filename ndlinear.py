@@ -110,7 +110,7 @@ class NdLinear(nn.Module):
                              "paper": Xavier uniform per mode, biases zero
                              "unit": uniform +-sqrt(3/D_k) per mode, which keeps the variance, biases zero
     execution                "planned": the same function the fastest way known, see `plan`
-                             "recompute": so too, but keeps only its input for backward, at the cost of one more forward
+                             "recompute": so too under torch.utils.checkpoint: keeps only its input, runs once more in backward
                              "sequential": Algorithm 1 literally, the reference
 
     Parameters `align_layers.{k}.weight` (H_k, D_k) and, with `bias`, `.bias` (H_k,): sum D_k H_k + sum H_k numbers.
@@ -185,10 +185,11 @@ class NdLinear(nn.Module):
             matrices, added = [reduce(_kron, [weights[k] for k in g]) for g in plan.groups], [None] * len(plan.groups)
             added[-1] = None if biases[0] is None else _total_bias(weights, biases, self.order).reshape(plan.total)
         if grad and self.execution == "recompute":
-            x = checkpoint(_run, plan, _product, x, matrices, added, use_reentrant=False, preserve_rng_state=False)
+            how = {"use_reentrant": False, "preserve_rng_state": False}
+            x = checkpoint(_run, plan, _product, x, *matrices, *added, **how)  # in a row: it notices changes
         else:
             product = (_Product.apply if plan.by_hand else _product) if grad else _fast_product if eager else _product
-            x = _run(plan, product, x, matrices, added)
+            x = _run(plan, product, x, *matrices, *added)
         return x.reshape(*batch, *self.hidden_size)
 
     def __repr__(self) -> str:
@@ -279,22 +280,22 @@ def _search(dims: tuple, hidden: tuple, order: tuple, bits: int, grad: bool, bia
 
 
 def _estimate(dims, hidden, inline, groups, samples, grad, bias) -> Plan:
-    """Seconds by constants fitted to two CPU cores: 10 us a product and 5 more for a batch of matrices, 7 us a bias and 10 us a
-    merged factor; 12 ps a multiply-add, some 0.1 ns a number moved, and what thin products lose. Backward: 5 times the calls."""
+    """Seconds by constants fitted to two CPU cores: 10 us a product, 5 more for a batch of matrices and 5 more if they are thin,
+    7 us a bias, 10 us a merged factor; 16 ps a multiply-add, some 0.1 ns a number moved. Backward: 5 times the calls."""
     sizes, steps, calls, work, many = list(dims), [], 7e-6 * len(dims) * (bias and not inline), 0.0, 0.0
     for g in groups:
         a, b = g[0], g[-1] + 1
         d, h, left, right = (math.prod(s) for s in (dims[a:b], hidden[a:b], sizes[:a], sizes[b:]))
-        moved = 3e-9 + 1.2e-10 * (d + h)
+        moved, thin = 3e-9 + 1.2e-10 * (d + h), 1 < right < min(h, 16)
         if right > 1:
-            moved = 6e-8 + right * (d + h) * (1e-9 if right < min(h, 16) else 6e-11)
+            moved = 6e-8 + right * (d + h) * (1e-9 if thin else 6e-11)
             moved += right * h * (2e-10 if grad else 1e-11) * (bias and inline)
             many += 5e-10 * samples * left * d * h  # autograd's gradients of the weight, one for each matrix
-        calls += 1e-5 + 5e-6 * (right > 1) + 1e-5 * (len(g) - 1)
-        work += samples * left * (1.2e-11 * d * h * right + moved) + 1e-9 * d * h * (len(g) > 1)
+        calls += 1e-5 * len(g) + 5e-6 * ((right > 1) + thin)
+        work += samples * left * (1.6e-11 * d * h * right + moved) + 1e-9 * d * h * (len(g) > 1)
         steps.append(Step(g, left, d, h, right, (-1, d) if right == 1 else (-1, d, right)))
         sizes[a:b] = hidden[a:b]
-    work += 5e-11 * samples * math.prod(hidden) * (bias and not inline and left * right > 1)
+    work += samples * math.prod(hidden) * (5e-11 * (left > 1) + 3e-11 * (right > 1)) * (bias and not inline)
     order, total = tuple(k for g in groups for k in g), (left,) * (left > 1) + (h,) + (right,) * (right > 1)
     seconds = 6 * calls + 3 * work if grad else calls + work
     return Plan((*steps,), (*groups,), order, inline, total, calls + work + many > 3e-4, seconds)
@@ -315,9 +316,9 @@ def _kron(a: Tensor, b: Tensor) -> Tensor:
     return (a.reshape(h, 1, d, 1) * b.reshape(k, 1, e)).reshape(h * k, d * e)
 
 
-def _run(plan: Plan, product, x: Tensor, matrices: Sequence, biases: Sequence) -> Tensor:
-    """The products of a plan, one after the other: prod H numbers per sample in some shape."""
-    for step, matrix, bias in zip(plan.steps, matrices, biases):
+def _run(plan: Plan, product, x: Tensor, *tensors: Tensor | None) -> Tensor:
+    """The products of a plan: prod H numbers per sample in some shape. `tensors`: a matrix per step, then a bias per step."""
+    for step, matrix, bias in zip(plan.steps, tensors, tensors[len(plan.steps) :]):
         x = product(x.reshape(*step.shape), matrix, bias)
     return x
 
@@ -330,12 +331,15 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
         return y.reshape(-1, *bias.shape) + bias.to(y.dtype)
     if x.ndim == 2:
         return F.linear(x, weight, bias)
-    (left, d, right), h, bias = x.shape, weight.shape[0], bias if bias is None or bias.ndim == 2 else bias.unsqueeze(1)
+    (left, d, right), h, whole = x.shape, weight.shape[0], bias is not None and bias.ndim == 2
     if right < min(h, 16):  # many thin matrices: one product of a copy
-        y = F.linear(x.transpose(1, 2).reshape(-1, d), weight).view(left, right, h).transpose(1, 2)
-        return (y if bias is None else y + bias.to(y.dtype)).contiguous()
+        y = F.linear(x.transpose(1, 2).reshape(-1, d), weight, None if whole else bias)
+        y = y.view(left, right, h).transpose(1, 2)
+        return (y + bias.to(y.dtype) if whole else y).contiguous()
     weight = weight.expand(left, h, d)
-    return torch.bmm(weight, x) if bias is None else torch.baddbmm(bias, weight, x)
+    if bias is None:
+        return torch.bmm(weight, x)
+    return torch.baddbmm(bias if whole else bias.unsqueeze(1), weight, x)
 
 
 def _fast_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -348,7 +352,7 @@ def _fast_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
         return _product(x, weight, bias)
     if weight.shape[1] == 1:
         return x * weight.t() if bias is None else torch.addcmul(bias, x, weight.t())
-    much = x.numel() * len(weight) >= 2**25 and x.dtype is torch.float32 and x.is_cpu
+    much = x.numel() * (len(weight) + 2) >= 2**25 and x.dtype is torch.float32 and x.is_cpu
     if much and _ONEDNN and not torch._C._len_torch_dispatch_stack():  # tools that count operations do not know it
         return torch.ops.mkldnn._linear_pointwise(x, weight.contiguous(), bias, "none", [], "")
     return F.linear(x, weight, bias)

@@ -281,9 +281,11 @@ def test_backward_twice_and_in_parts(layer):
         torch.autograd.grad(y.sum(), x)
 
 
+@pytest.mark.parametrize("execution", ["planned", "recompute"])
 @pytest.mark.parametrize("what", ["input", "weight"])
-def test_a_change_before_the_backward_is_noticed_or_harmless(layer, what):
+def test_a_change_before_the_backward_is_noticed_or_harmless(layer, what, execution):
     """As torch.nn.Linear: where the backward needs what has been overwritten since, it must say so."""
+    layer.execution = execution
     x, parameters = batch(3), list(layer.parameters())
     wanted = torch.autograd.grad(layer(x).square().sum(), parameters)
     y = layer(x)
