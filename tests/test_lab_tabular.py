@@ -2,10 +2,12 @@
 
 import lab
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from lab import models, tabular
 from lab.modes import LabError
+from scipy import stats
 from torch import nn
 from torch.nn import functional as F
 
@@ -148,3 +150,17 @@ def test_what_is_recorded_of_a_run(outputs, unit):
     assert {(row["parameters"], row["macs"]) for row in found} == {
         (5 * 6 + 6 + 6 * 4 + 4 + 4 * outputs + outputs, 5 * 6 + 6 * 4 + 4 * outputs)
     }
+
+
+def test_pairs_are_those_of_the_seeds_that_both_arms_have():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=6), rng.normal(size=4)
+    rows = [("a", s, v, 5, 7) for s, v in enumerate(a)] + [("NdLinear", s, v, 3, 9) for s, v in enumerate(b)]
+    runs = pd.DataFrame(rows, columns=["arm", "seed", "score", "parameters", "macs"]).sample(frac=1, random_state=0)
+    expected = stats.ttest_rel(a[:4], b).confidence_interval(0.95)
+    assert tabular.versus(runs, "a", "NdLinear") == pytest.approx(((a[:4] - b).mean(), *expected))
+    table = tabular.overview(runs).set_index("arm")
+    assert list(table.loc["a", ["parameters", "macs", "n"]]) == [5, 7, 6] and table.loc["NdLinear", "n"] == 4
+    assert table.loc["a", "score"] == pytest.approx(a.mean())
+    assert table.loc["a", "difference_low"] == pytest.approx(expected.low)
+    assert np.isnan(table.loc["NdLinear", "difference"]) and table["score"].is_monotonic_increasing

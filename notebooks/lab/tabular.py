@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from ndlinear import NdLinear
 
 from .modes import LabError
+from .stats import interval, summary
 from .training import Split, count_macs, seed_everything
 
 Weights = dict[str, Tensor]
@@ -270,3 +272,18 @@ def runs(make, splits: Sequence[Split], units: Sequence[float], c: dict, seeds: 
         for unit, b, e, epoch in zip(units, best, end, stack.best)
     ]
     return [{"metrics": found, "curve": stack.thin(i, 20), **counts} for i, found in enumerate(metrics)]
+
+
+# --------------------------------------------------------------------------------------------------------------- tables
+def versus(runs: pd.DataFrame, arm: str, over: str) -> tuple[float, float, float]:
+    """Score of one arm minus that of another, paired by the seeds that both have: mean and 95 % t interval."""
+    scores = runs.pivot(index="seed", columns="arm", values="score")
+    return interval((scores[arm] - scores[over]).dropna())
+
+
+def overview(runs: pd.DataFrame, over: str = "NdLinear") -> pd.DataFrame:
+    """One row per arm, by score: counts, number of seeds, mean score, difference to one of them; the last two with intervals."""
+    table = runs.groupby("arm")[["parameters", "macs"]].first().reset_index().merge(summary(runs, "arm", "score"))
+    rows = [(arm, *versus(runs, arm, over)) for arm in table["arm"] if arm != over]
+    columns = ["arm", "difference", "difference_low", "difference_high"]
+    return table.merge(pd.DataFrame(rows, columns=columns), how="left").sort_values("score")
