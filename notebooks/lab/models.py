@@ -236,8 +236,8 @@ def tabular(dataset: str, method: str = "Linear", layer=NdLinear) -> nn.Sequenti
 def text_head(method: str = "Linear", hidden: int = 2, layer=NdLinear) -> nn.Sequential:
     """The head on 768 BERT features: 768-2-2 with 1,544 parameters, or (96, 8) -> (2, 2), then 4-2, with 222.
 
-    The order of the two factors of 768 is that of the released code; the other one has the same count. That an activation
-    stands before the last layer is our choice. ``hidden`` is the
+    The order of the two factors of 768 is that of the released code; the other one has the same count. The activation
+    before the last layer is our choice; the released head has none (chapter 44 compares). ``hidden`` is the
     size of the dense head's hidden layer: 2 gives the printed count, the text says 128.
     """
     if method == "Linear":
