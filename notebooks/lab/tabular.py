@@ -208,6 +208,9 @@ def _one_epoch(network, weights, x, y, loss, steps, orders, batch_size) -> list[
 
 
 # ------------------------------------------------------------------------------------------------------- without layers
+PEERS = ("constant", "linear", "boosting")
+
+
 def peer(name: str, split: Split, classes: bool, seed: int, most: int = 1000) -> tuple[object, dict]:
     """A model that is no network, fitted on the training part: its answers to the test part and its counts.
 
@@ -229,7 +232,7 @@ def peer(name: str, split: Split, classes: bool, seed: int, most: int = 1000) ->
         )
         return linear.fit(x, y).predict(x_test), {"parameters": x.shape[1] + 1, "macs": x.shape[1]}
     if name != "boosting":
-        raise LabError(f"no model {name!r}: constant, linear or boosting")
+        raise LabError(f"no model {name!r}: {', '.join(PEERS)}")
     from sklearn import ensemble
 
     kind = ensemble.HistGradientBoostingClassifier if classes else ensemble.HistGradientBoostingRegressor
