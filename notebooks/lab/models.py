@@ -176,7 +176,8 @@ def forecaster(method: str = "Linear", inputs: int = 6, width: int = 32, horizon
     """The ETT Transformer. "Linear" has the default block of 2,048 hidden units: 138,124 parameters.
 
     "NdLinear" has (32, 1) -> (32, 1) twice; as in the released code it keeps the dense block beside it, ``unused``, which
-    no gradient reaches: 140,240 parameters, of which 7,088 are trained. Settings from the released code.
+    no gradient reaches: 140,240 parameters, of which 7,088 are trained. Sizes from the released code; it has two heads and
+    reads the last step where this one has four and the mean, which changes no count (`lab.forecast` does as it does).
     """
     dense = feed_forward(width, 2048, act=nn.GELU)
     if method == "Linear":
