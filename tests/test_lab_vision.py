@@ -218,8 +218,13 @@ def test_the_table_of_heads():
         {"dense": 70.0}.get,
         lambda arm: asked.append(arm) or (1.0, 0.5, 1.5),
     ).set_index("arm")
-    assert table["percent"].tolist() == pytest.approx([51, 51, 50]) and table.loc["dense", "printed"] == 70
-    assert asked == ["ndlinear"] and table["minus dense"].tolist() == ["", "+1.0 [+0.5, +1.5]", ""]
+    text = [f"51.0 [{51 - 4.303 / math.sqrt(3):.1f}, {51 + 4.303 / math.sqrt(3):.1f}]"] * 2  # t, two degrees of freedom
+    assert table["percent"].tolist() == [*text, "50.0"] and table.loc["dense", "printed"] == 70
+    assert (
+        asked == ["ndlinear"]
+        and table["seeds"].tolist() == [3, 3, 1]
+        and table["minus dense"].tolist() == ["", "+1.0 [+0.5, +1.5]", ""]
+    )
 
 
 def test_dots_draw_every_seed_its_mean_and_the_printed_value():

@@ -230,18 +230,21 @@ def both_ways(out: bool | None, piece: bool | None) -> dict[str, bool | None]:
 
 
 def accuracies(runs: pd.DataFrame, metric: str, stated: Callable, against: Callable) -> pd.DataFrame:
-    """A table of heads: parameters, ``percent`` with its interval, training loss, ``printed``, difference to the dense head.
+    """A table of heads: parameters, seeds, ``percent`` with its interval (from three seeds on), training loss, ``printed``, difference to the dense head.
 
     Args:
         runs: rows of one data set with "arm" and "test_<metric>". stated: arm -> printed percent or None.
-        against: arm -> (mean, low, high) of its difference to "dense" in points.
+        against: arm -> (mean, low, high) of its difference to "dense" in points; asked for where both have the same seeds.
     """
     runs = runs.assign(percent=100 * runs[f"test_{metric}"], training_loss=runs["train_loss"])
-    table = summary(runs, ["arm", "parameters"], ["percent", "training_loss"])
+    table = summary(runs, ["arm", "parameters"], ["percent", "training_loss"]).rename(columns={"n": "seeds"})
+    ends = zip(table["percent"], table.pop("percent_low"), table.pop("percent_high"), table["seeds"])
+    table["percent"] = [f"{m:.1f}" + (f" [{low:.1f}, {high:.1f}]" if n > 2 else "") for m, low, high, n in ends]
     table["printed"] = [stated(arm) for arm in table["arm"]]
-    seeds = dict(zip(table["arm"], table["n"]))
-    wanted = [arm if arm != "dense" and seeds[arm] == seeds["dense"] > 1 else None for arm in table["arm"]]
-    table["minus dense"] = ["{:+.1f} [{:+.1f}, {:+.1f}]".format(*against(arm)) if arm else "" for arm in wanted]
+    seeds = {arm: set(part["seed"]) for arm, part in runs.groupby("arm")}
+    alike = [arm != "dense" and seeds[arm] == seeds.get("dense") and len(seeds[arm]) > 1 for arm in table["arm"]]
+    differences = [against(arm) if ask else None for arm, ask in zip(table["arm"], alike)]
+    table["minus dense"] = ["{:+.1f} [{:+.1f}, {:+.1f}]".format(*d) if d else "" for d in differences]
     return table.drop(columns=["training_loss_low", "training_loss_high"])
 
 
