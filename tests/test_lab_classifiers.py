@@ -120,6 +120,10 @@ def test_multiply_adds_are_those_of_the_formula():
     short = classifiers.plain("ECG5000", "ndlinear", steps, layer=models.Cheapest)
     block = steps * (2 * d * d + 2 * d * 32)
     assert classifiers.macs(short, steps) == expected - steps * 8 * d * d + block
+    d, steps, r = 16, 136, classifiers.two_axes(136, 16)
+    around = steps * (d + 4 * d * d) + 2 * steps * steps * d + d * 3
+    assert classifiers.cost("ECGFiveDays", "time") == around + 2 * (steps * r * d + r * d * d)
+    assert classifiers.cost("ECGFiveDays", "folded") == around + 2 * steps * (4 * 4 * 8 + 8 * 4 * 8)
 
 
 def test_series_are_scaled_by_the_training_part():

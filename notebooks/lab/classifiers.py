@@ -36,6 +36,13 @@ SETS = {
     "RacketSports": ("racketsports", "LSST", 4),
     "Heartbeat, training part": ("heartbeat", "HeartBeat", 2),
 }
+STEPS = {  # of a series, as the networks get it
+    "ECGFiveDays": 136,
+    "ECG5000": 140,
+    "ChlorineConcentration": 166,
+    "RacketSports": 30,
+    "Heartbeat, training part": 27,
+}
 ARMS = ("base", "base*", "ndlinear", "learned", "folded", "time")
 FOLDS = {16: ((4, 4), (8, 8)), 32: ((8, 4), (16, 8)), 48: ((8, 6), (16, 12))}  # width: its two modes, the hidden two
 
@@ -136,10 +143,10 @@ class Spline(nn.Module):
 class TwoModes(nn.Module):
     """NdLinear from (D_1, D_2) to (H_1, H_2), ReLU, and back, on inputs (..., D_1, D_2) or with these two axes as one."""
 
-    def __init__(self, D: tuple[int, int], H: tuple[int, int], folded: bool):
+    def __init__(self, D: tuple[int, int], H: tuple[int, int], folded: bool, layer=NdLinear):
         super().__init__()
         self.D, self.folded = D, folded
-        self.body = nn.Sequential(NdLinear(D, H), nn.ReLU(), NdLinear(H, D))
+        self.body = nn.Sequential(layer(D, H), nn.ReLU(), layer(H, D))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.body(x.unflatten(-1, self.D)).flatten(-2) if self.folded else self.body(x)
@@ -151,7 +158,7 @@ def two_axes(steps: int, width: int) -> int:
     return (dense - 2 * width * (width + 1) - steps) // (2 * steps + 1)
 
 
-def block(arm: str, width: int, terms: int, steps: int) -> nn.Module:
+def block(arm: str, width: int, terms: int, steps: int, layer=NdLinear) -> nn.Module:
     """The feed-forward block of an arm, (..., width) -> (..., width).
 
     "base" and "base*": dense, of 4 widths and of one. "ndlinear": (d, 1) -> (d, m) -> (d, 1). "learned": dense of one width with a
@@ -159,9 +166,9 @@ def block(arm: str, width: int, terms: int, steps: int) -> nn.Module:
     of "base". "time": the modes are time and channel, and the hidden shape is the largest that the parameters of "base" allow.
     """
     if arm == "folded":
-        return TwoModes(*FOLDS[width], folded=True)
+        return TwoModes(*FOLDS[width], folded=True, layer=layer)
     if arm == "time":
-        return TwoModes((steps, width), (two_axes(steps, width), width), folded=False)
+        return TwoModes((steps, width), (two_axes(steps, width), width), folded=False, layer=layer)
     if arm == "learned":
         return models.feed_forward(width, width, act=functools.partial(Spline, 3 * terms + 1))
     if arm == "ndlinear":
@@ -231,7 +238,9 @@ def plain(
     _, row, classes = SETS[dataset]
     printed, width, _, terms = models.UCR[row]
     inner = (
-        models.feed_forward(width, width, terms, layer=layer) if arm == "ndlinear" else block(arm, width, terms, steps)
+        models.feed_forward(width, width, terms, layer=layer)
+        if arm == "ndlinear"
+        else block(arm, width, terms, steps, layer)
     )
     return models.Encoder(channels or printed, width, classes + 1, inner, heads)
 
@@ -247,6 +256,12 @@ def macs(model: models.Encoder, steps: int) -> int:
             return count_macs(model, torch.zeros(1, steps, model.embed.in_features))
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
+
+
+@functools.lru_cache
+def cost(dataset: str, arm: str) -> int:
+    """Multiply-adds of one case, NdLinear in its cheapest order, whatever the engine of the layer makes of it."""
+    return macs(plain(dataset, arm, STEPS[dataset], layer=models.Cheapest), STEPS[dataset])
 
 
 # ------------------------------------------------------------------------------------------------------ data and training
