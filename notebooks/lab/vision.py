@@ -230,7 +230,8 @@ def both_ways(out: bool | None, piece: bool | None) -> dict[str, bool | None]:
 
 
 def accuracies(runs: pd.DataFrame, metric: str, stated: Callable, against: Callable) -> pd.DataFrame:
-    """A table of heads: parameters, seeds, ``percent`` with its interval (from three seeds on), training loss, ``printed``, difference to the dense head.
+    """A table of heads: parameters, seeds, ``percent`` with its interval (from three seeds on), training loss,
+    ``printed``, difference to the dense head.
 
     Args:
         runs: rows of one data set with "arm" and "test_<metric>". stated: arm -> printed percent or None.
