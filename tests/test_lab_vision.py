@@ -231,9 +231,9 @@ def test_dots_draw_every_seed_its_mean_and_the_printed_value():
     import matplotlib.pyplot as plt
 
     axis = plt.figure().subplots()
-    vision.dots(axis, 2, pd.Series([1.0, 3.0]), "dense", 5.0)
+    vision.dots(axis, 2, pd.Series([1.0, 3.0, 2.0]), "dense", 5.0)
     seeds, mean, star = (line.get_ydata() for line in axis.lines)
-    assert list(seeds) == [1, 3] and list(mean) == [2] and list(star) == [5] and len(axis.collections) == 1
-    vision.dots(axis, 3, pd.Series([1.0]), "dense")
+    assert list(seeds) == [1, 3, 2] and list(mean) == [2] and list(star) == [5] and len(axis.collections) == 1
+    vision.dots(axis, 3, pd.Series([1.0, 2.0]), "dense")
     assert len(axis.lines) == 5 and len(axis.collections) == 1
     plt.close("all")

@@ -250,8 +250,8 @@ def accuracies(runs: pd.DataFrame, metric: str, stated: Callable, against: Calla
 
 
 def dots(axis, place: float, values, look: str, stated: float | None = None, aside: float = -0.3) -> None:
-    """Every seed of one arm with mean and interval, and the printed value as a star."""
-    low, high = interval(values)[1:] if len(values) > 1 else (None, None)
+    """Every seed of one arm with mean and interval (from three seeds on), and the printed value as a star."""
+    low, high = interval(values)[1:] if len(values) > 2 else (None, None)
     figures.seeds(axis, place, values, look, low=low, high=high)
     if stated:
         axis.plot(place + aside, stated, figures.marker("paper"), markersize=9, color=figures.colour("paper"))
