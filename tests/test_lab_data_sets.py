@@ -532,3 +532,16 @@ def test_bad_arguments_of_the_official_split(bad):
     whole = made(np.zeros((10, 2), np.float32), np.zeros(10, int), {"train": slice(0, 8), "test": slice(8, 10)})
     with pytest.raises(data.DataError.__base__):
         data.official(whole, seed=0, **bad)
+
+
+@pytest.mark.parametrize("name", [name for name, source in data.SOURCES.items() if source.layouts[0].files])
+def test_the_real_files_are_read_where_this_machine_has_them(name, monkeypatch):
+    """Shapes, classes and values of every set that lies in NDL_DATA (or in the user's cache folder) are those expected."""
+    source = data.SOURCES[name]
+    if not any(all(map(files.find, layout.files)) for layout in source.layouts):
+        pytest.skip(f"{name} is not in {data.folder()}")
+    monkeypatch.setenv("NDL_MODE", "replay")
+    data._load.cache_clear()
+    read = data.load(name)
+    data._load.cache_clear()
+    assert not read.stand_in and data.note(name, read.checksum) in {layout.note for layout in source.layouts}
