@@ -71,7 +71,7 @@ def test_rows_beyond_the_notebooks_grid_are_not_passed_over(tmp_path, monkeypatc
     records._append(path, {k: v for k, v in beyond.items() if k != "digest"})
     monkeypatch.setattr(reproduce, "RESULTS", tmp_path)
     with pytest.raises(LabError, match="names none of the rows"):
-        reproduce.rerun("template-example", tmp_path / "tree", {"seed": "99"})
+        reproduce.rerun("template-example", tmp_path / "ndlinear-book", {"seed": "99"})
 
 
 def test_an_unknown_experiment_and_missing_argument_say_what_is_there():
