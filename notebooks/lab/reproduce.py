@@ -108,7 +108,7 @@ def main(arguments: list[str]) -> int:
         raise SystemExit(__doc__)
     experiment, only = arguments[0], dict(a.split("=", 1) for a in arguments[1:])
     with tempfile.TemporaryDirectory() as folder:
-        again = rerun(experiment, pathlib.Path(folder), only)
+        again = rerun(experiment, pathlib.Path(folder) / "ndlinear-book", only)
     recorded = [row for row in _parse(RESULTS / f"{experiment}.jsonl")[0] if chosen(row["config"], only)]
     table = against(recorded, again)
     outside = table[~table["inside"]]
