@@ -4,11 +4,15 @@ import functools
 import http.server
 import os
 import pathlib
+import random
 import shutil
 import sys
 import threading
+import zlib
 
+import numpy
 import pytest
+import torch
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "notebooks")]
@@ -20,6 +24,15 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("xdist_group") is None and not item.get_closest_marker("alone"):
             item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+
+
+@pytest.fixture(autouse=True)
+def seeded(request):
+    """The same random numbers in each run of a test, alone or with others; other ones in each test."""
+    seed = zlib.crc32(f"{request.path.name} {request.node.name}".encode())
+    random.seed(seed)
+    numpy.random.seed(seed)
+    torch.manual_seed(seed)
 
 
 def chromium() -> str | None:
