@@ -228,8 +228,8 @@ def test_constants_and_grid():
     assert list(found.index) == [0.1, 0.2, 0.3] and found["always zero"][0.2] == bump.constant_errors(0.2)["zero"]
     y = bump.target(bump.inputs(200_000, 2), 0.3)
     assert found["P(y > 0.1)"][0.3] == pytest.approx((y > 0.1).float().mean().item(), rel=0.03)
-    grid = bump.grid([("ndlinear", 32, 2), ("dense", 16, 3)], lambda width, depth: depth, epochs=7)
-    assert len(grid) == 3 * (2 + 3) and grid[0] == {
+    grid = bump.grid([("ndlinear", 32, 2), ("dense", 16, 3)], 2, epochs=7)
+    assert len(grid) == 3 * (2 + 2) and grid[0] == {
         "sigma": 0.1,
         "arm": "dense",
         "width": 16,

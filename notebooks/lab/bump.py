@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
@@ -138,14 +138,14 @@ def constants() -> pd.DataFrame:
     return pd.DataFrame(rows, index=columns).T.rename_axis("sigma")
 
 
-def grid(cells: Iterable[tuple[str, int, int]], seeds: Callable[[int, int], int], **fixed) -> list[dict]:
-    """Configurations of (arm, width, depth) cells for all difficulties, narrow ones first; ``seeds(width, depth)`` of each."""
+def grid(cells: Iterable[tuple[str, int, int]], seeds: int, **fixed) -> list[dict]:
+    """Configurations of (arm, width, depth) cells for all difficulties and seeds, narrow ones first."""
     return [
         {"sigma": sigma, "arm": arm, "width": width, "depth": depth, "seed": seed} | fixed
         for (arm, width, depth), sigma in itertools.product(
             sorted(cells, key=lambda cell: (*cell[1:], cell[0])), SIGMAS
         )
-        for seed in range(seeds(width, depth))
+        for seed in range(seeds)
     ]
 
 
