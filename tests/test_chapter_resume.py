@@ -23,7 +23,8 @@ NEEDED = (
 SMALL = """
 from lab import records
 records.RESULTS = pathlib.Path(sys.argv[1])
-grid = [c | {{"samples": 100, "steps": 25, "tests": 50}} for c in grid if c["samples"] == SIZES[0] and c["model"] != "linear"]
+some = [c for c in grid if c["samples"] == SIZES[0] and c["model"] != "linear" and c["seed"] < 5]
+grid = [c | {{"samples": 100, "steps": 25, "tests": 50}} for c in some]
 print("done", len({record}))
 """
 
