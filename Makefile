@@ -28,7 +28,7 @@ test: $(VENV)/test.installed lint
 
 lint: $(VENV)/test.installed
 	$(RUN) -m ruff check .
-	$(RUN) -m ruff format --check ndlinear.py notebooks/lab tests book/_ext
+	$(RUN) -m ruff format --check .
 	$(RUN) -m nbstripout --verify --keep-id notebooks/*.ipynb
 	git ls-files | grep -vE '\.(csv|jsonl|svg)$$' | xargs $(VENV)/bin/codespell
 

@@ -71,6 +71,8 @@ def server(tmp_path_factory):
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(root))
     handler.log_message = lambda *a: None
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as http_server:
-        threading.Thread(target=http_server.serve_forever, args=(0.01,), daemon=True).start()  # 0.01 s to shut down
+        threading.Thread(
+            target=http_server.serve_forever, args=(0.01,), daemon=True
+        ).start()  # 0.01 s to shut down
         yield root, f"http://127.0.0.1:{http_server.server_port}"
         http_server.shutdown()

@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 
 import ndlinear as nd
 
-QUICK = settings(max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+QUICK = settings(
+    max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
+)
 SIZES = st.integers(1, 7)
 
 
@@ -17,7 +19,9 @@ def shapes(draw, most=5, entries=3000):
     """(input_dims, hidden_size) with up to `most` modes of size 1 to 7 and matrices small enough to write down."""
     n = draw(st.integers(1, most))
     dims, hidden = ([draw(SIZES) for _ in range(n)] for _ in range(2))
-    while math.prod(dims) * math.prod(hidden) > entries:  # shrink the largest, keep the kind of shape
+    while (
+        math.prod(dims) * math.prod(hidden) > entries
+    ):  # shrink the largest, keep the kind of shape
         widest = max((dims, hidden), key=max)
         widest[widest.index(max(widest))] -= 1
     return tuple(dims), tuple(hidden)
@@ -80,5 +84,13 @@ def by_steps(x, weights, biases, order):
 def expected(layer, x):
     """What an NdLinear must give, by the einsum and the closed form of its bias."""
     y = by_einsum(x, layer.weights)
-    order = range(len(layer.input_dims)) if layer.transform_outer else reversed(range(len(layer.input_dims)))
-    return y if layer.biases[0] is None else y + bias_by_formula(layer.weights, layer.biases, list(order))
+    order = (
+        range(len(layer.input_dims))
+        if layer.transform_outer
+        else reversed(range(len(layer.input_dims)))
+    )
+    return (
+        y
+        if layer.biases[0] is None
+        else y + bias_by_formula(layer.weights, layer.biases, list(order))
+    )

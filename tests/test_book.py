@@ -18,7 +18,9 @@ import yaml
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 HTML = ROOT / "book" / "_build" / "html"
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
-ndlbuild = pytest.importorskip("ndlbuild", reason="the book's requirements are not installed: make test")
+ndlbuild = pytest.importorskip(
+    "ndlbuild", reason="the book's requirements are not installed: make test"
+)
 from bs4 import BeautifulSoup  # noqa: E402
 from lab import ledger  # noqa: E402
 
@@ -51,8 +53,14 @@ def build() -> str:
         return ""
     command = str(pathlib.Path(sys.executable).with_name("jupyter-book"))
     options = ["--path-output", "book", "-W", "--keep-going", "--all"]
-    done = subprocess.run([command, "build", ".", *options], cwd=ROOT, capture_output=True, text=True)
-    return "" if done.returncode == 0 else f"the book does not build:\n{(done.stdout + done.stderr)[-6000:]}"
+    done = subprocess.run(
+        [command, "build", ".", *options], cwd=ROOT, capture_output=True, text=True
+    )
+    return (
+        ""
+        if done.returncode == 0
+        else f"the book does not build:\n{(done.stdout + done.stderr)[-6000:]}"
+    )
 
 
 @pytest.fixture(scope="session")
@@ -74,7 +82,10 @@ def soup(path: pathlib.Path) -> BeautifulSoup:
 
 def built_pages(html: pathlib.Path) -> list[pathlib.Path]:
     """The pages of the table of contents and those beside them (start, search, index), without leftovers of older builds."""
-    return [*(html / name for name in PAGES if (html / name).is_file()), *sorted(html.glob("*.html"))]
+    return [
+        *(html / name for name in PAGES if (html / name).is_file()),
+        *sorted(html.glob("*.html")),
+    ]
 
 
 def external(address: str) -> bool:
@@ -87,10 +98,23 @@ def external(address: str) -> bool:
 def fetched(page: BeautifulSoup) -> list[str]:
     """Every address that a browser fetches when it shows the page."""
     found = [tag[key] for key in ("src", "data", "poster") for tag in page.select(f"[{key}]")]
-    found += [tag["href"] for tag in page.select("link[href]") if "canonical" not in tag.get("rel", [])]
-    found += [part.split()[0] for tag in page.select("[srcset]") for part in tag["srcset"].split(",")]
-    styles = " ".join([*(tag.text for tag in page.select("style")), *(tag["style"] for tag in page.select("[style]"))])
-    return found + re.findall(r"url\(\s*['\"]?([^'\")]+)", styles) + re.findall(r"@import\s+['\"]([^'\"]+)", styles)
+    found += [
+        tag["href"] for tag in page.select("link[href]") if "canonical" not in tag.get("rel", [])
+    ]
+    found += [
+        part.split()[0] for tag in page.select("[srcset]") for part in tag["srcset"].split(",")
+    ]
+    styles = " ".join(
+        [
+            *(tag.text for tag in page.select("style")),
+            *(tag["style"] for tag in page.select("[style]")),
+        ]
+    )
+    return (
+        found
+        + re.findall(r"url\(\s*['\"]?([^'\")]+)", styles)
+        + re.findall(r"@import\s+['\"]([^'\"]+)", styles)
+    )
 
 
 def test_pages_fetch_nothing_from_outside(html):
@@ -99,7 +123,9 @@ def test_pages_fetch_nothing_from_outside(html):
         outside = [address for address in fetched(page) if external(address)]
         assert not outside, f"{path.relative_to(html)} fetches {outside}"
         scripts = " ".join(
-            tag.text for tag in page.select("script:not([src])") if tag.get("type") != "application/ld+json"
+            tag.text
+            for tag in page.select("script:not([src])")
+            if tag.get("type") != "application/ld+json"
         )
         hosts = set(re.findall(r"https?://[\w.-]+", scripts)) - {"http://www.w3.org"}
         assert not hosts, f"{path.relative_to(html)}: an inline script names {hosts}"
@@ -110,7 +136,9 @@ def test_every_file_that_a_page_fetches_is_there(html):
         for address in fetched(soup(path)):
             if not external(address) and not address.startswith(("data:", "#")):
                 target = path.parent / urllib.parse.unquote(address.split("?")[0].split("#")[0])
-                assert target.is_file(), f"{path.relative_to(html)} wants {address}, which is not in the book"
+                assert target.is_file(), (
+                    f"{path.relative_to(html)} wants {address}, which is not in the book"
+                )
 
 
 def dead_links(html: pathlib.Path) -> list[str]:
@@ -128,7 +156,9 @@ def dead_links(html: pathlib.Path) -> list[str]:
                 dead.append(f"{path.relative_to(html)} → {address}: no such page")
             elif anchor and target.suffix == ".html":
                 if target not in anchors:
-                    anchors[target] = {t.get("id") or t.get("name") for t in soup(target).select("[id], a[name]")}
+                    anchors[target] = {
+                        t.get("id") or t.get("name") for t in soup(target).select("[id], a[name]")
+                    }
                 if urllib.parse.unquote(anchor) not in anchors[target]:
                     dead.append(f"{path.relative_to(html)} → {address}: no such place on that page")
     return dead
@@ -139,14 +169,21 @@ def test_every_link_inside_the_book_leads_somewhere(html):
 
 
 def test_a_dead_link_would_be_found(tmp_path):
-    (tmp_path / "a.html").write_text('<p id="x"><a href="b.html">b</a> <a href="#y">y</a> <a href="#x">x</a></p>')
-    assert [line.split(": ")[1] for line in dead_links(tmp_path)] == ["no such page", "no such place on that page"]
+    (tmp_path / "a.html").write_text(
+        '<p id="x"><a href="b.html">b</a> <a href="#y">y</a> <a href="#x">x</a></p>'
+    )
+    assert [line.split(": ")[1] for line in dead_links(tmp_path)] == [
+        "no such page",
+        "no such place on that page",
+    ]
 
 
 def test_ids_are_unique_on_each_page(html):
     for name in PAGES:
         ids = [tag["id"] for tag in soup(html / name).select("article [id]")]
-        assert len(ids) == len(set(ids)), f"{name}: ids stand twice: {sorted({i for i in ids if ids.count(i) > 1})}"
+        assert len(ids) == len(set(ids)), (
+            f"{name}: ids stand twice: {sorted({i for i in ids if ids.count(i) > 1})}"
+        )
 
 
 def test_every_settled_claim_leads_to_its_cell(html):
@@ -165,24 +202,34 @@ def test_every_settled_claim_leads_to_its_cell(html):
         assert link is not None, f"{claim['id']} is settled, but its chapter is not in _toc.yml"
         page, _, anchor = link["href"].partition("#")
         target = soup((html / "book" / page).resolve()).find(id=anchor)
-        assert target is not None and claim["verdict"] in target.text, f"{claim['id']}: no verdict at {link['href']}"
+        assert target is not None and claim["verdict"] in target.text, (
+            f"{claim['id']}: no verdict at {link['href']}"
+        )
 
 
 def test_front_page_counts_are_those_of_the_ledger(html):
     items = soup(html / "book" / "index.html").select(".ndl-counts li")
     shown = {re.search(r"verdict=([\w-]+)", item.a["href"])[1]: int(item.b.text) for item in items}
-    assert shown == {verdict: count for verdict, count in ledger.counts().items() if verdict in shown}
+    assert shown == {
+        verdict: count for verdict, count in ledger.counts().items() if verdict in shown
+    }
     assert sum(shown.values()) == len(ledger.claims())
 
 
 @pytest.mark.parametrize("name", CHAPTERS)
 def test_chapters_carry_their_outputs(html, name):
     page = soup(html / name)
-    assert page.select(".cell_output") and page.select("table.ndl-card"), f"{name}: no outputs; was it executed?"
+    assert page.select(".cell_output") and page.select("table.ndl-card"), (
+        f"{name}: no outputs; was it executed?"
+    )
     for image in page.select(".cell_output img"):
-        assert len(image.get("alt", "")) > 40 and "/" not in image["alt"][:12], f"{name}: a figure without alt text"
+        assert len(image.get("alt", "")) > 40 and "/" not in image["alt"][:12], (
+            f"{name}: a figure without alt text"
+        )
     for figure in page.select("article figure"):
-        assert figure.figcaption and figure.figcaption.text.strip(), f"{name}: a figure without caption"
+        assert figure.figcaption and figure.figcaption.text.strip(), (
+            f"{name}: a figure without caption"
+        )
 
 
 def test_no_address_is_made_up(html):
@@ -223,7 +270,10 @@ class Visit:
         self.context.route("**/*", self.gate)
         self.page = self.context.new_page()
         self.page.on(
-            "console", lambda m: self.errors.append(f"console: {m.text} {m.location}") if m.type == "error" else None
+            "console",
+            lambda m: (
+                self.errors.append(f"console: {m.text} {m.location}") if m.type == "error" else None
+            ),
         )
         self.page.on("pageerror", lambda error: self.errors.append(f"script: {error}"))
         self.page.on("requestfailed", lambda r: self.errors.append(f"request: {r.url} {r.failure}"))
@@ -238,7 +288,9 @@ class Visit:
         self.page.goto(self.site + name)
         if name.startswith("search.html"):
             self.page.wait_for_selector("#search-results li a", timeout=20_000)
-        self.page.evaluate("async () => { if (window.MathJax && MathJax.startup) await MathJax.startup.promise; }")
+        self.page.evaluate(
+            "async () => { if (window.MathJax && MathJax.startup) await MathJax.startup.promise; }"
+        )
         return self.page
 
 
@@ -322,13 +374,17 @@ def axe(page, code: bool = False) -> list[str]:
         for node in violation["nodes"]:
             target = " ".join(map(str, node["target"]))
             if not (theirs and re.search(theirs, target)):
-                out.append(f"{violation['id']} ({violation['help']}): {target}\n    {node['html'][:160]}")
+                out.append(
+                    f"{violation['id']} ({violation['help']}): {target}\n    {node['html'][:160]}"
+                )
     return out
 
 
 def test_axe_would_find_a_violation(visit):
     page = visit().go("book/index.html")
-    page.evaluate("document.querySelector('article').innerHTML += '<p style=\"color:#ccc;background:#fff\">pale</p>'")
+    page.evaluate(
+        "document.querySelector('article').innerHTML += '<p style=\"color:#ccc;background:#fff\">pale</p>'"
+    )
     assert any("color-contrast" in complaint for complaint in axe(page))
 
 
@@ -349,7 +405,9 @@ def test_search_works_offline(visit):
 
 
 def rows_shown(page) -> list[str]:
-    return page.eval_on_selector_all(".ndl-ledger tbody tr", "rows => rows.filter(r => !r.hidden).map(r => r.id)")
+    return page.eval_on_selector_all(
+        ".ndl-ledger tbody tr", "rows => rows.filter(r => !r.hidden).map(r => r.id)"
+    )
 
 
 def test_claims_table_filters(visit):
@@ -365,14 +423,19 @@ def test_claims_table_filters(visit):
     page.wait_for_function("document.querySelector('.ndl-status').textContent === '177 claims'")
     page.fill("input[name=text]", "LORA qwen")
     shown = rows_shown(page)
-    assert 0 < len(shown) < 177 and all("qwen" in page.inner_text(f"[id='{row}']").lower() for row in shown)
+    assert 0 < len(shown) < 177 and all(
+        "qwen" in page.inner_text(f"[id='{row}']").lower() for row in shown
+    )
     page.fill("input[name=text]", "no such words")
     assert rows_shown(page) == [] and "0 of 177" in page.inner_text(".ndl-status")
 
 
 def test_claims_table_keeps_its_filter_in_the_address(visit):
     page = visit().go("book/claims.html?verdict=open&area=LoRA")
-    assert page.input_value("select[name=verdict]") == "open" and page.input_value("select[name=area]") == "LoRA"
+    assert (
+        page.input_value("select[name=verdict]") == "open"
+        and page.input_value("select[name=area]") == "LoRA"
+    )
     assert all(row.startswith("lora-") for row in rows_shown(page))
     page.select_option("select[name=area]", "entropy")
     assert "area=entropy" in page.url
@@ -388,11 +451,16 @@ def test_claims_table_sorts_with_the_keyboard(visit):
     page.keyboard.press("Enter")
     assert header.get_attribute("aria-sort") == "ascending" and rows_shown(page) == sorted(ids)
     page.keyboard.press("Space")
-    assert header.get_attribute("aria-sort") == "descending" and rows_shown(page) == sorted(ids, reverse=True)
+    assert header.get_attribute("aria-sort") == "descending" and rows_shown(page) == sorted(
+        ids, reverse=True
+    )
     page.locator(".ndl-ledger th button").first.click()
     assert header.get_attribute("aria-sort") is None
     ranks = [
-        int(v) for v in page.eval_on_selector_all(".ndl-ledger tbody td[data-sort]", "c => c.map(x => x.dataset.sort)")
+        int(v)
+        for v in page.eval_on_selector_all(
+            ".ndl-ledger tbody td[data-sort]", "c => c.map(x => x.dataset.sort)"
+        )
     ]
     assert ranks == sorted(ranks)
 
@@ -401,7 +469,10 @@ def test_claims_table_without_scripts(visit):
     one = visit(java_script_enabled=False)
     one.page.goto(one.site + "book/claims.html")
     assert one.page.locator(".ndl-ledger tbody tr").count() == 177
-    assert not one.page.locator(".ndl-filter").is_visible() and not one.page.locator(".ndl-ledger th button").count()
+    assert (
+        not one.page.locator(".ndl-filter").is_visible()
+        and not one.page.locator(".ndl-ledger th button").count()
+    )
 
 
 def test_a_link_to_a_hidden_claim_shows_it(visit):

@@ -13,12 +13,20 @@ from bs4 import BeautifulSoup
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "book" / "_ext"))
-ndlbuild = pytest.importorskip("ndlbuild", reason="the book's requirements are not installed: make test")
+ndlbuild = pytest.importorskip(
+    "ndlbuild", reason="the book's requirements are not installed: make test"
+)
 import ndlruns  # noqa: E402
 import ndltables  # noqa: E402
 from lab import ledger  # noqa: E402
 
-CLAIM = {"id": "layer-x", "where": ["sec:analysis"], "statement": "a < b & c", "kind": "theorem", "verdict": "open"}
+CLAIM = {
+    "id": "layer-x",
+    "where": ["sec:analysis"],
+    "statement": "a < b & c",
+    "kind": "theorem",
+    "verdict": "open",
+}
 WRONG = CLAIM | {
     "id": "layer-y",
     "verdict": "fails",
@@ -60,7 +68,9 @@ def test_counts_add_up_and_name_every_verdict_in_use():
 
 
 def test_every_place_of_the_ledger_has_a_readable_name():
-    claims = yaml.safe_load((ROOT / "book" / "paper" / "claims.yml").read_text(encoding="utf8"))["claims"]
+    claims = yaml.safe_load((ROOT / "book" / "paper" / "claims.yml").read_text(encoding="utf8"))[
+        "claims"
+    ]
     labels = {label for claim in claims for label in claim["where"]}
     assert labels <= set(ndltables.places()), "add these labels to book/_ext/places.yml"
     areas = {claim["id"].split("-")[0] for claim in claims}
@@ -69,7 +79,9 @@ def test_every_place_of_the_ledger_has_a_readable_name():
 
 def test_chapter_entry_gives_title_answer_and_verdicts(tmp_path):
     path = tmp_path / "11_sound.ipynb"
-    first = "# What?\n\nNo. It maps $x$ as in [ten](10_x.ipynb),\nexactly. More follows.\n\nAnd more."
+    first = (
+        "# What?\n\nNo. It maps $x$ as in [ten](10_x.ipynb),\nexactly. More follows.\n\nAnd more."
+    )
     path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": first}]}))
     entry = ndltables.chapter(path, "../notebooks/", [CLAIM, WRONG, WRONG])
     assert entry.startswith(
@@ -85,18 +97,34 @@ def test_corrections_show_both_statements():
 
 
 def test_boxes_are_found_with_their_heading(tmp_path):
-    box = "> **Paper.** One.\n>\n> **Released code.** Two.\n>\n> **Here.** [Three](11_sound.ipynb#x)."
-    cells = [("markdown", "# T"), ("code", "x"), ("markdown", f"## The *mode* $k$\n\n{box}\n\n> A quote.")]
+    box = (
+        "> **Paper.** One.\n>\n> **Released code.** Two.\n>\n> **Here.** [Three](11_sound.ipynb#x)."
+    )
+    cells = [
+        ("markdown", "# T"),
+        ("code", "x"),
+        ("markdown", f"## The *mode* $k$\n\n{box}\n\n> A quote."),
+    ]
     path = tmp_path / "a.ipynb"
-    path.write_text(json.dumps({"cells": [{"cell_type": kind, "source": source} for kind, source in cells]}))
+    path.write_text(
+        json.dumps({"cells": [{"cell_type": kind, "source": source} for kind, source in cells]})
+    )
     assert ndltables.boxes(path) == [("The *mode* $k$", "the-mode-k", box)]
     moved = ndltables.rebase_links(box + " [u](https://x.y) [h](#z)", "../notebooks/")
-    assert "(../notebooks/11_sound.ipynb#x)" in moved and "(https://x.y)" in moved and "(#z)" in moved
+    assert (
+        "(../notebooks/11_sound.ipynb#x)" in moved and "(https://x.y)" in moved and "(#z)" in moved
+    )
 
 
 def test_run_status_counts_failures_and_survives_emptiness():
     rows = [
-        {"seed": s, "status": "ok", "seconds": 90, "device": "cpu <1>", "time": f"2026-01-0{s + 1}T00:00:00+00:00"}
+        {
+            "seed": s,
+            "status": "ok",
+            "seconds": 90,
+            "device": "cpu <1>",
+            "time": f"2026-01-0{s + 1}T00:00:00+00:00",
+        }
         for s in (0, 1)
     ]
     text = soup(ndlruns.run_status({"bump": [*rows, {"seed": 1, "status": "failed"}]})).text
@@ -106,7 +134,10 @@ def test_run_status_counts_failures_and_survives_emptiness():
 
 
 def test_chapter_times_show_the_newest():
-    rows = [{"notebook": "10_a", "mode": "replay", "seconds": s, "device": "cpu", "time": "2026"} for s in (5, 7)]
+    rows = [
+        {"notebook": "10_a", "mode": "replay", "seconds": s, "device": "cpu", "time": "2026"}
+        for s in (5, 7)
+    ]
     assert "7 s" in ndlruns.chapter_times(rows) and "5 s" not in ndlruns.chapter_times(rows)
 
 
@@ -115,14 +146,20 @@ def test_chapter_times_show_the_newest():
 
 @pytest.fixture
 def tree(tmp_path):
-    for name in ("ndlinear.py", "notebooks/lab/a.py", "notebooks/results/x.jsonl", "book/paper/claims.yml"):
+    for name in (
+        "ndlinear.py",
+        "notebooks/lab/a.py",
+        "notebooks/results/x.jsonl",
+        "book/paper/claims.yml",
+    ):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("one")
     return tmp_path
 
 
 @pytest.mark.parametrize(
-    "name", ["ndlinear.py", "notebooks/lab/a.py", "notebooks/results/x.jsonl", "book/paper/claims.yml"]
+    "name",
+    ["ndlinear.py", "notebooks/lab/a.py", "notebooks/results/x.jsonl", "book/paper/claims.yml"],
 )
 def test_cache_key_follows_every_source(tree, name):
     before = ndlbuild.cache_key(tree)
@@ -155,7 +192,11 @@ def test_old_caches_are_dropped(tmp_path):
 def test_kernels_get_path_and_mode(tmp_path):
     environ = {"PYTHONPATH": "/elsewhere", "NDL_MODE": "full"}
     ndlbuild.kernel_environment(tmp_path, environ)
-    assert environ["PYTHONPATH"].split(":") == [str(tmp_path), str(tmp_path / "notebooks"), "/elsewhere"]
+    assert environ["PYTHONPATH"].split(":") == [
+        str(tmp_path),
+        str(tmp_path / "notebooks"),
+        "/elsewhere",
+    ]
     assert environ["NDL_MODE"] == "replay", "building the book must never train"
 
 
@@ -182,12 +223,18 @@ def test_github_address(text, url):
 
 def test_repository_url_sources(tmp_path):
     assert ndlbuild.repository_url(tmp_path, {}) == ""
-    assert ndlbuild.repository_url(tmp_path, {"NDL_BOOK_URL": "https://github.com/a/b"}) == "https://github.com/a/b"
+    assert (
+        ndlbuild.repository_url(tmp_path, {"NDL_BOOK_URL": "https://github.com/a/b"})
+        == "https://github.com/a/b"
+    )
     with pytest.raises(Exception, match=r"https://github.com/OWNER/NAME"):
         ndlbuild.repository_url(tmp_path, {"NDL_BOOK_URL": "https://example.org/a/b"})
     subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
     assert ndlbuild.repository_url(tmp_path, {}) == ""
-    subprocess.run(["git", "-C", str(tmp_path), "remote", "add", "origin", "git@github.com:c/d.git"], check=True)
+    subprocess.run(
+        ["git", "-C", str(tmp_path), "remote", "add", "origin", "git@github.com:c/d.git"],
+        check=True,
+    )
     assert ndlbuild.repository_url(tmp_path, {}) == "https://github.com/c/d"
 
 
@@ -206,7 +253,9 @@ def miniature(folder: pathlib.Path, code: str) -> pathlib.Path:
     """A book of two pages with the real configuration and extension."""
     config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf8"))
     shutil.copytree(
-        ROOT / "book", folder / "book", ignore=shutil.ignore_patterns("_build", "*.md", "paper", "__pycache__")
+        ROOT / "book",
+        folder / "book",
+        ignore=shutil.ignore_patterns("_build", "*.md", "paper", "__pycache__"),
     )
     (folder / "notebooks").mkdir()
     (folder / "ndlinear.py").symlink_to(ROOT / "ndlinear.py")
@@ -228,7 +277,14 @@ def miniature(folder: pathlib.Path, code: str) -> pathlib.Path:
             "metadata": {},
             "source": "# Ten\n\n> **Paper.** Says $y$.\n\n[Go](../book/index.md#a-place)",
         },
-        {"cell_type": "code", "id": "b", "metadata": {}, "source": code, "outputs": [], "execution_count": None},
+        {
+            "cell_type": "code",
+            "id": "b",
+            "metadata": {},
+            "source": code,
+            "outputs": [],
+            "execution_count": None,
+        },
     ]
     notebook = {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
     (folder / "notebooks" / "10_mini.ipynb").write_text(json.dumps(notebook))
@@ -239,13 +295,18 @@ def build(folder: pathlib.Path) -> subprocess.CompletedProcess:
     """Build a book with the command of the Makefile."""
     command = str(pathlib.Path(sys.executable).with_name("jupyter-book"))
     options = ["--path-output", "book", "-W", "--keep-going", "--all"]
-    return subprocess.run([command, "build", ".", *options], cwd=folder, capture_output=True, text=True)
+    return subprocess.run(
+        [command, "build", ".", *options], cwd=folder, capture_output=True, text=True
+    )
 
 
 def test_a_failing_cell_fails_the_build_and_says_which(tmp_path):
     done = build(miniature(tmp_path, "assert 1 + 1 == 3, 'the identity is broken'"))
     assert done.returncode != 0
-    assert "the identity is broken" in done.stdout + done.stderr and "10_mini" in done.stdout + done.stderr
+    assert (
+        "the identity is broken" in done.stdout + done.stderr
+        and "10_mini" in done.stdout + done.stderr
+    )
     assert not (tmp_path / "book" / "_build" / "state").exists()
 
 
@@ -258,25 +319,40 @@ def test_a_miniature_book_with_an_address(tmp_path, monkeypatch):
     page = soup((html / "notebooks" / "10_mini.html").read_text(encoding="utf8"))
     assert "replay replay" in page.text and page.select_one('a[href="../book/index.html#a-place"]')
     links = [a["href"] for a in page.select("a[href]") if "owner/name" in a["href"]]
-    assert "https://colab.research.google.com/github/owner/name/blob/main/notebooks/10_mini.ipynb" in links
+    assert (
+        "https://colab.research.google.com/github/owner/name/blob/main/notebooks/10_mini.ipynb"
+        in links
+    )
     assert "https://github.com/owner/name" in links
     front = soup((html / "book" / "index.html").read_text(encoding="utf8"))
-    assert front.select_one('a[href="../notebooks/10_mini.html#ten"]') and front.select_one(".ndl-box blockquote")
+    assert front.select_one('a[href="../notebooks/10_mini.html#ten"]') and front.select_one(
+        ".ndl-box blockquote"
+    )
     assert (tmp_path / "book" / "_build" / "state").exists()
 
 
 # --- workflows ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda p: p.stem)
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda p: p.stem
+)
 def test_workflow_is_sound(path):
     text = path.read_text(encoding="utf8")
     for job in yaml.safe_load(text)["jobs"].values():
         steps = job["steps"]
         used = [step["uses"] for step in steps if "uses" in step]
-        assert all(name.startswith("actions/") for name in used), f"{path.name}: official actions only, found {used}"
+        assert all(name.startswith("actions/") for name in used), (
+            f"{path.name}: official actions only, found {used}"
+        )
         if any("run" in step for step in steps):
-            assert job["defaults"]["run"]["shell"] == "bash", f"{path.name}: bash, so that pipes fail"
-    targets = set((ROOT / "Makefile").read_text(encoding="utf8").split(".PHONY:")[1].splitlines()[0].split())
-    assert set(re.findall(r"run: make (\w+)", text)) <= targets, f"{path.name} calls a target that the Makefile lacks"
+            assert job["defaults"]["run"]["shell"] == "bash", (
+                f"{path.name}: bash, so that pipes fail"
+            )
+    targets = set(
+        (ROOT / "Makefile").read_text(encoding="utf8").split(".PHONY:")[1].splitlines()[0].split()
+    )
+    assert set(re.findall(r"run: make (\w+)", text)) <= targets, (
+        f"{path.name} calls a target that the Makefile lacks"
+    )
     assert "constraints.txt" in text

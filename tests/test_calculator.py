@@ -27,7 +27,9 @@ SHAPES = [
 @pytest.fixture
 def page(browser):
     """The calculator's own HTML, as it stands in the book's page, with its script."""
-    html = re.search(r'(?s)<div class="ndl-calculator".*?(?=<noscript>)', PAGE.read_text(encoding="utf8"))[0]
+    html = re.search(
+        r'(?s)<div class="ndl-calculator".*?(?=<noscript>)', PAGE.read_text(encoding="utf8")
+    )[0]
     tab = browser.new_page()
     problems = []
     tab.on("pageerror", lambda error: problems.append(str(error)))
@@ -79,7 +81,10 @@ def test_the_page_starts_with_an_example_and_follows_the_keyboard(page):
     )
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")  # the first example
-    assert page.get_by_label("Shape in").input_value() == "32, 32, 32" and "349,525" not in rows(page)[0][1]
+    assert (
+        page.get_by_label("Shape in").input_value() == "32, 32, 32"
+        and "349,525" not in rows(page)[0][1]
+    )
 
 
 @pytest.mark.parametrize(
@@ -104,7 +109,9 @@ def test_bad_input_is_answered_with_what_to_type(page, typed, answer):
     )
     page.get_by_label("Shape in").fill("[3; 4]")
     page.get_by_label("Shape out").fill("2 2")
-    assert page.get_by_label("Shape in").get_attribute("aria-invalid") is None and len(rows(page)) == 2
+    assert (
+        page.get_by_label("Shape in").get_attribute("aria-invalid") is None and len(rows(page)) == 2
+    )
 
 
 def test_ratios_are_rounded_for_people(page):

@@ -46,7 +46,10 @@ def test_a_chapter_goes_on_where_kill_minus_nine_stopped_it(tmp_path):
     program, path = tmp_path / "chapter.py", tmp_path / "dial-samples.jsonl"
     program.write_text(script(), encoding="utf-8")
     command = [sys.executable, program, tmp_path]
-    how = {"cwd": ROOT / "notebooks", "env": os.environ | {"NDL_MODE": "full", "OMP_NUM_THREADS": "1"}}
+    how = {
+        "cwd": ROOT / "notebooks",
+        "env": os.environ | {"NDL_MODE": "full", "OMP_NUM_THREADS": "1"},
+    }
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.STDOUT, **how)
     deadline = time.time() + 300
     while finished(path) < 4 and time.time() < deadline:

@@ -18,7 +18,10 @@ def stand_in(monkeypatch):
 
 
 def test_accuracies_against_counting_by_hand():
-    logits, classes = torch.randn(40, 7, generator=torch.Generator().manual_seed(0)), torch.arange(40) % 7
+    logits, classes = (
+        torch.randn(40, 7, generator=torch.Generator().manual_seed(0)),
+        torch.arange(40) % 7,
+    )
     order = logits.argsort(1, descending=True).tolist()
     first = np.mean([row[0] == c for row, c in zip(order, classes.tolist())])
     five = np.mean([c in row[:5] for row, c in zip(order, classes.tolist())])
@@ -58,11 +61,20 @@ def test_fold_brings_the_named_axis_to_the_named_place():
 
 
 def test_each_arm_is_taken_at_the_rate_that_validation_prefers():
-    rows = [("a", lr, s, v) for lr, vs in ((1, (0.5, 0.9)), (2, (0.8, 0.8))) for s, v in enumerate(vs)]
-    rows += [("b", lr, s, v) for lr, vs in ((1, (0.9, 0.9)), (2, (0.1, 1.0))) for s, v in enumerate(vs)]
+    rows = [
+        ("a", lr, s, v) for lr, vs in ((1, (0.5, 0.9)), (2, (0.8, 0.8))) for s, v in enumerate(vs)
+    ]
+    rows += [
+        ("b", lr, s, v) for lr, vs in ((1, (0.9, 0.9)), (2, (0.1, 1.0))) for s, v in enumerate(vs)
+    ]
     runs = pd.DataFrame(rows, columns=["arm", "lr", "seed", "val_accuracy"])
     chosen = ablations.tuned(runs, ["arm"])
-    assert chosen[["arm", "lr", "seed"]].to_numpy().tolist() == [["a", 2, 0], ["a", 2, 1], ["b", 1, 0], ["b", 1, 1]]
+    assert chosen[["arm", "lr", "seed"]].to_numpy().tolist() == [
+        ["a", 2, 0],
+        ["a", 2, 1],
+        ["b", 1, 0],
+        ["b", 1, 1],
+    ]
 
 
 def test_paired_differences_against_scipy():
@@ -98,14 +110,19 @@ def test_rays_are_the_uniform_inputs_of_radius_bump():
     assert mean(torch.ones_like) == pytest.approx(1, abs=1e-12)
     assert mean(torch.square) == pytest.approx(10 / 3, rel=1e-3), "E |x|^2"
     square = lambda r: bump.target(r[..., None], 0.2) ** 2  # noqa: E731
-    assert mean(square) == pytest.approx(bump.constant_errors(0.2)["zero"], rel=1e-3), "an independent computation"
+    assert mean(square) == pytest.approx(bump.constant_errors(0.2)["zero"], rel=1e-3), (
+        "an independent computation"
+    )
     x = bump.inputs(200_000, 5).double()
     reach = x.norm(dim=1) / x.abs().amax(1)
-    assert float(p @ r[:, -1]) / float(reach.mean()) == pytest.approx(float(r[0, -1] / (1 + 4.5e-3) ** 0.5), rel=2e-3)
+    assert float(p @ r[:, -1]) / float(reach.mean()) == pytest.approx(
+        float(r[0, -1] / (1 + 4.5e-3) ** 0.5), rel=2e-3
+    )
 
 
 @pytest.mark.parametrize(
-    ("parts", "found"), [((True, True), True), ((True, None), None), ((None, False), False), ((), True)]
+    ("parts", "found"),
+    [((True, True), True), ((True, None), None), ((None, False), False), ((), True)],
 )
 def test_judging_several_parts(parts, found):
     assert ablations.judge(*parts) is found

@@ -63,7 +63,9 @@ def known() -> set[str]:
     for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
         if cell["cell_type"] == "code" and "KNOWN = {" in "".join(cell["source"]):
             tree = ast.parse("".join(cell["source"]))
-            return next(ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign))
+            return next(
+                ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign)
+            )
     raise AssertionError("chapter 63 names no exceptions")
 
 
@@ -116,7 +118,10 @@ def test_outcomes():
     def long(c):
         raise ValueError("\n\nfirst " + 200 * "x" + "\nsecond")
 
-    assert judge(long, int).detail.startswith("ValueError: first x") and len(judge(long, int).detail) < 170
+    assert (
+        judge(long, int).detail.startswith("ValueError: first x")
+        and len(judge(long, int).detail) < 170
+    )
     with pytest.raises(LabError):  # a missing library is not the layer's error
         judge(lambda c: lab.require("no_such_library"), int)
 
@@ -148,7 +153,9 @@ def test_refuses():
     def say(error):
         raise error
 
-    assert refuses(lambda: say(ValueError("got 3, expected 4\nmore")), "3", "4") == "got 3, expected 4"
+    assert (
+        refuses(lambda: say(ValueError("got 3, expected 4\nmore")), "3", "4") == "got 3, expected 4"
+    )
     with pytest.raises(TypeError):
         refuses(lambda: say(TypeError("no")), "yes")
     with pytest.raises(RuntimeError):
@@ -192,7 +199,9 @@ def sheet(monkeypatch):
         """text is refused"""
         kind("x")
 
-    monkeypatch.setattr(behaviour, "layer_class", lambda name: {"ours": int, "released": float}[name])
+    monkeypatch.setattr(
+        behaviour, "layer_class", lambda name: {"ours": int, "released": float}[name]
+    )
     return sheet
 
 
@@ -209,9 +218,9 @@ def test_a_sheet_reports_ours_live_and_the_release_from_records(sheet, capsys, m
     sheet.report("Numbers", rows)
     out = capsys.readouterr().out
     assert "✗ wrong, no error" in out and "here: cut" in out and "release: ValueError" in out
-    assert sheet.named("here", "wrong") == ["halves are kept"] and sheet.named("release", "right") == [
-        "halves are kept"
-    ]
+    assert sheet.named("here", "wrong") == ["halves are kept"] and sheet.named(
+        "release", "right"
+    ) == ["halves are kept"]
     assert sheet.counts().set_index("layer").loc["here"].to_dict() == {
         "right": 0,
         "wrong": 1,
@@ -316,9 +325,17 @@ def test_two_processes_find_what_differs(tmp_path):
 
 
 def test_two_processes_report_errors(monkeypatch):
-    monkeypatch.setattr(behaviour, "two_processes", lambda file: {"ddp": "ValueError: no", "fsdp": 0.5})
-    assert judge(lambda c: behaviour.on_two_processes(c, "ddp"), Off) == ("error", "RuntimeError: ValueError: no")
-    assert judge(lambda c: behaviour.on_two_processes(c, "fsdp"), Off) == ("wrong", "gradients off by 5.0e-01")
+    monkeypatch.setattr(
+        behaviour, "two_processes", lambda file: {"ddp": "ValueError: no", "fsdp": 0.5}
+    )
+    assert judge(lambda c: behaviour.on_two_processes(c, "ddp"), Off) == (
+        "error",
+        "RuntimeError: ValueError: no",
+    )
+    assert judge(lambda c: behaviour.on_two_processes(c, "fsdp"), Off) == (
+        "wrong",
+        "gradients off by 5.0e-01",
+    )
 
 
 def test_a_process_that_dies_is_reported(tmp_path):

@@ -22,7 +22,9 @@ def gradients(made: bench.Peer, gradient: torch.Tensor) -> list[torch.Tensor]:
     return [g.detach() for g in made.training()]
 
 
-@pytest.mark.parametrize("dims, hidden", [((4, 5), (3, 6)), ((3, 1, 4), (2, 5, 1)), ((2, 3, 2, 4), (3, 2, 4, 1))])
+@pytest.mark.parametrize(
+    "dims, hidden", [((4, 5), (3, 6)), ((3, 1, 4), (2, 5, 1)), ((2, 3, 2, 4), (3, 2, 4, 1))]
+)
 @pytest.mark.parametrize("outer", [True, False], ids=["1..N", "N..1"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
 def test_peers_compute_the_same_function_and_gradients(dims, hidden, outer, bias):
@@ -35,9 +37,13 @@ def test_peers_compute_the_same_function_and_gradients(dims, hidden, outer, bias
     gradient = torch.randn_like(y)
     expected = torch.autograd.grad(y, [p.x, *p.layer.weights], gradient)
     for name, made in peers.items():
-        torch.testing.assert_close(made.forward().reshape(y.shape), y, atol=1e-10, rtol=1e-10, msg=name)
+        torch.testing.assert_close(
+            made.forward().reshape(y.shape), y, atol=1e-10, rtol=1e-10, msg=name
+        )
         found = gradients(made, gradient)
-        torch.testing.assert_close(found[0].reshape(p.x.shape), expected[0], atol=1e-10, rtol=1e-10, msg=name)
+        torch.testing.assert_close(
+            found[0].reshape(p.x.shape), expected[0], atol=1e-10, rtol=1e-10, msg=name
+        )
         if name != "dense":  # its parameters are others
             weights = [g for g in found[1:] if g.numel() in {w.numel() for w in expected[1:]}]
             assert len(weights) >= len(dims), name
@@ -61,7 +67,10 @@ def test_low_rank_has_at_most_as_many_parameters():
         assert rank == 1 or rank * ends + out <= own < (rank + 1) * ends + out
     p = bench.Problem((6, 8), (4, 12), 2)
     made = bench.peer(p, "low-rank")
-    assert sum(w.numel() for w in made.parameters) == bench.rank_of_equal_size((6, 8), (4, 12)) * 96 + 48
+    assert (
+        sum(w.numel() for w in made.parameters)
+        == bench.rank_of_equal_size((6, 8), (4, 12)) * 96 + 48
+    )
 
 
 def test_what_is_too_large_or_absent_is_left_out_with_a_reason(monkeypatch):
@@ -71,7 +80,11 @@ def test_what_is_too_large_or_absent_is_left_out_with_a_reason(monkeypatch):
     p = bench.Problem((4, 6), (4, 6), 2)
     found, why = bench.assemble(p, ["ndlinear", "dense", "lokr", "released", "graphed:ndlinear"])
     assert list(found) == ["ndlinear"]
-    assert "576 weights" in why["dense"] and "576 entries" in why["lokr"] and "package" in why["released"]
+    assert (
+        "576 weights" in why["dense"]
+        and "576 entries" in why["lokr"]
+        and "package" in why["released"]
+    )
     assert "GPU" in why["graphed:ndlinear"]
     monkeypatch.setenv("NDL_MODE", "smoke")
     assert bench.baseline() == "sequential"
@@ -91,7 +104,8 @@ def test_released_peer_is_called_released(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "dtype, out", [("bfloat16", torch.bfloat16), ("autocast", torch.bfloat16), ("tf32", torch.float32)]
+    "dtype, out",
+    [("bfloat16", torch.bfloat16), ("autocast", torch.bfloat16), ("tf32", torch.float32)],
 )
 def test_number_formats(dtype, out):
     p = bench.Problem((4, 6), (3, 2), 2, dtype=dtype)
@@ -146,7 +160,12 @@ def runs() -> pd.DataFrame:
     for seed in range(5):
         for case, factor in (("a", 2.0), ("b", 8.0)):
             slow = [1000.0 + seed, 2000.0, 3000.0]
-            curve = {"released": slow, "ndlinear": [t / factor for t in slow], "gemm": [10.0] * 3, "copy": [1.0] * 3}
+            curve = {
+                "released": slow,
+                "ndlinear": [t / factor for t in slow],
+                "gemm": [10.0] * 3,
+                "copy": [1.0] * 3,
+            }
             rows.append({"case": case, "pass": "forward", "seed": seed, "curve": curve})
     return pd.DataFrame(rows)
 
@@ -154,7 +173,9 @@ def runs() -> pd.DataFrame:
 def test_ratios_and_geometric_mean():
     table = bench.ratios(runs())
     ours = table[table["peer"] == "ndlinear"].set_index("case")
-    assert ours["ratio"].to_dict() == pytest.approx({"a": 2.0, "b": 8.0}) and set(ours["rounds"]) == {15}
+    assert ours["ratio"].to_dict() == pytest.approx({"a": 2.0, "b": 8.0}) and set(
+        ours["rounds"]
+    ) == {15}
     assert np.allclose(ours["ratio_low"], ours["ratio"]) and (table["us"] > 0).all()
     assert bench.geometric_mean(runs(), "ndlinear") == pytest.approx((4.0, 4.0, 4.0))
     assert "ratio" not in bench.ratios(runs(), baseline="nobody")
@@ -165,11 +186,18 @@ def test_ratios_and_geometric_mean():
 def test_roofline_is_the_larger_of_work_and_traffic():
     config = bench.config(bench.CASES["opt_fc2"], **{"pass": "forward"})
     macs = 2800 * 8 * 1 + 2800 * 768
-    assert bench.roofline(config | {"gemm": 1000.0, "copy": 1.0}) == pytest.approx(512 * macs / 1024**3 * 1000)
+    assert bench.roofline(config | {"gemm": 1000.0, "copy": 1.0}) == pytest.approx(
+        512 * macs / 1024**3 * 1000
+    )
     assert bench.roofline(config | {"gemm": 0.0, "copy": 7.0}) == 7
     training = config | {"pass": "training", "gemm": 0.0, "copy": 1.0}
     assert bench.roofline(training) == pytest.approx((3 * 22400 + 2 * 768) / (22400 + 768))
-    frame = pd.DataFrame([config | {"gemm": 0.0, "copy": 5.0, "ndlinear": us, "seed": 0} for us in (10.0, 20.0, 20.0)])
+    frame = pd.DataFrame(
+        [
+            config | {"gemm": 0.0, "copy": 5.0, "ndlinear": us, "seed": 0}
+            for us in (10.0, 20.0, 20.0)
+        ]
+    )
     assert bench.closeness(frame, ["ndlinear"])["ndlinear, forward"].tolist() == [0.25]
 
 
@@ -197,7 +225,11 @@ def test_configuration_gives_the_problem_back():
 
 def test_cases_and_random_cases():
     assert len(bench.CASES) == 30 and sum(not c.outer for c in bench.CASES.values()) == 5
-    assert bench.random_cases(5, seed=1) == bench.random_cases(5, seed=1) != bench.random_cases(5, seed=2)
+    assert (
+        bench.random_cases(5, seed=1)
+        == bench.random_cases(5, seed=1)
+        != bench.random_cases(5, seed=2)
+    )
     for case in bench.random_cases(50, seed=3):
         assert 2 <= len(case.dims) == len(case.hidden) <= 4 and math.prod(case.dims) <= 5000
 
@@ -219,9 +251,17 @@ def test_main_runs_the_tagged_cells_in_full_mode(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NDL_DATA", str(tmp_path))
     monkeypatch.setenv("NDL_MODE", "smoke")
     cells = [
-        {"cell_type": "code", "source": ["x = 2\n", "print('mode', lab.mode(), x)"], "metadata": {"tags": ["bench"]}},
+        {
+            "cell_type": "code",
+            "source": ["x = 2\n", "print('mode', lab.mode(), x)"],
+            "metadata": {"tags": ["bench"]},
+        },
         {"cell_type": "code", "source": ["raise SystemExit('judged')"], "metadata": {}},
-        {"cell_type": "code", "source": ["print('last', x + 1)"], "metadata": {"tags": ["hide-input", "bench"]}},
+        {
+            "cell_type": "code",
+            "source": ["print('last', x + 1)"],
+            "metadata": {"tags": ["hide-input", "bench"]},
+        },
     ]
     (tmp_path / "60.ipynb").write_text(json.dumps({"cells": cells}))
     bench.main(tmp_path / "60.ipynb")
@@ -235,7 +275,9 @@ def test_the_chapter_s_bench_cells_need_no_others():
     import builtins
 
     cells = json.loads((bench.NOTEBOOKS / "60_speed.ipynb").read_text(encoding="utf-8"))["cells"]
-    tree = ast.parse("\n\n".join("".join(c["source"]) for c in cells if "bench" in c["metadata"].get("tags", [])))
+    tree = ast.parse(
+        "\n\n".join("".join(c["source"]) for c in cells if "bench" in c["metadata"].get("tags", []))
+    )
     names = [n for n in ast.walk(tree) if isinstance(n, ast.Name)]
     made = {n.id for n in names if isinstance(n.ctx, ast.Store)} | {"lab", *dir(builtins)}
     made |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
@@ -247,7 +289,9 @@ def test_the_chapter_s_bench_cells_need_no_others():
         for a in n.names
     }
     assert {n.id for n in names} <= made
-    assert not {"verdict", "finding"} & {n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)}
+    assert not {"verdict", "finding"} & {
+        n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)
+    }
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
@@ -267,10 +311,15 @@ def test_machine_names_threads():
 
 def test_what_is_not_recorded_yet_is_said_to_be_open(monkeypatch, capsys):
     monkeypatch.setattr(
-        bench.records, "read", lambda name: [{"key": bench.records.canonical({"seed": 0}), "status": "ok"}]
+        bench.records,
+        "read",
+        lambda name: [{"key": bench.records.canonical({"seed": 0}), "status": "ok"}],
     )
     monkeypatch.setenv("NDL_MODE", "replay")
     assert not bench.still_open("x", [{"seed": 0}]) and capsys.readouterr().out == ""
-    assert bench.still_open("x", [{"seed": 0}, {"seed": 1}]) and "1 of 2 rows" in capsys.readouterr().out
+    assert (
+        bench.still_open("x", [{"seed": 0}, {"seed": 1}])
+        and "1 of 2 rows" in capsys.readouterr().out
+    )
     monkeypatch.setenv("NDL_MODE", "full")
     assert not bench.still_open("x", [{"seed": 1}])

@@ -39,7 +39,10 @@ def test_inputs_fill_the_cube_and_repeat():
 @pytest.mark.parametrize("depth", [2, 3])
 @pytest.mark.parametrize("width", [16, 32, 64, 128])
 def test_networks_have_the_printed_parameter_counts(width, depth):
-    for arm, method, size in (("dense", "dense", width), ("ndlinear", "NdLinear", (width // 4,) * 2)):
+    for arm, method, size in (
+        ("dense", "dense", width),
+        ("ndlinear", "NdLinear", (width // 4,) * 2),
+    ):
         model = bump.network(arm, size, depth)
         printed = lab.fact("radius_010", metric="params", method=method, width=width, depth=depth)
         assert sum(p.numel() for p in model.parameters()) == printed
@@ -87,12 +90,16 @@ def mode_by_mode(model, x, cheapest):
     return x
 
 
-@pytest.mark.parametrize("arm, size", [("dense", 9), ("ndlinear", (3, 5)), ("ndlinear", (8, 8)), ("ndlinear", (1, 2))])
+@pytest.mark.parametrize(
+    "arm, size", [("dense", 9), ("ndlinear", (3, 5)), ("ndlinear", (8, 8)), ("ndlinear", (1, 2))]
+)
 @pytest.mark.parametrize("depth", [2, 3])
 def test_costs_are_those_that_torch_counts(arm, size, depth):
     model, x = bump.network(arm, size, depth, bias=False), torch.rand(1, 10)
     costs = bump.costs(arm, size, depth)
-    assert costs["parameters"] == sum(p.numel() for p in bump.network(arm, size, depth).parameters())
+    assert costs["parameters"] == sum(
+        p.numel() for p in bump.network(arm, size, depth).parameters()
+    )
     torch.testing.assert_close(mode_by_mode(model, x, True), model(x))
     for key, cheapest in (("forward", False), ("cheapest", True)):
         with torch.no_grad(), FlopCounterMode(display=False) as counter:
@@ -111,10 +118,17 @@ def test_defined_order_costs_what_the_formula_of_the_paper_says():
 
 def test_equal_dense_networks_have_the_nearest_counts():
     for width, depth in ((16, 2), (64, 3), (128, 2), (128, 3)):
-        modewise, equal = bump.costs("ndlinear", (width // 4,) * 2, depth), bump.equal_dense(width, depth)
+        modewise, equal = (
+            bump.costs("ndlinear", (width // 4,) * 2, depth),
+            bump.equal_dense(width, depth),
+        )
         for name, key in (("parameters", "parameters"), ("multiply-adds", "cheapest")):
-            off = {w: abs(bump.costs("dense", w, depth)[key] - modewise[key]) for w in range(1, 400)}
-            assert off[equal[name]] == min(off.values()) or (equal[name] == 256 and off[256] < 0.02 * modewise[key])
+            off = {
+                w: abs(bump.costs("dense", w, depth)[key] - modewise[key]) for w in range(1, 400)
+            }
+            assert off[equal[name]] == min(off.values()) or (
+                equal[name] == 256 and off[256] < 0.02 * modewise[key]
+            )
         hidden = bump.network("ndlinear", (width // 4,) * 2, depth)[1](torch.rand(1, 2, 5))
         assert equal["units"] == hidden.numel() and equal["label"] == width
 
@@ -136,7 +150,11 @@ def made_up_runs(seeds=6):
         base = {"dense": 2.0, "ndlinear": 1.5}[arm] * (2 if width == 4 else 1)
         rows.append(
             {"sigma": sigma, "arm": arm, "width": width, "depth": depth, "seed": seed}
-            | {"end_test": base + 0.01 * disorder, "end_entropy": disorder, "noise": random.random()}
+            | {
+                "end_test": base + 0.01 * disorder,
+                "end_entropy": disorder,
+                "noise": random.random(),
+            }
         )
     return pd.DataFrame(rows)
 
@@ -145,7 +163,9 @@ def test_pairs_are_differences_by_seed():
     runs = made_up_runs()
     found = bump.pairs(runs[runs["width"] == 16], "end_test")
     assert list(found.index) == [(s, 16, d) for s in (0.1, 0.3) for d in (2, 3)]
-    assert bump.pair_names(found.index).to_numpy().tolist() == [[s, f"16, {d}"] for s in (0.1, 0.3) for d in (2, 3)]
+    assert bump.pair_names(found.index).to_numpy().tolist() == [
+        [s, f"16, {d}"] for s in (0.1, 0.3) for d in (2, 3)
+    ]
     one = runs[(runs["sigma"] == 0.3) & (runs["depth"] == 2) & (runs["width"] == 16)]
     values = {arm: one[one["arm"] == arm]["end_test"].to_numpy() for arm in ("ndlinear", "dense")}
     mean, low, high = lab.interval(values["ndlinear"] - values["dense"])
@@ -174,7 +194,9 @@ def test_rank_correlation_sees_a_relation_and_noise():
     ]
     assert mean == pytest.approx(np.mean(by_scipy))
     assert bump.rank_correlation(runs.assign(noise=1.0), "noise", "end_test") == (0, 0, 0)
-    assert abs(bump.rank_correlation(runs[runs["seed"] < 2], "noise", "end_test")[0]) <= 1  # two seeds: smoke runs
+    assert (
+        abs(bump.rank_correlation(runs[runs["seed"] < 2], "noise", "end_test")[0]) <= 1
+    )  # two seeds: smoke runs
 
 
 def test_tables_say_what_the_runs_say():
@@ -185,8 +207,14 @@ def test_tables_say_what_the_runs_say():
     found = bump.table(runs, 0.1, printed, {"always zero": 0.125})
     names = ["dense 4", "dense 16", "NdLinear 16"]
     assert list(found["network"]) == names * 2 + ["always zero"]
-    assert found.iloc[-1]["test"] == "125.00" and found.iloc[-1]["train"] == "" and found["parameters"][0] == "1,193"
-    one = runs[(runs["sigma"] == 0.1) & (runs["depth"] == 3) & (runs["arm"] == "ndlinear")]["end_test"]
+    assert (
+        found.iloc[-1]["test"] == "125.00"
+        and found.iloc[-1]["train"] == ""
+        and found["parameters"][0] == "1,193"
+    )
+    one = runs[(runs["sigma"] == 0.1) & (runs["depth"] == 3) & (runs["arm"] == "ndlinear")][
+        "end_test"
+    ]
     mean, low, high = lab.interval(one)
     assert found.iloc[5][["test", "train", "printed"]].tolist() == [
         f"{1e3 * mean:.2f} [{1e3 * low:.2f}, {1e3 * high:.2f}]",
@@ -200,7 +228,13 @@ def test_tables_say_what_the_runs_say():
 def test_normalisers_are_those_of_the_entropy(arm, width, units):
     samples = 40
     z = torch.randn(samples, 6, generator=torch.Generator().manual_seed(1)) @ torch.randn(6, units)
-    row = {"arm": arm, "width": width, "end_entropy": entropy.entropy(z), "end_rank": 6, "end_ave_entropy": 0.3}
+    row = {
+        "arm": arm,
+        "width": width,
+        "end_entropy": entropy.entropy(z),
+        "end_rank": 6,
+        "end_ave_entropy": 0.3,
+    }
     row |= {"end_entropy_raw": 1.0, "end_entropy_rows": entropy.entropy(z, unit_rows=True)}
     found = bump.normalised(pd.DataFrame([row]), "end", samples).iloc[0]
     for name in ("log-width", "log-samples", "log-min", "log-rank"):
@@ -225,7 +259,10 @@ def test_printed_columns_are_indexed_by_cell():
 
 def test_constants_and_grid():
     found = bump.constants()
-    assert list(found.index) == [0.1, 0.2, 0.3] and found["always zero"][0.2] == bump.constant_errors(0.2)["zero"]
+    assert (
+        list(found.index) == [0.1, 0.2, 0.3]
+        and found["always zero"][0.2] == bump.constant_errors(0.2)["zero"]
+    )
     y = bump.target(bump.inputs(200_000, 2), 0.3)
     assert found["P(y > 0.1)"][0.3] == pytest.approx((y > 0.1).float().mean().item(), rel=0.03)
     grid = bump.grid([("ndlinear", 32, 2), ("dense", 16, 3)], 2, epochs=7)
@@ -242,12 +279,21 @@ def test_constants_and_grid():
 def test_cuts_and_stopping():
     runs = made_up_runs()
     runs = runs[runs["width"] == 16]
-    entropies = {"entropy": np.where(runs["arm"] == "dense", 2.0, 1.5), "rank": 4, "entropy_raw": 1.0}
+    entropies = {
+        "entropy": np.where(runs["arm"] == "dense", 2.0, 1.5),
+        "rank": 4,
+        "entropy_raw": 1.0,
+    }
     entropies |= {"entropy_rows": 1.0, "ave_entropy": np.where(runs["arm"] == "dense", 0.4, 0.5)}
     for when in ("init", "end"):
         runs = runs.assign(**{f"{when}_{name}": values for name, values in entropies.items()})
     text = bump.entropies(runs, 500)
-    assert text["network, depth"].tolist() == ["dense 16, 2", "dense 16, 3", "NdLinear 16, 2", "NdLinear 16, 3"]
+    assert text["network, depth"].tolist() == [
+        "dense 16, 2",
+        "dense 16, 3",
+        "NdLinear 16, 2",
+        "NdLinear 16, 3",
+    ]
     assert text["nats"].tolist() == ["2.00 → 2.00"] * 2 + ["1.50 → 1.50"] * 2
     assert text["log-width"].tolist()[0] == f"{2 / np.log(16):.2f} → {2 / np.log(16):.2f}"
     found = bump.cuts(runs, 500).set_index(["network", "normaliser"])
@@ -257,4 +303,6 @@ def test_cuts_and_stopping():
     )
     assert found.loc[("untrained", "AveEntropy"), "most"] == pytest.approx(-25)
     stopped = bump.stopping(runs.assign(stopped=runs["seed"] % 2, stop_test=1.5 * runs["end_test"]))
-    assert stopped["stopped"].tolist() == [0.5] * 8 and stopped["change, %"].tolist() == pytest.approx([50] * 8)
+    assert stopped["stopped"].tolist() == [0.5] * 8 and stopped[
+        "change, %"
+    ].tolist() == pytest.approx([50] * 8)

@@ -37,7 +37,9 @@ def test_polynomials_have_the_signs_asked_for():
     for signs in itertools.product((1, -1), repeat=6):
         c = capacity.polynomial(signs)
         assert len(c) - 1 == sum(a != b for a, b in itertools.pairwise(signs))
-        assert [np.sign(sum(a * (2 * i) ** e for e, a in enumerate(c))) for i in range(6)] == list(signs)
+        assert [np.sign(sum(a * (2 * i) ** e for e, a in enumerate(c))) for i in range(6)] == list(
+            signs
+        )
 
 
 def test_entropy_bounds_the_number_of_subsets():
@@ -72,7 +74,9 @@ def test_certificates_are_exact(file):
         for w in others:
             flat = [a * b for a in flat for b in w]
         values = [sum(a * b for a, b in zip(flat, point)) for point in points]
-        assert [v > 0 for v in values] == [bool(number >> i & 1) for i in range(len(points))] and 0 not in values
+        assert [v > 0 for v in values] == [
+            bool(number >> i & 1) for i in range(len(points))
+        ] and 0 not in values
 
 
 def test_search_finds_and_writes_a_certificate(tmp_path, monkeypatch, capsys):

@@ -37,12 +37,20 @@ def parts(seed, count=60):
 @pytest.mark.parametrize("chunk", [None, 12])
 def test_every_member_trains_as_autograd_trains_it_alone(make, chunk):
     seeds = [2, 5, 9]
-    stack = chunked.fit(make, [parts(s) for s in seeds], seeds=seeds, epochs=25, lr=0.01, chunk=chunk)
+    stack = chunked.fit(
+        make, [parts(s) for s in seeds], seeds=seeds, epochs=25, lr=0.01, chunk=chunk
+    )
     for i, seed in enumerate(seeds):
         lab.seed_everything(seed)
         model, part = make(), parts(seed)
         alone = lab.fit(
-            model, lab.Split(part, part, part), loss=F.mse_loss, epochs=25, lr=0.01, batch_size=0, seed=seed
+            model,
+            lab.Split(part, part, part),
+            loss=F.mse_loss,
+            epochs=25,
+            lr=0.01,
+            batch_size=0,
+            seed=seed,
         )
         losses = [point["train_loss"] for point in alone.curve]
         assert [point["train_loss"] for point in stack.curves[i]] == pytest.approx(losses, rel=1e-4)
@@ -78,7 +86,9 @@ def test_members_stop_by_themselves_and_training_goes_on():
         short = chunked.fit(make, [data[i]], seeds=[seeds[i]], epochs=first, lr=0.01)
         x = data[i][0]
         with torch.no_grad():
-            torch.testing.assert_close(stack.model(i, "stop")(x), short.model(0, "end")(x), rtol=1e-3, atol=1e-5)
+            torch.testing.assert_close(
+                stack.model(i, "stop")(x), short.model(0, "end")(x), rtol=1e-3, atol=1e-5
+            )
 
 
 def test_what_cannot_be_trained_is_refused():
@@ -95,11 +105,19 @@ def test_what_cannot_be_trained_is_refused():
     with pytest.raises(lab.LabError, match="divide"):
         chunked.fit(CASES["dense, depth 2"], **arguments, chunk=7)
     with pytest.raises(lab.LabError, match="not finite"):
-        chunked.fit(CASES["dense, depth 2"], [(parts(0)[0], parts(0)[1] * torch.inf)], seeds=[0], epochs=2, lr=0.01)
+        chunked.fit(
+            CASES["dense, depth 2"],
+            [(parts(0)[0], parts(0)[1] * torch.inf)],
+            seeds=[0],
+            epochs=2,
+            lr=0.01,
+        )
 
 
 def test_chunks_are_equal_shares_that_fit():
     assert chunked._chunk(1000, 16) == 1000
     assert chunked._chunk(1000, 1000) == 250  # 250,000 numbers
     assert chunked._chunk(1000, 5 * 1024) == 125  # too many for the cache, but few samples are slow
-    assert chunked._chunk(1009, 1) == 1009 and chunked._chunk(1009, 1024) == 1  # a prime has no other share
+    assert (
+        chunked._chunk(1009, 1) == 1009 and chunked._chunk(1009, 1024) == 1
+    )  # a prime has no other share

@@ -57,9 +57,12 @@ def test_spline_starts_as_relu_and_interpolates():
     inside = t[t.abs() < 4]
     assert np.allclose(spline(inside).detach(), np.interp(inside, places, values), atol=1e-6)
     slope = (values[-1] - values[-2]) * 3
-    assert spline(torch.tensor(6.0).double()).item() == pytest.approx(values[-1] + 2 * slope, abs=1e-5)
+    assert spline(torch.tensor(6.0).double()).item() == pytest.approx(
+        values[-1] + 2 * slope, abs=1e-5
+    )
     assert torch.autograd.gradcheck(
-        lambda v: torch.func.functional_call(spline, {"values": v}, (inside[::9].contiguous(),)), (spline.values,)
+        lambda v: torch.func.functional_call(spline, {"values": v}, (inside[::9].contiguous(),)),
+        (spline.values,),
     )
 
 
@@ -67,12 +70,16 @@ def test_spline_starts_as_relu_and_interpolates():
 @pytest.mark.parametrize("arm", classifiers.ARMS)
 def test_the_fast_classifier_is_the_plain_one(dataset, arm):
     channels = models.UCR[classifiers.SETS[dataset][1]][0]
-    fast, plain = (make(dataset, arm, 13).double() for make in (classifiers.build, classifiers.plain))
+    fast, plain = (
+        make(dataset, arm, 13).double() for make in (classifiers.build, classifiers.plain)
+    )
     plain.load_state_dict(dict(zip(plain.state_dict(), fast.state_dict().values())))
     x, y = torch.randn(4, 13, channels).double(), torch.tensor([0, 1, 1, 0])
     losses = [F.cross_entropy(net(x), y) for net in (fast, plain)]
     assert losses[0].item() == pytest.approx(losses[1].item(), abs=1e-10)
-    ours, theirs = (torch.autograd.grad(a, list(net.parameters())) for a, net in zip(losses, (fast, plain)))
+    ours, theirs = (
+        torch.autograd.grad(a, list(net.parameters())) for a, net in zip(losses, (fast, plain))
+    )
     assert all(torch.allclose(a, b, atol=1e-9) for a, b in zip(ours, theirs))
 
 
@@ -91,7 +98,9 @@ def test_sizes_of_the_arms(dataset):
         NdLinear((140, width), (classifiers.two_axes(140, width) + 1, width)),
         NdLinear((classifiers.two_axes(140, width) + 1, width), (140, width)),
     )
-    assert sum(map(models.size, more)) > models.size(classifiers.block("base", width, 8, 140)), "r is the largest"
+    assert sum(map(models.size, more)) > models.size(classifiers.block("base", width, 8, 140)), (
+        "r is the largest"
+    )
 
 
 def test_what_sees_the_order_of_time():
@@ -130,7 +139,9 @@ def test_series_are_scaled_by_the_training_part():
     parts = classifiers.parts("RacketSports", 0)
     (x, y), (x_test, _) = parts["train"], parts["test"]
     assert x.shape[2] == 6 and x.dtype == torch.float32 and y.min() == 0
-    assert x.mean((0, 1)).abs().max() < 1e-5 and (x.std((0, 1), correction=0) - 1).abs().max() < 1e-4
+    assert (
+        x.mean((0, 1)).abs().max() < 1e-5 and (x.std((0, 1), correction=0) - 1).abs().max() < 1e-4
+    )
     assert x_test.mean((0, 1)).abs().max() > 1e-4, "not scaled by itself"
 
 
@@ -159,17 +170,28 @@ def test_training_is_seeded_and_learns():
     assert classifiers.predict(net, x).shape == y.shape
     with pytest.raises(LabError, match="lower lr"):
         classifiers.train(
-            nn.Sequential(nn.Flatten(), nn.Linear(48, 6)), x * 1e30, y, epochs=9, lr=1e30, batch_size=4, seed=0
+            nn.Sequential(nn.Flatten(), nn.Linear(48, 6)),
+            x * 1e30,
+            y,
+            epochs=9,
+            lr=1e30,
+            batch_size=4,
+            seed=0,
         )
 
 
 def test_scores_are_those_of_scikit_learn():
     rng = np.random.default_rng(0)
-    y, predicted = rng.integers(0, 4, 200), rng.integers(0, 5, 200)  # a fifth output that is never right
+    y, predicted = (
+        rng.integers(0, 4, 200),
+        rng.integers(0, 5, 200),
+    )  # a fifth output that is never right
     found = classifiers.scores(y, predicted)
     assert found["accuracy"] == pytest.approx(accuracy_score(y, predicted))
     for mean in ("macro", "weighted"):
-        assert found[f"{mean}_f1"] == pytest.approx(f1_score(y, predicted, labels=range(4), average=mean))
+        assert found[f"{mean}_f1"] == pytest.approx(
+            f1_score(y, predicted, labels=range(4), average=mean)
+        )
 
 
 @pytest.mark.parametrize("kind", ["majority", "linear", "sorted", "rocket"])

@@ -39,7 +39,9 @@ def scheduler():
 def full(tmp_path, monkeypatch):
     import cloudpickle
 
-    cloudpickle.register_pickle_by_value(sys.modules[__name__])  # as for a function typed into a notebook
+    cloudpickle.register_pickle_by_value(
+        sys.modules[__name__]
+    )  # as for a function typed into a notebook
     monkeypatch.setattr(records, "RESULTS", tmp_path)
     monkeypatch.setenv("NDL_MODE", "full")
     yield tmp_path

@@ -13,7 +13,13 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ndlinear import NdLinear, ndlinear
 
-SHAPES = [((5,), (7,)), ((4, 3), (2, 6)), ((2800, 8), (768, 1)), ((3, 4, 5), (5, 2, 3)), ((2, 3, 1, 4), (3, 1, 5, 2))]
+SHAPES = [
+    ((5,), (7,)),
+    ((4, 3), (2, 6)),
+    ((2800, 8), (768, 1)),
+    ((3, 4, 5), (5, 2, 3)),
+    ((2, 3, 1, 4), (3, 1, 5, 2)),
+]
 
 
 def counted(dims, hidden, order):
@@ -27,8 +33,12 @@ def counted(dims, hidden, order):
 def test_costs_are_what_runs(dims, hidden):
     table = lab.costs(dims, hidden)
     dense, orders = table.iloc[0], table.iloc[1:]
-    assert len(orders) == math.factorial(len(dims)) and list(orders["macs"]) == sorted(orders["macs"])
-    assert dense["macs"] == math.prod(dims) * math.prod(hidden) and dense["saved"] == math.prod(dims)
+    assert len(orders) == math.factorial(len(dims)) and list(orders["macs"]) == sorted(
+        orders["macs"]
+    )
+    assert dense["macs"] == math.prod(dims) * math.prod(hidden) and dense["saved"] == math.prod(
+        dims
+    )
     for row in orders.itertuples():
         order = tuple(int(k) - 1 for k in row.order.split(", "))
         assert row.macs == counted(dims, hidden, order)
@@ -60,11 +70,18 @@ def test_leanest_order_keeps_least():
         assert saved_entries(dims, hidden, leanest_order(dims, hidden)) == best
 
 
-@pytest.mark.parametrize(("dims", "hidden"), [((8, 8, 8), (8, 8, 8)), ((4, 6, 5), (7, 3, 2)), ((28, 5), (1, 9))])
+@pytest.mark.parametrize(
+    ("dims", "hidden"), [((8, 8, 8), (8, 8, 8)), ((4, 6, 5), (7, 3, 2)), ((28, 5), (1, 9))]
+)
 def test_saved_bytes_counts_each_storage_once(dims, hidden):
-    x, weights = torch.randn(6, *dims), [torch.randn(h, d, requires_grad=True) for d, h in zip(dims, hidden)]
+    x, weights = (
+        torch.randn(6, *dims),
+        [torch.randn(h, d, requires_grad=True) for d, h in zip(dims, hidden)],
+    )
     assert saved_bytes(lambda: ndlinear(x, weights), weights) == 4 * 6 * saved_entries(dims, hidden)
-    assert saved_bytes(lambda: (x.requires_grad_(), torch.relu(x) + torch.exp(x))) == 2 * x.nbytes  # the two results
+    assert (
+        saved_bytes(lambda: (x.requires_grad_(), torch.relu(x) + torch.exp(x))) == 2 * x.nbytes
+    )  # the two results
     assert saved_bytes(lambda: x.detach() + 1) == 0
 
 

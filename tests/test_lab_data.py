@@ -31,7 +31,9 @@ def test_download_is_verified_and_moved_into_place(folder, server):
     assert data.fetch(make_file(f"{url}/tiny.csv")) == CONTENT
     assert [p.name for p in (folder / "ett").iterdir()] == ["tiny.csv"], "no partial file is left"
     (root / "tiny.csv").unlink()
-    assert data.fetch(make_file(f"{url}/tiny.csv")) == CONTENT, "the second time it is read from the folder"
+    assert data.fetch(make_file(f"{url}/tiny.csv")) == CONTENT, (
+        "the second time it is read from the folder"
+    )
 
 
 @pytest.mark.parametrize("sent", [CONTENT[:-5], CONTENT.replace(b"30.5", b"30.6"), CONTENT + b"x"])
@@ -44,7 +46,9 @@ def test_wrong_download_is_refused_and_nothing_is_kept(folder, server, sent):
 
 
 def test_unreachable_address_says_what_to_put_where(folder):
-    with pytest.raises(DataError, match=r"could not be downloaded.*sha256.*put it at .*ett/tiny.csv.*NDL_DATA"):
+    with pytest.raises(
+        DataError, match=r"could not be downloaded.*sha256.*put it at .*ett/tiny.csv.*NDL_DATA"
+    ):
         data.fetch(make_file())
 
 
@@ -52,9 +56,11 @@ def test_unreachable_address_says_what_to_put_where(folder):
 @pytest.mark.parametrize("damage", ["truncated", "corrupted", "wrong format"])
 def test_damaged_file_is_refused_and_left_alone(folder, name, damage):
     good = lzma.compress(CONTENT) if name.endswith("xz") else CONTENT
-    bad = {"truncated": good[:-9], "corrupted": good[:40] + b"\0\0" + good[42:], "wrong format": b"<html>404</html>"}[
-        damage
-    ]
+    bad = {
+        "truncated": good[:-9],
+        "corrupted": good[:40] + b"\0\0" + good[42:],
+        "wrong format": b"<html>404</html>",
+    }[damage]
     path = folder / "ett" / name
     path.write_bytes(bad)
     with pytest.raises(DataError, match="left as it is"):
@@ -65,7 +71,12 @@ def test_damaged_file_is_refused_and_left_alone(folder, name, damage):
 def test_compressed_file_is_read(folder):
     (folder / "ett" / "tiny.csv.xz").write_bytes(lzma.compress(CONTENT))
     raw = ett.read(data.fetch(make_file()))
-    assert raw.x.shape == (1, 7) and raw.y is None and raw.names[-1] == "OT" and raw.x[0, -1] == np.float32(30.5)
+    assert (
+        raw.x.shape == (1, 7)
+        and raw.y is None
+        and raw.names[-1] == "OT"
+        and raw.x[0, -1] == np.float32(30.5)
+    )
 
 
 def test_ett_with_other_columns_is_refused():
@@ -114,9 +125,13 @@ def test_every_source_names_origin_licence_and_proof():
     for source in data.SOURCES.values():
         assert source.origin and source.licence and source.about
         for layout in source.layouts:
-            assert layout.note and bool(layout.files) == bool(layout.sample), "what must be fetched has a sample"
+            assert layout.note and bool(layout.files) == bool(layout.sample), (
+                "what must be fetched has a sample"
+            )
             for file in layout.files:
-                assert file.sha256 or file.md5 or layout.expect, "checksum, or counts of what it holds"
+                assert file.sha256 or file.md5 or layout.expect, (
+                    "checksum, or counts of what it holds"
+                )
                 assert len(file.sha256) in (0, 64) and len(file.md5) in (0, 32)
                 assert file.url == "" or file.url.startswith("https://")
     assert len(data.registry()) >= len(data.SOURCES)
@@ -146,12 +161,19 @@ def test_split_scales_by_the_training_part_alone():
     train = parts.train[0]
     assert torch.allclose(train.mean(0), torch.zeros(3), atol=1e-4)
     assert torch.allclose(train.std(0, unbiased=False), torch.tensor([1.0, 1.0, 0.0]), atol=1e-4)
-    assert parts.val[0].mean(0)[:2].abs().max() > 1e-3, "the other parts are not centred on themselves"
+    assert parts.val[0].mean(0)[:2].abs().max() > 1e-3, (
+        "the other parts are not centred on themselves"
+    )
     whole = data.split(x, np.zeros(300, int), seed=0, standardise="all").train[0]
-    assert whole.std(unbiased=False).item() == pytest.approx(1, abs=1e-4) and whole[:, 1].std() > 10 * whole[:, 0].std()
+    assert (
+        whole.std(unbiased=False).item() == pytest.approx(1, abs=1e-4)
+        and whole[:, 1].std() > 10 * whole[:, 0].std()
+    )
 
 
-@pytest.mark.parametrize("bad", [{"parts": (0.5, 0.5, 0.5)}, {"parts": (1.0, 0.0, 0.0)}, {"standardise": "column"}])
+@pytest.mark.parametrize(
+    "bad", [{"parts": (0.5, 0.5, 0.5)}, {"parts": (1.0, 0.0, 0.0)}, {"standardise": "column"}]
+)
 def test_bad_split_arguments(bad):
     with pytest.raises(LabError):
         data.split(np.zeros((10, 1)), np.zeros(10), seed=0, **bad)

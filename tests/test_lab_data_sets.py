@@ -76,7 +76,9 @@ def load(monkeypatch, source):
 
 def same(loaded, raw):
     assert loaded.x.dtype == raw.x.dtype and np.array_equal(loaded.x, raw.x)
-    assert (loaded.y is None) == (raw.y is None) and (raw.y is None or np.array_equal(loaded.y, raw.y))
+    assert (loaded.y is None) == (raw.y is None) and (
+        raw.y is None or np.array_equal(loaded.y, raw.y)
+    )
     assert loaded.names == raw.names and loaded.splits == raw.splits and not loaded.stand_in
 
 
@@ -97,7 +99,9 @@ FILES = [(name, i) for name, (_, layout) in LAYOUTS.items() for i in range(len(l
 @pytest.mark.parametrize("pack", [None, ".xz"])
 @pytest.mark.parametrize("how", CHECKED)
 @pytest.mark.parametrize(("name", "which"), FILES)
-def test_damage_to_any_file_is_refused_and_left_alone(folder, monkeypatch, server, name, which, how, pack):
+def test_damage_to_any_file_is_refused_and_left_alone(
+    folder, monkeypatch, server, name, which, how, pack
+):
     """Also where the publisher's site would have sent the right file: what lies in the folder is the reader's."""
     root, url = server
     source, _ = small(name, how, url)
@@ -108,7 +112,9 @@ def test_damage_to_any_file_is_refused_and_left_alone(folder, monkeypatch, serve
     middle = len(good) // 2
     damages = {
         "truncated": good[:middle],
-        "corrupted": good[:middle] + bytes(b ^ 0x15 for b in good[middle : middle + 40]) + good[middle + 40 :],
+        "corrupted": good[:middle]
+        + bytes(b ^ 0x15 for b in good[middle : middle + 40])
+        + good[middle + 40 :],
         "wrong format": b"<!DOCTYPE html><html>404: not found</html>\n",
         "empty": b"",
     }
@@ -129,7 +135,12 @@ def test_a_missing_file_says_what_to_put_where(folder, monkeypatch, name):
     with pytest.raises(DataError) as error:
         load(monkeypatch, source)
     message = str(error.value)
-    assert file.name in message and str(place) in message and file.sha256 in message and "NDL_DATA" in message
+    assert (
+        file.name in message
+        and str(place) in message
+        and file.sha256 in message
+        and "NDL_DATA" in message
+    )
     assert not place.exists()
 
 
@@ -138,7 +149,9 @@ def test_real_expectations_refuse_the_sample(folder, monkeypatch, name):
     """Sizes and class counts of the real set are checked even where every checksum has been taken out."""
     source, layout = LAYOUTS[name]
     bare = tuple(dataclasses.replace(f, sha256="", md5="", size=None) for f in layout.files)
-    source = dataclasses.replace(source, layouts=(dataclasses.replace(layout, files=bare, content=""),))
+    source = dataclasses.replace(
+        source, layouts=(dataclasses.replace(layout, files=bare, content=""),)
+    )
     put(folder, source, sample(name))
     with pytest.raises(DataError, match="expected"):
         load(monkeypatch, source)
@@ -151,7 +164,12 @@ def test_smoke_reads_the_official_format_and_says_so(monkeypatch, capsys, name):
     data._load.cache_clear()
     loaded, again = data.load(name), None
     made_up = bool(data.SOURCES[name].layouts[0].files)
-    assert loaded.stand_in == made_up == ("stand-in" in capsys.readouterr().out) == ("stand-in" in loaded.note)
+    assert (
+        loaded.stand_in
+        == made_up
+        == ("stand-in" in capsys.readouterr().out)
+        == ("stand-in" in loaded.note)
+    )
     data._load.cache_clear()
     again = data.load(name)
     assert loaded.checksum == again.checksum == data.checksum(name), "seeded"
@@ -162,14 +180,18 @@ def test_smoke_reads_the_official_format_and_says_so(monkeypatch, capsys, name):
             array[0] = 0
 
 
-@pytest.mark.parametrize("name", [name for name, source in data.SOURCES.items() if source.layouts[0].files])
+@pytest.mark.parametrize(
+    "name", [name for name, source in data.SOURCES.items() if source.layouts[0].files]
+)
 def test_smoke_runs_the_reader_of_every_form(monkeypatch, name):
     """Not that of the form which is used alone: each real reader meets a small file of its true format."""
     monkeypatch.setenv("NDL_MODE", "smoke")
     source, read = data.SOURCES[name], []
 
     def watched(layout):
-        return dataclasses.replace(layout, read=lambda *contents: (read.append(layout), layout.read(*contents))[1])
+        return dataclasses.replace(
+            layout, read=lambda *contents: (read.append(layout), layout.read(*contents))[1]
+        )
 
     load(monkeypatch, dataclasses.replace(source, layouts=tuple(map(watched, source.layouts))))
     data._load.cache_clear()
@@ -194,7 +216,9 @@ def test_the_note_of_recorded_runs_is_found_by_their_checksum(monkeypatch):
     assert "not in the registry" in data.note("cifar10", "0" * 16)
 
 
-@pytest.mark.parametrize("name", [name for name, source in data.SOURCES.items() if len(source.layouts) > 1])
+@pytest.mark.parametrize(
+    "name", [name for name, source in data.SOURCES.items() if len(source.layouts) > 1]
+)
 def test_the_first_complete_form_is_used(folder, monkeypatch, name):
     """Nothing but the second form in the folder: it is read; both: the publisher's."""
     first, second = small(f"{name}-0"), small(f"{name}-1")
@@ -207,10 +231,13 @@ def test_the_first_complete_form_is_used(folder, monkeypatch, name):
 
 def test_class_counts_of_the_archive_are_checked(folder, monkeypatch):
     source, raw = small("ecg5000-0", "content")
-    layout = dataclasses.replace(source.layouts[0], content="", expect={"train": (raw.x[:15].shape, (3, 3, 3, 3, 4))})
+    layout = dataclasses.replace(
+        source.layouts[0], content="", expect={"train": (raw.x[:15].shape, (3, 3, 3, 3, 4))}
+    )
     put(folder, source, sample("ecg5000-0"))
     with pytest.raises(
-        DataError, match=r"cases per class in the train part are \[3, 3, 3, 3, 3\], expected \[3, 3, 3, 3, 4\]"
+        DataError,
+        match=r"cases per class in the train part are \[3, 3, 3, 3, 3\], expected \[3, 3, 3, 3, 4\]",
     ):
         load(monkeypatch, dataclasses.replace(source, layouts=(layout,)))
 
@@ -218,13 +245,17 @@ def test_class_counts_of_the_archive_are_checked(folder, monkeypatch):
 def test_half_of_another_form_is_named(folder, monkeypatch):
     first, second = small("cifar10-0")[0], small("cifar10-1")[0]
     put(folder, second, sample("cifar10-1"))[1].unlink()
-    with pytest.raises(DataError, match=r"another form of cifar10, but lacks cifar10/cifar10_test\.npz"):
+    with pytest.raises(
+        DataError, match=r"another form of cifar10, but lacks cifar10/cifar10_test\.npz"
+    ):
         load(monkeypatch, dataclasses.replace(first, layouts=first.layouts + second.layouts))
 
 
 # --------------------------------------------------------------------------- downloads whose content alone can be checked
 @pytest.mark.parametrize("name", ["lsst-0", "cardio-0"])
-def test_a_download_without_a_checksum_is_kept_only_if_it_holds_what_it_should(folder, monkeypatch, server, name):
+def test_a_download_without_a_checksum_is_kept_only_if_it_holds_what_it_should(
+    folder, monkeypatch, server, name
+):
     root, url = server
     source, raw = small(name, "content", url)
     file, (content,) = source.layouts[0].files[0], sample(name)
@@ -245,7 +276,8 @@ def test_a_download_without_a_checksum_is_kept_only_if_it_holds_what_it_should(f
 def test_what_needs_an_account_says_so(folder):
     file = data.File("a.csv", by_hand="get a.csv from https://example.org (an account is needed)")
     with pytest.raises(
-        DataError, match=r"without an account: get a\.csv from https://example\.org.*put it at .*a\.csv"
+        DataError,
+        match=r"without an account: get a\.csv from https://example\.org.*put it at .*a\.csv",
     ):
         data.fetch(file)
 
@@ -262,7 +294,9 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(folder, monkeypatch, s
 def test_a_file_that_has_come_meanwhile_stays(folder):
     (folder / "a.csv").write_bytes(b"first")
     files.keep(data.File("a.csv"), b"second")
-    assert (folder / "a.csv").read_bytes() == b"first" and [p.name for p in folder.iterdir()] == ["a.csv"]
+    assert (folder / "a.csv").read_bytes() == b"first" and [p.name for p in folder.iterdir()] == [
+        "a.csv"
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------- CIFAR, independently
@@ -281,13 +315,23 @@ def test_cifar_rows_are_red_then_green_then_blue():
     rows = np.zeros((2, 3072), np.uint8)
     rows[0, 1024 + 5 * 32 + 7] = 200  # green, row 5, column 7
     rows[1, 2048 + 31 * 32] = 100  # blue, last row, first column
-    batch = {b"data": rows, b"fine_labels": [3, 1], b"coarse_labels": [0, 0], b"filenames": [b"a", b"b"]}
+    batch = {
+        b"data": rows,
+        b"fine_labels": [3, 1],
+        b"coarse_labels": [0, 0],
+        b"filenames": [b"a", b"b"],
+    }
     meta = {b"fine_label_names": [b"ant", b"bee", b"cat", b"dog"], b"coarse_label_names": [b"x"]}
     members = {"train": batch, "test": batch, "meta": meta}
-    archive = tar({f"cifar-100-python/{name}": pickle.dumps(content, 2) for name, content in members.items()})
+    archive = tar(
+        {f"cifar-100-python/{name}": pickle.dumps(content, 2) for name, content in members.items()}
+    )
     raw = LAYOUTS["cifar100-0"][1].read(archive)
     assert (
-        raw.x.shape == (4, 3, 32, 32) and raw.x[0, 1, 5, 7] == 200 and raw.x[1, 2, 31, 0] == 100 and raw.x.sum() == 600
+        raw.x.shape == (4, 3, 32, 32)
+        and raw.x[0, 1, 5, 7] == 200
+        and raw.x[1, 2, 31, 0] == 100
+        and raw.x.sum() == 600
     )
     assert raw.y.tolist() == [3, 1, 3, 1] and raw.names == ("ant", "bee", "cat", "dog")
     assert raw.splits == {"train": slice(0, 2), "test": slice(2, 4)}
@@ -309,7 +353,9 @@ def test_a_batch_as_python_2_wrote_it():
 
 
 def test_a_pickle_that_names_anything_else_is_not_opened():
-    members = {f"cifar-10-batches-py/data_batch_{i}": b"cos\nsystem\n(S'true'\ntR." for i in range(1, 6)}
+    members = {
+        f"cifar-10-batches-py/data_batch_{i}": b"cos\nsystem\n(S'true'\ntR." for i in range(1, 6)
+    }
     with pytest.raises(pickle.UnpicklingError, match=r"os\.system"):
         LAYOUTS["cifar10-0"][1].read(tar(members))
 
@@ -324,10 +370,21 @@ def test_webp_strips_are_exact_or_within_half_a_step(step):
     packed = io.BytesIO()
     webp = np.frombuffer(files[0].getvalue() + files[1].getvalue(), np.uint8)
     offsets = np.array([0, sizes[0], sum(sizes)])
-    np.savez(packed, webp=webp, offsets=offsets, labels=np.arange(5), step=step, classes=np.array(["a"] * 5))
+    np.savez(
+        packed,
+        webp=webp,
+        offsets=offsets,
+        labels=np.arange(5),
+        step=step,
+        classes=np.array(["a"] * 5),
+    )
     found, y, _ = images._strips(packed.getvalue())
     error = np.abs(found.transpose(0, 2, 3, 1).astype(int) - x)
-    assert found.flags.c_contiguous and y.tolist() == [0, 1, 2, 3, 4] and error.max() == {1: 0, 4: 2}[step]
+    assert (
+        found.flags.c_contiguous
+        and y.tolist() == [0, 1, 2, 3, 4]
+        and error.max() == {1: 0, 4: 2}[step]
+    )
 
 
 def test_a_pillow_without_webp_says_so(monkeypatch):
@@ -418,13 +475,17 @@ def test_heartbeat_copy_is_the_training_part_alone(folder, monkeypatch):
     put(folder, source, sample("heartbeat-2"))
     loaded = load(monkeypatch, source)
     assert [*loaded.splits] == ["train"] and "205 test cases are missing" in loaded.note
-    with pytest.raises(DataError, match=r"has no part 'test'; it has train\..*get Heartbeat\.zip from https"):
+    with pytest.raises(
+        DataError, match=r"has no part 'test'; it has train\..*get Heartbeat\.zip from https"
+    ):
         loaded.part("test")
     with pytest.raises(data.DataError.__base__, match="official parts"):
         data.official(loaded, seed=0)
     whole = LAYOUTS["heartbeat-0"][1].read(*sample("heartbeat-0"))
     train = whole.splits["train"]
-    assert np.array_equal(loaded.y, whole.y[train]) and np.allclose(loaded.x, whole.x[train], atol=1e-6)
+    assert np.array_equal(loaded.y, whole.y[train]) and np.allclose(
+        loaded.x, whole.x[train], atol=1e-6
+    )
 
 
 @pytest.mark.parametrize("name", ["ecg5000", "racketsports", "lsst", "sleep"])
@@ -440,7 +501,9 @@ def test_all_forms_of_a_set_give_the_same_cases(name):
 def test_cardio_drops_the_identifier_and_keeps_the_order_of_the_columns():
     text = "id;age;gender;height;weight;ap_hi;ap_lo;cholesterol;gluc;smoke;alco;active;cardio\n"
     raw = tables.read_cardio((text + "7;18393;2;168;62.5;110;-80;1;2;0;0;1;1\n").encode())
-    assert raw.x.tolist() == [[18393, 2, 168, 62.5, 110, -80, 1, 2, 0, 0, 1]] and raw.y.tolist() == [1]
+    assert raw.x.tolist() == [
+        [18393, 2, 168, 62.5, 110, -80, 1, 2, 0, 0, 1]
+    ] and raw.y.tolist() == [1]
     assert raw.names[0] == "age" and len(raw.names) == 11 and raw.x.flags.c_contiguous
     with pytest.raises(DataError, match="columns cardio are missing; it has"):
         tables.read_cardio(text.replace(";cardio", ";target").encode())
@@ -456,9 +519,18 @@ def test_food_delivery_drops_incomplete_rows_and_numbers_words_alphabetically():
         row | {"Type_of_order": "Meal ", "Distance (km)": ""},
         row | {"Type_of_order": "Drinks ", "TARGET": "25"},
     ]
-    text = "\n".join([",".join(head), *(",".join(r.values()) for r in rows)]) + "\n" + "," * (len(head) - 3) + "N/A,\n"
+    text = (
+        "\n".join([",".join(head), *(",".join(r.values()) for r in rows)])
+        + "\n"
+        + "," * (len(head) - 3)
+        + "N/A,\n"
+    )
     raw = tables.read_food(text.encode())
-    assert raw.x.shape == (3, 14) and raw.x[:, tables.FOOD.index("Type_of_order")].tolist() == [2, 0, 1]
+    assert raw.x.shape == (3, 14) and raw.x[:, tables.FOOD.index("Type_of_order")].tolist() == [
+        2,
+        0,
+        1,
+    ]
     assert raw.y.tolist() == [np.float32(30.12346), 20, 25]
 
 
@@ -473,7 +545,14 @@ def test_sst2_columns_in_either_order_and_words_that_look_missing():
     copy = b'label\tcontent\n0\tnull\n1\ta "fine film\n'
     test = b"index\tsentence\n0\tNA\n1\tso so\n"
     raw = texts.read_sst2(glue, copy, test)
-    assert raw.x.tolist() == ["null", 'a "fine film'] * 2 + ["NA", "so so"] and raw.y.tolist() == [0, 1, 0, 1, -1, -1]
+    assert raw.x.tolist() == ["null", 'a "fine film'] * 2 + ["NA", "so so"] and raw.y.tolist() == [
+        0,
+        1,
+        0,
+        1,
+        -1,
+        -1,
+    ]
     for bad in (b"text\tlabel\na\t1\n", b"sentence\na\n"):
         with pytest.raises(DataError, match="expected the columns"):
             texts.read_sst2(bad, copy, test)
@@ -483,7 +562,10 @@ def test_sst2_columns_in_either_order_and_words_that_look_missing():
 
 def test_cola_development_parts_together_are_those_of_glue():
     part = "gj04\t{}\t*\tSentence {}.\n"
-    contents = ["".join(part.format(i % 2, f"{c}{i}") for i in range(n)).encode() for c, n in zip("abc", (3, 2, 1))]
+    contents = [
+        "".join(part.format(i % 2, f"{c}{i}") for i in range(n)).encode()
+        for c, n in zip("abc", (3, 2, 1))
+    ]
     raw = texts.read_cola(*contents)
     assert raw.x[raw.splits["dev"]].tolist() == ["Sentence b0.", "Sentence b1.", "Sentence c0."]
     assert raw.y[raw.splits["train"]].tolist() == [0, 1, 0]
@@ -494,7 +576,9 @@ def test_cola_development_parts_together_are_those_of_glue():
 def test_wikitext_keeps_lines_and_tokens():
     raw = texts.read_wikitext(b" \n = A = \n a <unk> b \n", b" c \n", b" d \n")
     assert (
-        raw.x.tolist() == ["", "= A =", "a <unk> b", "c", "d"] and raw.splits["valid"] == slice(3, 4) and raw.y is None
+        raw.x.tolist() == ["", "= A =", "a <unk> b", "c", "d"]
+        and raw.splits["valid"] == slice(3, 4)
+        and raw.y is None
     )
     with pytest.raises(DataError, match="version 1"):
         texts.read_wikitext(b"raw text\n", b"c\n", b"d\n")
@@ -510,31 +594,49 @@ def test_official_split_keeps_the_test_part_and_scales_by_the_training_part():
     x = rng.normal([[5], [-3]], [[2], [0.5]], (120, 2, 30)).astype(np.float32)
     y = np.arange(120) % 3
     x.setflags(write=False)
-    parts = data.official(made(x, y, {"train": slice(0, 90), "test": slice(90, 120)}), seed=1, standardise="channel")
+    parts = data.official(
+        made(x, y, {"train": slice(0, 90), "test": slice(90, 120)}), seed=1, standardise="channel"
+    )
     assert [len(p[0]) for p in (parts.train, parts.val, parts.test)] == [72, 18, 30]
-    assert np.bincount(parts.val[1]).tolist() == [6, 6, 6] and parts.test[1].tolist() == y[90:].tolist()
+    assert (
+        np.bincount(parts.val[1]).tolist() == [6, 6, 6]
+        and parts.test[1].tolist() == y[90:].tolist()
+    )
     train = parts.train[0]
-    assert train.mean((0, 2)).abs().max() < 1e-5 and (train.std((0, 2), unbiased=False) - 1).abs().max() < 1e-4
+    assert (
+        train.mean((0, 2)).abs().max() < 1e-5
+        and (train.std((0, 2), unbiased=False) - 1).abs().max() < 1e-4
+    )
     assert parts.test[0].mean((0, 2)).abs().max() > 1e-4, "the test part is not centred on itself"
-    again = data.official(made(x, y, {"train": slice(0, 90), "test": slice(90, 120)}), seed=2, standardise="none")
+    again = data.official(
+        made(x, y, {"train": slice(0, 90), "test": slice(90, 120)}), seed=2, standardise="none"
+    )
     assert np.array_equal(again.test[0], x[90:]) and not np.array_equal(again.val[0], x[72:90])
 
 
 def test_official_split_of_pictures_gives_floats():
     raw = LAYOUTS["cifar10-0"][1].read(*sample("cifar10-0"))
     parts = data.official(made(raw.x, raw.y, raw.splits), seed=0, val=0.1, standardise="channel")
-    assert str(parts.train[0].dtype) == "torch.float32" and str(parts.train[1].dtype) == "torch.int64"
+    assert (
+        str(parts.train[0].dtype) == "torch.float32" and str(parts.train[1].dtype) == "torch.int64"
+    )
     assert len(parts.train[0]) == 180 and parts.train[0].mean((0, 2, 3)).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize("bad", [{"val": 0.0}, {"val": 1.0}, {"standardise": "row"}])
 def test_bad_arguments_of_the_official_split(bad):
-    whole = made(np.zeros((10, 2), np.float32), np.zeros(10, int), {"train": slice(0, 8), "test": slice(8, 10)})
+    whole = made(
+        np.zeros((10, 2), np.float32),
+        np.zeros(10, int),
+        {"train": slice(0, 8), "test": slice(8, 10)},
+    )
     with pytest.raises(data.DataError.__base__):
         data.official(whole, seed=0, **bad)
 
 
-@pytest.mark.parametrize("name", [name for name, source in data.SOURCES.items() if source.layouts[0].files])
+@pytest.mark.parametrize(
+    "name", [name for name, source in data.SOURCES.items() if source.layouts[0].files]
+)
 def test_the_real_files_are_read_where_this_machine_has_them(name, monkeypatch):
     """Shapes, classes and values of every set that lies in NDL_DATA (or in the user's cache folder) are those expected."""
     source = data.SOURCES[name]
@@ -544,4 +646,6 @@ def test_the_real_files_are_read_where_this_machine_has_them(name, monkeypatch):
     data._load.cache_clear()
     read = data.load(name)
     data._load.cache_clear()
-    assert not read.stand_in and data.note(name, read.checksum) in {layout.note for layout in source.layouts}
+    assert not read.stand_in and data.note(name, read.checksum) in {
+        layout.note for layout in source.layouts
+    }

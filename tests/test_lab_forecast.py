@@ -46,8 +46,14 @@ def test_chronological_parts_see_nothing_of_each_other(table):
     data, later = forecast.chronological(table), table.copy()
     later[240:] += 100
     other = forecast.chronological(later)
-    assert torch.equal(data.train[0], other.train[0]) and not torch.equal(data.test[0], other.test[0])
-    assert [len(part[0]) for part in (data.train, data.val, data.test)] == [240 - 35, 80 - 35, 80 - 35]
+    assert torch.equal(data.train[0], other.train[0]) and not torch.equal(
+        data.test[0], other.test[0]
+    )
+    assert [len(part[0]) for part in (data.train, data.val, data.test)] == [
+        240 - 35,
+        80 - 35,
+        80 - 35,
+    ]
     thin = forecast.chronological(table, every=8)
     assert len(thin.train[0]) == math.ceil(205 / 8) and len(thin.test[0]) == math.ceil(45 / 2)
     assert torch.equal(thin.val[0], data.val[0][::8])
@@ -56,15 +62,22 @@ def test_chronological_parts_see_nothing_of_each_other(table):
 def test_shuffled_halves_are_disjoint_and_the_second_is_used_twice(table):
     data = forecast.shuffled(table, seed=3)
     whole = forecast.windows(forecast.scale(table, slice(None)))[1]
-    assert data.val is data.test and len(data.train[0]) + len(data.val[0]) == len(whole) - 1  # the last one is left out
+    assert (
+        data.val is data.test and len(data.train[0]) + len(data.val[0]) == len(whole) - 1
+    )  # the last one is left out
     rows = {tuple(y.tolist()) for y in data.train[1]}
     assert len(rows) == len(data.train[1]) and not rows & {tuple(y.tolist()) for y in data.val[1]}
     assert not torch.equal(data.train[1], forecast.shuffled(table, seed=4).train[1])
 
 
 def test_protocols_by_name(table):
-    assert torch.equal(forecast.split("chronological", table, 0, 2).test[0], forecast.chronological(table, 2).test[0])
-    assert torch.equal(forecast.split("shuffled", table, 5, 2).test[0], forecast.shuffled(table, 5, 2).test[0])
+    assert torch.equal(
+        forecast.split("chronological", table, 0, 2).test[0],
+        forecast.chronological(table, 2).test[0],
+    )
+    assert torch.equal(
+        forecast.split("shuffled", table, 5, 2).test[0], forecast.shuffled(table, 5, 2).test[0]
+    )
     with pytest.raises(LabError, match="no protocol"):
         forecast.split("random", table, 0, 1)
 
@@ -103,8 +116,13 @@ def test_counts_and_shapes():
         "dense": 138_124, "dense-width": 7_084, "ndlinear": 7_088, "ndlinear-modes": 8_284, "dense-params": 8_254,
     }  # fmt: skip
     assert all(net(x).shape == (2, 12) for net in nets.values())
-    assert models.size(forecast.recurrent("dense")) == 20_460 and models.size(forecast.recurrent("ndlinear")) == 9_552
-    gap = models.size(forecast.recurrent("dense-params")) - models.size(forecast.recurrent("ndlinear-modes"))
+    assert (
+        models.size(forecast.recurrent("dense")) == 20_460
+        and models.size(forecast.recurrent("ndlinear")) == 9_552
+    )
+    gap = models.size(forecast.recurrent("dense-params")) - models.size(
+        forecast.recurrent("ndlinear-modes")
+    )
     assert abs(gap) < 50
     for make in (forecast.transformer, forecast.recurrent):
         with pytest.raises(LabError, match="of the arm"):
@@ -148,7 +166,9 @@ def test_released_answers_with_the_untrained_block_in_evaluation_mode():
     assert models.size(released) == 140_240
     first, second = released(x), own(x)
     assert not torch.allclose(first, second)
-    released.layer.block.unused.load_state_dict({k: 0 * v for k, v in released.layer.block.unused.state_dict().items()})
+    released.layer.block.unused.load_state_dict(
+        {k: 0 * v for k, v in released.layer.block.unused.state_dict().items()}
+    )
     assert not torch.allclose(released(x), first)
     released.train(), own.train()
     for module in [*released.modules(), *own.modules()]:
@@ -181,10 +201,20 @@ def test_ridge_is_least_squares_and_its_penalty_comes_from_validation():
     expected = torch.linalg.lstsq(ones.double(), y[:500].double()).solution
     assert torch.allclose(found[1].weight.T.double(), expected[:-1], atol=1e-4)
     assert torch.allclose(found[1].bias.double(), expected[-1], atol=1e-4)
-    errors = {p: F.mse_loss(forecast.ridge(data, (p,))(data.val[0]), data.val[1]).item() for p in (1e-6, 100.0, 1e4)}
+    errors = {
+        p: F.mse_loss(forecast.ridge(data, (p,))(data.val[0]), data.val[1]).item()
+        for p in (1e-6, 100.0, 1e4)
+    }
     best = min(errors, key=errors.get)
-    chosen = forecast.without_network("linear", data) if best == 1e-6 else forecast.ridge(data, tuple(errors))
-    assert F.mse_loss(forecast.ridge(data, tuple(errors))(data.val[0]), data.val[1]).item() == errors[best]
+    chosen = (
+        forecast.without_network("linear", data)
+        if best == 1e-6
+        else forecast.ridge(data, tuple(errors))
+    )
+    assert (
+        F.mse_loss(forecast.ridge(data, tuple(errors))(data.val[0]), data.val[1]).item()
+        == errors[best]
+    )
     assert chosen(data.test[0]).shape == (200, 12)
 
 
@@ -220,8 +250,15 @@ def test_the_paper_stands_beside_the_records():
     index = pd.MultiIndex.from_product([("RNN", "Transformer"), ("ETTh1", "ETTm1"), ("mse", "mae")])
     printed = pd.DataFrame({"Linear": range(8), "NdLinear": range(10, 18)}, index=index)
     table = forecast.beside(runs, printed, "shuffled", "mse")
-    assert table["printed Linear"].tolist() == [0, 2, 4, 6] and table["printed NdLinear"].tolist() == [10, 12, 14, 16]
-    assert table["ours Linear"].tolist() == [4, 4, 3, 3] and table["ours NdLinear"].tolist() == [2.5, 2.5, 1.5, 1.5]
+    assert table["printed Linear"].tolist() == [0, 2, 4, 6] and table[
+        "printed NdLinear"
+    ].tolist() == [10, 12, 14, 16]
+    assert table["ours Linear"].tolist() == [4, 4, 3, 3] and table["ours NdLinear"].tolist() == [
+        2.5,
+        2.5,
+        1.5,
+        1.5,
+    ]
     assert (table["ours Linear_low"] < table["ours Linear"]).all()
 
 
@@ -257,7 +294,9 @@ def test_dropout_is_stacked_only_when_asked_for(table):
     assert stack.curves[0][-1]["val_loss"] != stack.curves[1][-1]["val_loss"]
 
 
-@pytest.mark.parametrize("family", [forecast.transformer, forecast.recurrent], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "family", [forecast.transformer, forecast.recurrent], ids=lambda f: f.__name__
+)
 def test_stacked_members_train_as_they_would_alone_when_nothing_is_dropped(table, family):
     def make():
         net = family("ndlinear")
@@ -271,5 +310,7 @@ def test_stacked_members_train_as_they_would_alone_when_nothing_is_dropped(table
     for i, seed in enumerate((0, 1)):
         seed_everything(seed)
         alone = fit(make(), small(table), seed=seed, **how)
-        assert stack.curves[i][-1]["val_loss"] == pytest.approx(alone.curve[-1]["val_loss"], rel=1e-3)
+        assert stack.curves[i][-1]["val_loss"] == pytest.approx(
+            alone.curve[-1]["val_loss"], rel=1e-3
+        )
         assert stack.epoch["best"][i] == alone.best_epoch

@@ -50,17 +50,27 @@ def sheet():
     made = Sheet()
     made.add("text_classify", 222, "right", "a", method="NdLinear")
     made.add("text_classify", 1538, "wrong", "b", method="Linear", dataset="CoLA")
-    made.add("text_classify", 1544, "forced", "c", departs="two units", method="Linear", dataset="SST-2")
+    made.add(
+        "text_classify", 1544, "forced", "c", departs="two units", method="Linear", dataset="SST-2"
+    )
     return made
 
 
 def test_sheet_classifies_counts_and_judges(sheet):
     assert list(sheet.frame["match"]) == ["exact", "exact", "differs", "exact"]
-    assert sheet.tally() == {"exact": 3, "rounded": 0, "truncated": 0, "differs": 1, "no configuration": 0}
+    assert sheet.tally() == {
+        "exact": 3,
+        "rounded": 0,
+        "truncated": 0,
+        "differs": 1,
+        "no configuration": 0,
+    }
     assert sheet.judge("a") == {"holds": True}
     assert sheet.judge("b") == {"holds": False}
     assert sheet.judge("c") == {"holds": False, "under": True}
-    assert sheet.missing(["text_classify"]) == [] and len(sheet.missing(["cnn_image_classify"])) == 4
+    assert (
+        sheet.missing(["text_classify"]) == [] and len(sheet.missing(["cnn_image_classify"])) == 4
+    )
 
 
 def test_sheet_refuses_what_cannot_be_right(sheet):
@@ -80,7 +90,9 @@ def test_an_unmet_cell_fails_a_claim_even_when_another_departs(sheet):
 def test_flops_are_compared_in_the_unit_of_the_table():
     made = Sheet()
     made.add("trl_tcl", 0.8431e9, "x", "f", "flops", method="NdLinear")
-    assert made.frame["match"][0] == "rounded" and math.isclose(made.frame["ratio"][0], 0.8431 / 0.843)
+    assert made.frame["match"][0] == "rounded" and math.isclose(
+        made.frame["ratio"][0], 0.8431 / 0.843
+    )
 
 
 def test_show_prints_new_cells_once(sheet, capsys):
@@ -94,8 +106,12 @@ def test_show_prints_new_cells_once(sheet, capsys):
 
 
 def test_operations_are_multiply_adds_and_five_for_each_number_in_a_batch_norm():
-    net = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 25, 7))
-    assert forensics.operations(net, torch.zeros(2, 3, 5, 5)) == 2 * (25 * 4 * 27 + 5 * 4 * 25 + 100 * 7)
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 25, 7)
+    )
+    assert forensics.operations(net, torch.zeros(2, 3, 5, 5)) == 2 * (
+        25 * 4 * 27 + 5 * 4 * 25 + 100 * 7
+    )
     assert not net[1]._forward_hooks
 
 
@@ -113,10 +129,17 @@ def test_pairs_belong_together():
     both = forensics.pairs("vit_scaling", "acc_at_5")
     assert len(both) == 9 and set(both["blocks"]) == {"3", "6", "9"}
     assert both.loc[both["blocks"] == "9", "old"].nunique() == 1
-    assert forensics.pairs("fid_scores", "fid_10k")["ahead"].tolist() == [False, False]  # lower is better
-    assert math.isclose(forensics.pairs("text_classify", "params")["fewer"][0], 100 * (1 - 222 / 1544))
+    assert forensics.pairs("fid_scores", "fid_10k")["ahead"].tolist() == [
+        False,
+        False,
+    ]  # lower is better
+    assert math.isclose(
+        forensics.pairs("text_classify", "params")["fewer"][0], 100 * (1 - 222 / 1544)
+    )
     with pytest.raises(LabError, match="belong together"):
-        forensics.pairs("cnn_image_classify", "acc_at_1", dataset="CIFAR-10", old={"method": "Conv"})
+        forensics.pairs(
+            "cnn_image_classify", "acc_at_1", dataset="CIFAR-10", old={"method": "Conv"}
+        )
 
 
 def test_recomputed_numbers_by_hand():
@@ -149,7 +172,10 @@ def test_printed_comparisons_count_ties_as_good():
     zero_shot = lab.facts("opt_pretrain", metric="zero_shot_accuracy").pivot(
         index=["dataset", "model"], columns="method", values="value"
     )
-    assert tuple(found.loc["OPT, ten zero-shot tasks"]) == (sum(zero_shot["NdLinear"] >= zero_shot["Linear"]), 20)
+    assert tuple(found.loc["OPT, ten zero-shot tasks"]) == (
+        sum(zero_shot["NdLinear"] >= zero_shot["Linear"]),
+        20,
+    )
 
 
 def test_printed_trends_by_hand():
@@ -189,11 +215,15 @@ def test_released_shapes_agree_with_the_models():
     assert table.loc["OPT-Small, feed-forward", "parameters"] == models.size(opt)
     for order, layer in (("released", models.AsReleased), ("cheapest", models.Cheapest)):
         block = models.feed_forward(768, 2800, 8, layer=layer)
-        assert table.loc["OPT-Small, feed-forward", order] == lab.count_macs(block, torch.zeros(1, 768))
+        assert table.loc["OPT-Small, feed-forward", order] == lab.count_macs(
+            block, torch.zeros(1, 768)
+        )
         for width, depth in ((16, 2), (64, 3)):
             net = models.radius_mlp("NdLinear", width, depth, layer=layer)
             row = table.loc[f"Radius Bump, width {width}, depth {depth}"]
-            assert row[order] == lab.count_macs(net, torch.zeros(1, 10)) and row["parameters"] == models.size(net)
+            assert row[order] == lab.count_macs(net, torch.zeros(1, 10)) and row[
+                "parameters"
+            ] == models.size(net)
     assert (table["cheapest"] <= table["released"]).all()
     assert table.loc["LoRA LLaMA3-8B, down", "baseline"] == 8 * (14336 + 4096)
 

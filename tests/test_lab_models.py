@@ -29,7 +29,10 @@ def test_size_counts_shared_parameters_once_and_fixed_ones_on_demand():
     second.weight = first.weight
     assert size(nn.Sequential(first, second)) == 9 + 3 + 3
     first.bias.requires_grad_(False)
-    assert size(nn.Sequential(first, second)) == 12 and size(nn.Sequential(first, second), all=True) == 15
+    assert (
+        size(nn.Sequential(first, second)) == 12
+        and size(nn.Sequential(first, second), all=True) == 15
+    )
 
 
 @pytest.mark.parametrize("classes", [10, 100])
@@ -44,7 +47,9 @@ def test_cnn_counts(classes):
     for head, count in expected.items():
         assert size(models.cnn(head, classes)) == count
     hidden = (256, 2, 2)
-    assert size(models.cnn("ndlinear", classes, hidden=hidden)) == CONV + nd((64, 8, 8), hidden) + mlp(1024, classes)
+    assert size(models.cnn("ndlinear", classes, hidden=hidden)) == CONV + nd(
+        (64, 8, 8), hidden
+    ) + mlp(1024, classes)
 
 
 @pytest.mark.parametrize("head", ["dense", "ndlinear", "affine", "cp", "tt"])
@@ -66,7 +71,12 @@ def test_cp_layer_is_a_sum_of_outer_products():
 
 def test_tt_layer_is_a_tensor_train():
     layer, x = models.TTLinear((2, 3), (3, 2), rank=4).double(), torch.randn(5, 6).double()
-    assert [tuple(core.shape) for core in layer.cores] == [(1, 3, 3), (3, 2, 4), (4, 2, 3), (3, 3, 1)]
+    assert [tuple(core.shape) for core in layer.cores] == [
+        (1, 3, 3),
+        (3, 2, 4),
+        (4, 2, 3),
+        (3, 3, 1),
+    ]
     weight = torch.einsum("apb,bqc,crd,dse->pqrs", *layer.cores).reshape(6, 6)
     assert torch.allclose(layer(x), x @ weight.T + layer.bias)
 
@@ -79,7 +89,9 @@ def test_tt_ranks_are_cut_where_a_matrix_is_narrow():
 def test_cheapest_order_is_counted():
     with torch.device("meta"):
         macs = lab.count_macs(models.Cheapest((2800, 8), (768, 1)), torch.empty(1, 2800, 8))
-    assert macs == min(ndlinear.count_macs((2800, 8), (768, 1), order) for order in ((0, 1), (1, 0)))
+    assert macs == min(
+        ndlinear.count_macs((2800, 8), (768, 1), order) for order in ((0, 1), (1, 0))
+    )
 
 
 @pytest.mark.parametrize("outer", [True, False])
@@ -149,7 +161,9 @@ def test_tabular_and_text_heads():
     assert size(models.tabular("Delivery Time", "NdLinear")) == delivery
     for data, (inputs, _, outputs) in models.TABULAR.items():
         assert models.tabular(data, "NdLinear")(torch.randn(3, inputs)).shape == (3, outputs)
-    assert size(models.text_head()) == mlp(768, 2, 2) and size(models.text_head(hidden=128)) == mlp(768, 128, 2)
+    assert size(models.text_head()) == mlp(768, 2, 2) and size(models.text_head(hidden=128)) == mlp(
+        768, 128, 2
+    )
     assert size(models.text_head("NdLinear")) == nd((96, 8), (2, 2)) + mlp(4, 2)
     assert models.text_head("NdLinear")(torch.randn(3, 768)).shape == (3, 2)
 
@@ -168,8 +182,13 @@ def test_radius_networks(width, depth):
 def test_vit_students():
     width, depth, classes = 200, 3, 10
     attention = 4 * width + mlp(width, 3 * 512) + mlp(512, width)
-    around = 2 * 768 + mlp(768, width) + 2 * width + (197 + 1) * width + 2 * width + mlp(width, classes)
-    for method, block in (("NdViT", 2 * nd((width, 1), (width, 1))), ("Naive ViT", mlp(width, 512, width))):
+    around = (
+        2 * 768 + mlp(768, width) + 2 * width + (197 + 1) * width + 2 * width + mlp(width, classes)
+    )
+    for method, block in (
+        ("NdViT", 2 * nd((width, 1), (width, 1))),
+        ("Naive ViT", mlp(width, 512, width)),
+    ):
         net = models.ViT(method, width, depth, classes)
         assert size(net) == around + depth * (attention + block)
     with torch.no_grad():
@@ -194,7 +213,9 @@ def test_opt_against_transformers(name):
     assert size(ours) == size(built(config, "OPTModel"))
 
 
-@pytest.mark.parametrize(("name", "config"), [("Qwen3-1.7B", "Qwen3Config"), ("LLaMA3-8B", "LlamaConfig")])
+@pytest.mark.parametrize(
+    ("name", "config"), [("Qwen3-1.7B", "Qwen3Config"), ("LLaMA3-8B", "LlamaConfig")]
+)
 def test_decoders_against_transformers(name, config):
     c = models.DECODERS[name]
     options = {
@@ -236,5 +257,8 @@ def test_dit_counts():
         plain, seven = models.dit(), models.dit(7, nd_embedder=True)
     assert size(plain) == around + 28 * block == size(plain, all=True) - 256 * width
     saved = 7 * (mlp(width, 4 * width, width) - 2 * nd((width, 1), (width, 1)))
-    assert size(seven) == size(plain) - saved + nd((256, 1), (width, 1)) + nd((width, 1), (width, 1)) - rest
+    assert (
+        size(seven)
+        == size(plain) - saved + nd((256, 1), (width, 1)) + nd((width, 1), (width, 1)) - rest
+    )
     assert math.isclose(size(plain) / 1e6, 674.8, abs_tol=0.05)

@@ -143,7 +143,9 @@ def test_failed_run_is_recorded_reported_and_tried_again(results, monkeypatch):
 
     with pytest.raises(RecordError, match=r"lacks 1 of 3.*1 failed.*FloatingPointError: diverged"):
         records.record("fragile", grid(3), fragile)
-    assert [r["status"] for r in lines(results / "fragile.jsonl")] == ["ok", "failed", "ok"], "the others went on"
+    assert [r["status"] for r in lines(results / "fragile.jsonl")] == ["ok", "failed", "ok"], (
+        "the others went on"
+    )
     monkeypatch.setenv("NDL_TEST_HEALED", "1")
     assert len(records.record("fragile", grid(3), fragile)) == 3
 
@@ -192,7 +194,11 @@ def test_code_hash_ignores_layout_and_docstrings_but_not_code():
     )
     first = code_hash(make(helper.format(1, 1), K=2))
     assert code_hash(make(helper.format(1, 1), K=2)) == first
-    others = [make(helper.format(2, 1), K=2), make(helper.format(1, 2), K=2), make(helper.format(1, 1), K=3)]
+    others = [
+        make(helper.format(2, 1), K=2),
+        make(helper.format(1, 2), K=2),
+        make(helper.format(1, 1), K=3),
+    ]
     assert first not in [code_hash(run) for run in others], "helpers, classes and constants count"
 
 
@@ -238,13 +244,19 @@ KILLED = """
 def test_kill_minus_nine_loses_and_doubles_nothing(tmp_path):
     """A real process is killed in the middle of a grid, twice, and started again."""
     script = tmp_path / "grid.py"
-    script.write_text(textwrap.dedent(KILLED.format(notebooks=str(ROOT / "notebooks"), folder=str(tmp_path))))
+    script.write_text(
+        textwrap.dedent(KILLED.format(notebooks=str(ROOT / "notebooks"), folder=str(tmp_path)))
+    )
     path = tmp_path / "killed.jsonl"
     seen = 0
     for _ in range(2):
-        process = subprocess.Popen([sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
         deadline = time.time() + 60
-        while time.time() < deadline and (not path.exists() or path.read_bytes().count(b"\n") < seen + 5):
+        while time.time() < deadline and (
+            not path.exists() or path.read_bytes().count(b"\n") < seen + 5
+        ):
             time.sleep(0.02)
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -254,11 +266,15 @@ def test_kill_minus_nine_loses_and_doubles_nothing(tmp_path):
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
     assert "done 40" in done.stdout
     assert path.read_bytes().startswith(before), "no finished row changed"
-    assert sorted(row["config"]["x"] for row in lines(path)) == list(range(40)), "none lost, none doubled"
+    assert sorted(row["config"]["x"] for row in lines(path)) == list(range(40)), (
+        "none lost, none doubled"
+    )
 
 
 def test_canonical_is_independent_of_key_order():
-    assert canonical({"b": 1, "a": [1, 2]}) == canonical({"a": [1, 2], "b": 1}) == '{"a":[1,2],"b":1}'
+    assert (
+        canonical({"b": 1, "a": [1, 2]}) == canonical({"a": [1, 2], "b": 1}) == '{"a":[1,2],"b":1}'
+    )
 
 
 def test_complete_can_write_anywhere(tmp_path, monkeypatch):
@@ -285,16 +301,33 @@ def test_seeds_of_a_configuration_can_run_together_and_a_row_is_still_one_run(re
     assert seen == [[(3, 0), (3, 1)], [(4, 0), (4, 1)]] and list(table["y"]) == [9, 16, 10, 17], (
         "rows in the grid's order"
     )
-    assert list(records.record("squares", both, squares, together=True)["y"]) == [9, 16, 10, 17, 11, 18]
+    assert list(records.record("squares", both, squares, together=True)["y"]) == [
+        9,
+        16,
+        10,
+        17,
+        11,
+        18,
+    ]
     assert seen[2:] == [[(3, 2)], [(4, 2)]], "only what is missing"
     rows = lines(results / "squares.jsonl")
-    assert [r["together"] for r in rows] == [2, 2, 2, 2, 1, 1] and len({r["key"] for r in rows}) == 6
+    assert [r["together"] for r in rows] == [2, 2, 2, 2, 1, 1] and len(
+        {r["key"] for r in rows}
+    ) == 6
     monkeypatch.setenv("NDL_MODE", "replay")
-    assert list(records.record("squares", both, squares, together=True)["y"]) == [9, 16, 10, 17, 11, 18]
+    assert list(records.record("squares", both, squares, together=True)["y"]) == [
+        9,
+        16,
+        10,
+        17,
+        11,
+        18,
+    ]
 
 
 @pytest.mark.parametrize(
-    "answer, why", [([{"metrics": {}}], "1 results for 2"), (None, "object of type"), ("raise", "bad day")]
+    "answer, why",
+    [([{"metrics": {}}], "1 results for 2"), (None, "object of type"), ("raise", "bad day")],
 )
 def test_a_group_that_fails_is_recorded_as_failed_for_each_of_its_seeds(results, answer, why):
     def group(configs):

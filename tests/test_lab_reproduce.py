@@ -56,7 +56,9 @@ def test_a_part_of_a_record_runs_again_beside_the_rows_that_stay(capsys):
 
 
 def test_values_that_no_row_has_are_named(tmp_path):
-    with pytest.raises(LabError, match=r"no recorded row of 'template-example' has \{'model': 'cubic'\}.*'model'"):
+    with pytest.raises(
+        LabError, match=r"no recorded row of 'template-example' has \{'model': 'cubic'\}.*'model'"
+    ):
         reproduce.rerun("template-example", tmp_path, {"model": "cubic"})
     assert reproduce.chosen({"width": 16, "depth": 2}, {"width": "16"})
     assert not reproduce.chosen({"width": 16, "depth": 2}, {"width": "16", "depth": "3"})

@@ -63,7 +63,9 @@ def test_interval_is_students():
 
 def test_interval_covers_the_truth_at_its_level():
     rng = np.random.default_rng(1)
-    hits = [low <= 0 <= high for _, low, high in (lab.interval(rng.normal(size=6)) for _ in range(2000))]
+    hits = [
+        low <= 0 <= high for _, low, high in (lab.interval(rng.normal(size=6)) for _ in range(2000))
+    ]
     assert np.mean(hits) == pytest.approx(0.95, abs=0.015)
 
 
@@ -79,7 +81,9 @@ def runs():
     rng = np.random.default_rng(0)
     noise = rng.normal(size=8)
     frames = [
-        pd.DataFrame({"model": m, "seed": range(8), "loss": 1 + shift + noise + 0.01 * rng.normal(size=8)})
+        pd.DataFrame(
+            {"model": m, "seed": range(8), "loss": 1 + shift + noise + 0.01 * rng.normal(size=8)}
+        )
         for m, shift in (("dense", 0), ("nd", 0.1))
     ]
     return pd.concat(frames, ignore_index=True)
@@ -87,7 +91,9 @@ def runs():
 
 def test_compare_pairs_by_seed():
     row = lab.compare(runs(), "loss").iloc[0]
-    assert row["model"] == "nd" and row["n"] == 8 and row["difference"] == pytest.approx(0.1, abs=0.02)
+    assert (
+        row["model"] == "nd" and row["n"] == 8 and row["difference"] == pytest.approx(0.1, abs=0.02)
+    )
     assert row["high"] - row["low"] < 0.05, "pairing removes the common noise"
     shuffled = lab.compare(runs().sample(frac=1, random_state=1), "loss").iloc[0]
     assert shuffled["difference"] == pytest.approx(row["difference"])
@@ -114,7 +120,11 @@ def test_summary_keeps_groups_in_order():
 
 
 def test_decide():
-    assert stats.decide(0.1, 0.2) is True and stats.decide(-0.2, -0.1) is False and stats.decide(-0.1, 0.1) is None
+    assert (
+        stats.decide(0.1, 0.2) is True
+        and stats.decide(-0.2, -0.1) is False
+        and stats.decide(-0.1, 0.1) is None
+    )
     assert stats.decide(0.4, 0.6, at_least=0.5) is None
 
 
@@ -128,7 +138,11 @@ def test_methods_have_one_colour_marker_and_name():
 def test_seeds_shows_every_point():
     figure, axis = plt.subplots()
     figures.seeds(axis, 0, [1.0, 2.0, 3.0], "ndlinear", low=1.5, high=2.5)
-    assert len(axis.lines[0].get_xdata()) == 3 and axis.lines[1].get_ydata()[0] == 2.0 and len(axis.collections) == 1
+    assert (
+        len(axis.lines[0].get_xdata()) == 3
+        and axis.lines[1].get_ydata()[0] == 2.0
+        and len(axis.collections) == 1
+    )
     plt.close(figure)
 
 
@@ -166,7 +180,9 @@ def jupyter(monkeypatch):
     import IPython.display
 
     shown = []
-    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: types.SimpleNamespace(kernel=1))
+    monkeypatch.setattr(
+        sys.modules["IPython"], "get_ipython", lambda: types.SimpleNamespace(kernel=1)
+    )
     monkeypatch.setattr(IPython.display, "display", lambda thing: shown.append(thing.data))
     return shown
 
@@ -174,7 +190,9 @@ def jupyter(monkeypatch):
 def test_notebooks_get_html_that_is_escaped(jupyter):
     lab.table(pd.DataFrame({"a<b": ["<script>"]}).rename_axis(columns="kind"), caption="x < y")
     lab.say("*hello*")
-    assert "<script>" not in jupyter[0] and "&lt;script&gt;" in jupyter[0] and "x &lt; y" in jupyter[0]
+    assert (
+        "<script>" not in jupyter[0] and "&lt;script&gt;" in jupyter[0] and "x &lt; y" in jupyter[0]
+    )
     assert "kind" not in jupyter[0], "the name of the columns is no column"
     assert jupyter[1] == "*hello*"
 
@@ -198,14 +216,25 @@ def test_start_prints_the_line_for_bug_reports(monkeypatch, capsys):
     monkeypatch.setenv("NDL_MODE", "smoke")
     lab.start()
     line = capsys.readouterr().out.strip()
-    assert line.startswith("smoke · ") and "torch" in line and "ndlinear.py" in line and "\n" not in line
+    assert (
+        line.startswith("smoke · ")
+        and "torch" in line
+        and "ndlinear.py" in line
+        and "\n" not in line
+    )
 
 
 def test_card_names_claims_reading_time_and_gpu(jupyter, capsys):
     lab.card("10_one_layer", read_first=["00_template"], gpu=True)
-    assert "Settles" in jupyter[0] and 'href="00_template.html"' in jupyter[0] and "for a full run" in jupyter[0]
+    assert (
+        "Settles" in jupyter[0]
+        and 'href="00_template.html"' in jupyter[0]
+        and "for a full run" in jupyter[0]
+    )
     lab.card("99_nothing")
-    assert "no claim" in jupyter[1] and "not recorded yet" in jupyter[1] and "not needed" in jupyter[1]
+    assert (
+        "no claim" in jupyter[1] and "not recorded yet" in jupyter[1] and "not needed" in jupyter[1]
+    )
 
 
 def test_require(monkeypatch):
@@ -225,5 +254,6 @@ def test_require_on_colab_never_touches_torch_or_numpy(monkeypatch):
     with pytest.raises(ModuleNotFoundError):
         lab.require("absent_module", "absent-package")
     assert (
-        f"torch=={torch.__version__.partition('+')[0]}" in commands[0] and f"numpy=={numpy.__version__}" in commands[0]
+        f"torch=={torch.__version__.partition('+')[0]}" in commands[0]
+        and f"numpy=={numpy.__version__}" in commands[0]
     )

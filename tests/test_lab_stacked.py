@@ -22,11 +22,15 @@ def dense():
 
 
 def modewise():
-    return nn.Sequential(nn.Unflatten(1, (2, 3)), NdLinear((2, 3), (3, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(6, 1))
+    return nn.Sequential(
+        nn.Unflatten(1, (2, 3)), NdLinear((2, 3), (3, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(6, 1)
+    )
 
 
 @pytest.mark.parametrize("make", [dense, modewise])
-@pytest.mark.parametrize("options", [{"batch_size": 0}, {"batch_size": 20, "weight_decay": 0.01, "optimiser": "adamw"}])
+@pytest.mark.parametrize(
+    "options", [{"batch_size": 0}, {"batch_size": 20, "weight_decay": 0.01, "optimiser": "adamw"}]
+)
 @pytest.mark.parametrize("own_data", [True, False])
 def test_every_member_trains_as_it_would_alone(make, options, own_data):
     seeds = [3, 5, 8]
@@ -53,7 +57,11 @@ def test_members_stop_by_themselves_and_the_rest_goes_on():
     stops = stack.epoch["stop"]
     assert all(stack.stopped) and len(set(stops)) > 1 and stack.epoch["end"] == [150] * 4
     for i, at in enumerate(stops):
-        assert stack.curves[i][at - 1]["train_loss"] < 0.2 <= min(p["train_loss"] for p in stack.curves[i][: at - 1])
+        assert (
+            stack.curves[i][at - 1]["train_loss"]
+            < 0.2
+            <= min(p["train_loss"] for p in stack.curves[i][: at - 1])
+        )
         assert stack.epoch["best"][i] <= at
         short = stacked.fit(dense, parts(1), seeds=[seeds[i]], loss=F.mse_loss, epochs=at, lr=0.02)
         for a, b in zip(stack.model(i, "stop").parameters(), short.model(0, "end").parameters()):
@@ -62,7 +70,9 @@ def test_members_stop_by_themselves_and_the_rest_goes_on():
 
 
 def test_validation_is_looked_at_as_often_as_asked():
-    stack = stacked.fit(dense, parts(1), seeds=[0, 1], loss=F.mse_loss, epochs=11, lr=0.02, check_every=4)
+    stack = stacked.fit(
+        dense, parts(1), seeds=[0, 1], loss=F.mse_loss, epochs=11, lr=0.02, check_every=4
+    )
     assert [p["epoch"] for p in stack.curves[0]] == [4, 8, 11]
     assert [p["epoch"] for p in stack.thin(1, points=2)] == [4, 11]
     assert stack.epoch["stop"] == [11, 11] and stack.stopped == [False, False]
@@ -71,7 +81,10 @@ def test_validation_is_looked_at_as_often_as_asked():
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"make": lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))}, "cannot be stacked"),
+        (
+            {"make": lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))},
+            "cannot be stacked",
+        ),
         ({"make": lambda: nn.Sequential(nn.Linear(6, 1), nn.Dropout(0.1))}, "cannot be stacked"),
         ({"data": [parts(0)]}, None),
         ({"data": [parts(0), parts(1, 40)]}, "different shapes"),
@@ -83,7 +96,14 @@ def test_validation_is_looked_at_as_often_as_asked():
     ],
 )
 def test_what_cannot_be_stacked_is_refused(change, message):
-    arguments = {"make": dense, "data": parts(0), "seeds": [0, 1], "epochs": 5, "lr": 0.01, "loss": F.mse_loss} | change
+    arguments = {
+        "make": dense,
+        "data": parts(0),
+        "seeds": [0, 1],
+        "epochs": 5,
+        "lr": 0.01,
+        "loss": F.mse_loss,
+    } | change
     if message is None:
         stacked.fit(**arguments)
         return

@@ -5,7 +5,13 @@ from bs4 import BeautifulSoup
 from lab import ledger, records, story
 
 CLAIMS = {
-    "layer-a": {"verdict": "holds", "scope": "as printed", "notebook": "10_x", "needs": ["cpu"], "kind": "theorem"},
+    "layer-a": {
+        "verdict": "holds",
+        "scope": "as printed",
+        "notebook": "10_x",
+        "needs": ["cpu"],
+        "kind": "theorem",
+    },
     "layer-b": {
         "verdict": "fails",
         "correction": "a < b",
@@ -21,15 +27,32 @@ CLAIMS = {
         "needs": ["none"],
         "kind": "theorem",
     },
-    "lora-a": {"verdict": "open", "needs": ["gpu", "data:CIFAR-10", "weights:BERT"], "kind": "measured"},
-    "lora-b": {"verdict": "untestable", "reason": "no numbers", "needs": ["none"], "kind": "qualitative"},
-    "dit-a": {"verdict": "undecided", "scope": "small", "notebook": "53_x", "needs": ["gpu"], "kind": "measured"},
+    "lora-a": {
+        "verdict": "open",
+        "needs": ["gpu", "data:CIFAR-10", "weights:BERT"],
+        "kind": "measured",
+    },
+    "lora-b": {
+        "verdict": "untestable",
+        "reason": "no numbers",
+        "needs": ["none"],
+        "kind": "qualitative",
+    },
+    "dit-a": {
+        "verdict": "undecided",
+        "scope": "small",
+        "notebook": "53_x",
+        "needs": ["gpu"],
+        "kind": "measured",
+    },
 }
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch):
-    made = {id: {"id": id, "statement": f"statement <of> {id}", **claim} for id, claim in CLAIMS.items()}
+    made = {
+        id: {"id": id, "statement": f"statement <of> {id}", **claim} for id, claim in CLAIMS.items()
+    }
     monkeypatch.setattr(ledger, "_load", lambda: made)
 
 
@@ -37,15 +60,24 @@ def small(monkeypatch):
 def shown(monkeypatch):
     """What `put` gets: text and HTML."""
     seen = []
-    monkeypatch.setattr(story, "put", lambda text, html: seen.append((text, BeautifulSoup(html, "html.parser"))))
+    monkeypatch.setattr(
+        story, "put", lambda text, html: seen.append((text, BeautifulSoup(html, "html.parser")))
+    )
     return seen
 
 
 def test_frame_has_one_row_per_claim():
     frame = story.frame().set_index("id")
     assert list(frame.index) == list(CLAIMS)
-    assert frame.loc["lora-a", ["area", "part", "needs"]].tolist() == ["LoRA", "", "GPU, data, weights"]
-    assert frame.loc["dit-a", "part"] == "Large models" and frame.loc["memory-a", "needs"] == "the runs of other claims"
+    assert frame.loc["lora-a", ["area", "part", "needs"]].tolist() == [
+        "LoRA",
+        "",
+        "GPU, data, weights",
+    ]
+    assert (
+        frame.loc["dit-a", "part"] == "Large models"
+        and frame.loc["memory-a", "needs"] == "the runs of other claims"
+    )
     assert frame.loc["layer-b", "records"] == ["runs"] and frame.loc["layer-a", "records"] == []
 
 
@@ -85,7 +117,11 @@ def test_evidence_counts_runs_and_seeds(monkeypatch):
 def test_questions_are_answered_by_claims(shown):
     story.tell({"layer-b": ("Is it <so>?", "One asks."), "lora-a": ("And that?", "")})
     ((text, page),) = shown
-    assert "Is it <so>? (✗ fails · layer-b)" in text and "Right statement: a < b" in text and "One asks." in text
+    assert (
+        "Is it <so>? (✗ fails · layer-b)" in text
+        and "Right statement: a < b" in text
+        and "One asks." in text
+    )
     first, second = page.find_all("dd")
     assert [dt.text for dt in page.find_all("dt")] == ["Is it <so>?", "And that?"]
     assert first.a["href"] == "11_x.html#claim-layer-b" and "Right statement: a < b" in first.text

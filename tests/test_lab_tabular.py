@@ -55,10 +55,19 @@ def test_every_member_trains_as_lab_fit_would_train_it(name):
     stacked_loss = tabular.cross_entropy if classes else tabular.squared_error
     loss = F.cross_entropy if classes else lambda out, y: F.mse_loss(out[:, 0], y)
     scores = {"accuracy": tabular.accuracy} if classes else {}
-    stack = tabular.fit(make, data, seeds=seeds, loss=stacked_loss, scores=scores, epochs=9, lr=0.01, batch_size=32)
+    stack = tabular.fit(
+        make, data, seeds=seeds, loss=stacked_loss, scores=scores, epochs=9, lr=0.01, batch_size=32
+    )
     for i, seed in enumerate(seeds):
         lab.seed_everything(seed)
-        options = {"epochs": 9, "lr": 0.01, "batch_size": 32, "seed": seed, "optimiser": "adamw", "weight_decay": 0.01}
+        options = {
+            "epochs": 9,
+            "lr": 0.01,
+            "batch_size": 32,
+            "seed": seed,
+            "optimiser": "adamw",
+            "weight_decay": 0.01,
+        }
         alone = lab.fit(make(), data[i], loss=loss, device="cpu", **options)
         assert stack.best[i] == alone.best_epoch
         for here, there in zip(stack.curves[i], alone.curve):
@@ -66,7 +75,9 @@ def test_every_member_trains_as_lab_fit_would_train_it(name):
         found = stack.evaluate([s.test for s in data], {"loss": stacked_loss} | scores)[i]
         assert found["loss"] == pytest.approx(alone.metrics["test_loss"], rel=2e-3)
         if classes:
-            right = (alone.model(data[i].test[0]).argmax(1) == data[i].test[1]).double().mean().item()
+            right = (
+                (alone.model(data[i].test[0]).argmax(1) == data[i].test[1]).double().mean().item()
+            )
             assert found["accuracy"] == pytest.approx(right, abs=0.02)
 
 
@@ -100,12 +111,16 @@ def test_filling_up_changes_no_answer():
     network, x = tabular.folded(11, (3, 4), (5, 6), 2), torch.randn(6, 11)
     filled = torch.cat([x, torch.zeros(6, 1)], 1).view(6, 3, 4)
     torch.testing.assert_close(network(x), network[2:](filled))
-    assert not any(isinstance(layer, nn.ZeroPad1d) for layer in tabular.folded(12, (3, 4), (5, 6), 2))
+    assert not any(
+        isinstance(layer, nn.ZeroPad1d) for layer in tabular.folded(12, (3, 4), (5, 6), 2)
+    )
 
 
 def test_models_without_layers_against_their_formulas():
     split = parts(0, 3, 1, rows=200)
-    (x, y), (x_test, y_test) = [(a.double().numpy(), b.double().numpy()) for a, b in (split.train, split.test)]
+    (x, y), (x_test, y_test) = [
+        (a.double().numpy(), b.double().numpy()) for a, b in (split.train, split.test)
+    ]
     answer, counts = tabular.peer("constant", split, False, 0)
     assert answer == pytest.approx(y.mean()) and counts == {"parameters": 1, "macs": 0}
     solution = np.linalg.lstsq(np.c_[x, np.ones(200)], y, rcond=None)[0]
@@ -114,17 +129,24 @@ def test_models_without_layers_against_their_formulas():
     assert counts == {"parameters": 4, "macs": 3}
     boosted, counts = tabular.peer("boosting", split, False, 0, most=60)
     assert 1 <= counts["trees"] <= 60
-    assert ((boosted - y_test) ** 2).mean() < ((answer - y_test) ** 2).mean(), "the target is not linear"
+    assert ((boosted - y_test) ** 2).mean() < ((answer - y_test) ** 2).mean(), (
+        "the target is not linear"
+    )
 
 
 def test_classifiers_without_layers():
     split = parts(1, 3, 2, rows=300)
-    share = {n: (tabular.peer(n, split, True, 0, most=60)[0] == split.test[1].numpy()).mean() for n in tabular.PEERS}
+    share = {
+        n: (tabular.peer(n, split, True, 0, most=60)[0] == split.test[1].numpy()).mean()
+        for n in tabular.PEERS
+    }
     assert (
         share["constant"] == max(np.bincount(split.test[1])) / 300
         or share["constant"] == min(np.bincount(split.test[1])) / 300
     )
-    assert share["boosting"] > 0.85 > share["linear"], "the sign of a product is not linear in its factors"
+    assert share["boosting"] > 0.85 > share["linear"], (
+        "the sign of a product is not linear in its factors"
+    )
     scaled = lab.Split(*[(3 * a + 5, b) for a, b in (split.train, split.val, split.test)])
     far = tabular.peer("linear", scaled, True, 0)[0] == tabular.peer("linear", split, True, 0)[0]
     assert far.mean() > 0.99, "without a penalty the scale of the features does not matter"
@@ -141,7 +163,9 @@ def test_what_is_recorded_of_a_run(outputs, unit):
     stack = tabular.fit(make, data, seeds=seeds, loss=loss, epochs=6, lr=0.01, batch_size=16)
     score = tabular.accuracy if outputs == 2 else tabular.squared_error
     for name, moment in (("score", "best"), ("score_last", "end")):
-        expected = [unit * f["s"] for f in stack.evaluate([s.test for s in data], {"s": score}, moment)]
+        expected = [
+            unit * f["s"] for f in stack.evaluate([s.test for s in data], {"s": score}, moment)
+        ]
         assert [row["metrics"][name] for row in found] == pytest.approx(expected)
     assert [row["metrics"]["epoch"] for row in found] == stack.best
     assert {(row["parameters"], row["macs"]) for row in found} == {
@@ -152,12 +176,19 @@ def test_what_is_recorded_of_a_run(outputs, unit):
 def test_pairs_are_those_of_the_seeds_that_both_arms_have():
     rng = np.random.default_rng(0)
     a, b = rng.normal(size=6), rng.normal(size=4)
-    rows = [("a", s, v, 5, 7) for s, v in enumerate(a)] + [("NdLinear", s, v, 3, 9) for s, v in enumerate(b)]
-    runs = pd.DataFrame(rows, columns=["arm", "seed", "score", "parameters", "macs"]).sample(frac=1, random_state=0)
+    rows = [("a", s, v, 5, 7) for s, v in enumerate(a)] + [
+        ("NdLinear", s, v, 3, 9) for s, v in enumerate(b)
+    ]
+    runs = pd.DataFrame(rows, columns=["arm", "seed", "score", "parameters", "macs"]).sample(
+        frac=1, random_state=0
+    )
     expected = stats.ttest_rel(a[:4], b).confidence_interval(0.95)
     assert tabular.versus(runs, "a", "NdLinear") == pytest.approx(((a[:4] - b).mean(), *expected))
     table = tabular.overview(runs).set_index("arm")
-    assert list(table.loc["a", ["parameters", "macs", "n"]]) == [5, 7, 6] and table.loc["NdLinear", "n"] == 4
+    assert (
+        list(table.loc["a", ["parameters", "macs", "n"]]) == [5, 7, 6]
+        and table.loc["NdLinear", "n"] == 4
+    )
     assert table.loc["a", "score"] == pytest.approx(a.mean())
     assert table.loc["a", "difference_low"] == pytest.approx(expected.low)
     assert np.isnan(table.loc["NdLinear", "difference"]) and table["score"].is_monotonic_increasing

@@ -19,7 +19,9 @@ def problem(n=120, seed=0):
 def train(seed=0, **over) -> Fit:
     seed_everything(seed)
     return fit(
-        nn.Linear(3, 1), problem(), **({"loss": mse, "epochs": 20, "lr": 0.05, "batch_size": 16, "seed": seed} | over)
+        nn.Linear(3, 1),
+        problem(),
+        **({"loss": mse, "epochs": 20, "lr": 0.05, "batch_size": 16, "seed": seed} | over),
     )
 
 
@@ -36,7 +38,9 @@ def test_numbers_of_this_revision():
 
 def test_it_learns_what_least_squares_finds():
     data = problem()
-    best = torch.linalg.lstsq(torch.cat([data.train[0], torch.ones(60, 1)], 1), data.train[1]).solution
+    best = torch.linalg.lstsq(
+        torch.cat([data.train[0], torch.ones(60, 1)], 1), data.train[1]
+    ).solution
     residual = mse(torch.cat([data.train[0], torch.ones(60, 1)], 1) @ best, data.train[1]).item()
     assert train(epochs=200, lr=0.02).curve[-1]["train_loss"] == pytest.approx(residual, rel=0.05)
 
@@ -59,7 +63,9 @@ def test_test_part_is_never_used_to_choose():
         seed_everything(0)
         runs.append(fit(nn.Linear(3, 1), d, **arguments))
     assert runs[0].best_epoch == runs[1].best_epoch
-    assert all(torch.equal(a, b) for a, b in zip(runs[0].model.parameters(), runs[1].model.parameters()))
+    assert all(
+        torch.equal(a, b) for a, b in zip(runs[0].model.parameters(), runs[1].model.parameters())
+    )
     assert runs[0].metrics["test_loss"] != runs[1].metrics["test_loss"]
 
 
@@ -74,7 +80,9 @@ def test_stopping_rules():
 def test_scores_are_means_over_samples_whatever_the_batch():
     result = train(scores={"mae": nn.functional.l1_loss})
     x, y = problem().test
-    assert result.metrics["test_mae"] == pytest.approx((result.model(x) - y).abs().mean().item(), rel=1e-5)
+    assert result.metrics["test_mae"] == pytest.approx(
+        (result.model(x) - y).abs().mean().item(), rel=1e-5
+    )
     uneven = training.evaluate(result.model, (x, y), mse, {}, batch=7)["loss"]
     assert uneven == pytest.approx(result.metrics["test_loss"], rel=1e-5)
 

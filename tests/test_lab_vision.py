@@ -33,8 +33,12 @@ def test_pictures_are_drawn_by_the_seed_in_equal_numbers_and_scaled_by_themselve
     assert torch.allclose(x.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
     assert torch.allclose(x.std((0, 2, 3), unbiased=False), torch.ones(3), atol=1e-5)
     raw = torch.from_numpy(small.part("test")[0].astype(np.float32))
-    ratio = (raw - raw.mean((0, 2, 3), keepdim=True)) / (x_test - x_test.mean((0, 2, 3), keepdim=True))
-    assert torch.allclose(ratio, ratio[:1, :, :1, :1].expand_as(ratio), rtol=1e-2)  # one scale per channel
+    ratio = (raw - raw.mean((0, 2, 3), keepdim=True)) / (
+        x_test - x_test.mean((0, 2, 3), keepdim=True)
+    )
+    assert torch.allclose(
+        ratio, ratio[:1, :, :1, :1].expand_as(ratio), rtol=1e-2
+    )  # one scale per channel
     assert y_test.tolist() == [0, 1, 2, 0, 1, 2]
     others = [vision.pictures("small", 6, seed)[0][0] for seed in range(1, 5)]
     assert any(not torch.equal(x, other) for other in others)
@@ -52,14 +56,18 @@ def test_pictures_leave_the_exact_part_when_more_are_asked_for(small, monkeypatc
     assert len(vision.pictures("small", 12, 0)[0][0]) == 12
 
 
-@pytest.mark.parametrize("dims, hidden, rank", [((4, 3, 2), (5, 2, 3), 4), ((3, 4), (2, 5), 2), ((6,), (4,), 3)])
+@pytest.mark.parametrize(
+    "dims, hidden, rank", [((4, 3, 2), (5, 2, 3), 4), ((3, 4), (2, 5), 2), ((6,), (4,), 3)]
+)
 def test_a_tensor_train_core_by_core_is_the_map_multiplied_out(dims, hidden, rank):
     slow, fast = (kind(dims, hidden, rank).double() for kind in (models.TTLinear, vision.TTCores))
     fast.load_state_dict(slow.state_dict())
     nn.init.normal_(fast.bias), slow.bias.data.copy_(fast.bias)
     x = torch.randn(7, math.prod(dims)).double()
     assert torch.allclose(slow(x), fast(x), atol=1e-12)
-    for a, b in zip(*(torch.autograd.grad(m(x).square().sum(), list(m.parameters())) for m in (slow, fast))):
+    for a, b in zip(
+        *(torch.autograd.grad(m(x).square().sum(), list(m.parameters())) for m in (slow, fast))
+    ):
         assert torch.allclose(a, b, atol=1e-10)
 
 
@@ -69,7 +77,12 @@ def test_a_cp_map_factor_by_factor_is_the_map_multiplied_out_and_cheaper():
     fast.load_state_dict(slow.state_dict())
     x = torch.randn(7, 20).double()
     assert torch.allclose(slow(x), fast(x), atol=1e-12)
-    assert lab.count_macs(fast, x[:1]) == 4 * (20 + 30) < lab.count_macs(slow, x[:1]) == 20 * 30 * 4 + 20 * 30
+    assert (
+        lab.count_macs(fast, x[:1])
+        == 4 * (20 + 30)
+        < lab.count_macs(slow, x[:1])
+        == 20 * 30 * 4 + 20 * 30
+    )
 
 
 def test_spread_keeps_the_variance_of_the_input():
@@ -104,7 +117,9 @@ def test_trl_is_a_tucker_weight_and_starts_small():
     core, factors = layer.weight.core, list(layer.weight.factors)
     weight = torch.einsum("abcd,ia,jb,kc,nd->ijkn", core, *factors)
     nn.init.normal_(layer.bias)
-    assert torch.allclose(layer(x), torch.einsum("bijk,ijkn->bn", x, weight) + layer.bias, atol=1e-8)
+    assert torch.allclose(
+        layer(x), torch.einsum("bijk,ijkn->bn", x, weight) + layer.bias, atol=1e-8
+    )
     assert core.shape == (32, 4, 4, 10) and 0.3 < weight.std() * math.sqrt(3 * 4096) < 3
 
 
@@ -121,7 +136,9 @@ def test_width_of_equal_size_is_the_largest(classes, bias):
 
 def toy(seed=0):
     torch.manual_seed(seed)
-    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3))
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    )
 
 
 def data(n=24):
@@ -156,7 +173,10 @@ def test_evaluation_is_that_of_all_samples_at_once():
     assert found["accuracy"] == pytest.approx((out.argmax(1) == y).float().mean().item(), abs=1e-6)
     assert found["loss"] == pytest.approx(F.cross_entropy(out, y).item(), rel=1e-4)
     among = (out.topk(5).indices == y[:, None]).any(1)
-    assert found["top_five"] == pytest.approx(among.float().mean().item(), abs=1e-6) and found["top_five"] < 1
+    assert (
+        found["top_five"] == pytest.approx(among.float().mean().item(), abs=1e-6)
+        and found["top_five"] < 1
+    )
 
 
 def test_bytes_at_the_peak_are_those_of_the_first_convolution_and_its_norm():
@@ -180,7 +200,11 @@ def test_counts_of_the_dense_network():
 
 def test_times_are_medians_of_ratios_within_rounds():
     rows = [
-        {"what": what, "batch": 1, "curve": {"a": [1.0 * k] * 4, "b": [2.0 * k, 3.0 * k, 2.0 * k, 2.0 * k]}}
+        {
+            "what": what,
+            "batch": 1,
+            "curve": {"a": [1.0 * k] * 4, "b": [2.0 * k, 3.0 * k, 2.0 * k, 2.0 * k]},
+        }
         for what, k in (("network", 1), ("network", 5), ("head", 7))
     ]
     found = vision.times(pd.DataFrame(rows), "a", "network", 1)
@@ -207,7 +231,13 @@ def test_sign_of_an_interval():
 
 def test_the_table_of_heads():
     rows = [
-        {"arm": arm, "parameters": 5, "seed": seed, "test_accuracy": 0.5 + 0.01 * seed, "train_loss": 1.0}
+        {
+            "arm": arm,
+            "parameters": 5,
+            "seed": seed,
+            "test_accuracy": 0.5 + 0.01 * seed,
+            "train_loss": 1.0,
+        }
         for arm, seeds in (("dense", 3), ("ndlinear", 3), ("cp", 1))
         for seed in range(seeds)
     ]
@@ -218,7 +248,9 @@ def test_the_table_of_heads():
         {"dense": 70.0}.get,
         lambda arm: asked.append(arm) or (1.0, 0.5, 1.5),
     ).set_index("arm")
-    text = [f"51.0 [{51 - 4.303 / math.sqrt(3):.1f}, {51 + 4.303 / math.sqrt(3):.1f}]"] * 2  # t, two degrees of freedom
+    text = [
+        f"51.0 [{51 - 4.303 / math.sqrt(3):.1f}, {51 + 4.303 / math.sqrt(3):.1f}]"
+    ] * 2  # t, two degrees of freedom
     assert table["percent"].tolist() == [*text, "50.0"] and table.loc["dense", "printed"] == 70
     assert (
         asked == ["ndlinear"]
@@ -233,7 +265,12 @@ def test_dots_draw_every_seed_its_mean_and_the_printed_value():
     axis = plt.figure().subplots()
     vision.dots(axis, 2, pd.Series([1.0, 3.0, 2.0]), "dense", 5.0)
     seeds, mean, star = (line.get_ydata() for line in axis.lines)
-    assert list(seeds) == [1, 3, 2] and list(mean) == [2] and list(star) == [5] and len(axis.collections) == 1
+    assert (
+        list(seeds) == [1, 3, 2]
+        and list(mean) == [2]
+        and list(star) == [5]
+        and len(axis.collections) == 1
+    )
     vision.dots(axis, 3, pd.Series([1.0, 2.0]), "dense")
     assert len(axis.lines) == 5 and len(axis.collections) == 1
     plt.close("all")

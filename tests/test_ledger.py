@@ -22,7 +22,9 @@ def calls(name: str) -> list[tuple[str, ast.Call]]:
             if cell["cell_type"] == "code":
                 nodes = ast.walk(ast.parse("".join(cell["source"])))
                 found += [
-                    (path.stem, n) for n in nodes if isinstance(n, ast.Call) and ast.unparse(n.func) == f"lab.{name}"
+                    (path.stem, n)
+                    for n in nodes
+                    if isinstance(n, ast.Call) and ast.unparse(n.func) == f"lab.{name}"
                 ]
     return found
 
@@ -31,13 +33,23 @@ def literal(call: ast.Call):
     return call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
 
 
-JUDGED = [(chapter, literal(call)) for chapter, call in calls("verdict") if chapter != "00_template"]
+JUDGED = [
+    (chapter, literal(call)) for chapter, call in calls("verdict") if chapter != "00_template"
+]
 
 
 def test_there_are_177_claims_with_facts():
     claims = ledger.claims()
     assert len(claims) == 177
-    kinds = {"definition", "theorem", "arithmetic", "parameter-count", "flop-count", "measured", "qualitative"}
+    kinds = {
+        "definition",
+        "theorem",
+        "arithmetic",
+        "parameter-count",
+        "flop-count",
+        "measured",
+        "qualitative",
+    }
     assert all(c["statement"] and c["where"] and c["kind"] in kinds for c in claims)
 
 
@@ -62,7 +74,9 @@ def test_each_settled_claim_is_judged_by_exactly_one_cell_of_its_chapter():
 def test_each_judged_id_is_a_settled_claim():
     settled = {c["id"] for c in SETTLED}
     for chapter, id in JUDGED:
-        assert id in settled, f"{chapter}: lab.verdict({id!r}, ...) has no settled entry in claims.yml"
+        assert id in settled, (
+            f"{chapter}: lab.verdict({id!r}, ...) has no settled entry in claims.yml"
+        )
 
 
 def test_measured_claims_rest_on_records_with_enough_seeds():
@@ -73,7 +87,9 @@ def test_measured_claims_rest_on_records_with_enough_seeds():
             rows = [r for r in records.read(name) if r["status"] == "ok"]
             assert rows, f"{claim['id']}: results/{name}.jsonl is missing or empty"
             enough = 3 if min(r["seconds"] for r in rows) > RUN_SECONDS_FOR_THREE_SEEDS else 5
-            assert len({r["seed"] for r in rows}) >= enough, f"{claim['id']}: {name} has too few seeds"
+            assert len({r["seed"] for r in rows}) >= enough, (
+                f"{claim['id']}: {name} has too few seeds"
+            )
 
 
 def test_notebooks_named_in_the_ledger_exist():

@@ -9,7 +9,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ndlinear_cases import QUICK, batches, bias_by_formula, by_einsum, expected, layers, randomise, shapes
+from ndlinear_cases import (
+    QUICK,
+    batches,
+    bias_by_formula,
+    by_einsum,
+    expected,
+    layers,
+    randomise,
+    shapes,
+)
 from torch import nn
 
 import ndlinear as nd
@@ -33,7 +42,9 @@ def test_kronecker_weight_and_total_bias(layer):
     zero = torch.zeros(layer.input_dims, dtype=torch.float64)
     assert bias.shape == layer.hidden_size
     torch.testing.assert_close(bias, expected(layer, zero), **close)
-    jacobian = torch.func.jacrev(lambda x: layer(x.reshape(layer.input_dims)).flatten())(zero.flatten())
+    jacobian = torch.func.jacrev(lambda x: layer(x.reshape(layer.input_dims)).flatten())(
+        zero.flatten()
+    )
     torch.testing.assert_close(weight, jacobian, **close)
 
 
@@ -59,12 +70,18 @@ def test_to_linear_is_the_same_function(layer, batch):
     n, x = len(layer.input_dims), torch.randn(*batch, *layer.input_dims, dtype=torch.float64)
     linear = nd.to_linear(layer)
     assert type(linear) is nn.Linear and (linear.bias is None) == (layer.biases[0] is None)
-    assert linear.in_features == math.prod(layer.input_dims) and linear.out_features == math.prod(layer.hidden_size)
+    assert linear.in_features == math.prod(layer.input_dims) and linear.out_features == math.prod(
+        layer.hidden_size
+    )
     torch.testing.assert_close(linear(x.flatten(-n)), layer(x).flatten(-n), **close)
 
 
 def test_to_linear_copies():
-    for layer in (nd.NdLinear((4,), (3,)), nd.NdLinearSum((2, 2), (3, 1), 2), nd.NdLinearLoRA(nn.Linear(4, 6))):
+    for layer in (
+        nd.NdLinear((4,), (3,)),
+        nd.NdLinearSum((2, 2), (3, 1), 2),
+        nd.NdLinearLoRA(nn.Linear(4, 6)),
+    ):
         linear = nd.to_linear(layer)
         before = layer(torch.ones(*getattr(layer, "input_dims", (4,))))
         with torch.no_grad():
@@ -72,7 +89,9 @@ def test_to_linear_copies():
             linear.bias.fill_(9)
         assert torch.equal(layer(torch.ones(*getattr(layer, "input_dims", (4,)))), before)
         assert linear.weight.requires_grad and linear.bias.requires_grad
-    assert nd.to_linear(nd.NdLinear((4, 1), (3, 2), dtype=torch.float16)).weight.dtype == torch.float16
+    assert (
+        nd.to_linear(nd.NdLinear((4, 1), (3, 2), dtype=torch.float16)).weight.dtype == torch.float16
+    )
 
 
 # -------------------------------------------------------------------------------------------------------- rearrangement
@@ -85,7 +104,9 @@ def test_rearrange_groups_the_indices_of_each_mode(shape):
     assert tensor.shape == tuple(h * d for h, d in zip(hidden, dims))
     assert tensor.norm().item() == pytest.approx(matrix.norm().item())
     rows, columns = (list(itertools.product(*map(range, sizes))) for sizes in (hidden, dims))
-    for (i, row), (j, column) in itertools.islice(itertools.product(enumerate(rows), enumerate(columns)), 200):
+    for (i, row), (j, column) in itertools.islice(
+        itertools.product(enumerate(rows), enumerate(columns)), 200
+    ):
         assert tensor[tuple(h * d + c for h, d, c in zip(row, dims, column))] == matrix[i, j]
 
 
@@ -105,11 +126,17 @@ def kron_sum(terms):
 def blocks(matrix, dims, hidden):
     """The rearrangement for N = 2 written with blocks: row (h_1, d_1) is the flattened block (h_1, d_1) of the matrix."""
     (d1, d2), (h1, h2) = dims, hidden
-    rows = [matrix[i * h2 : (i + 1) * h2, j * d2 : (j + 1) * d2].flatten() for i in range(h1) for j in range(d1)]
+    rows = [
+        matrix[i * h2 : (i + 1) * h2, j * d2 : (j + 1) * d2].flatten()
+        for i in range(h1)
+        for j in range(d1)
+    ]
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize("dims, hidden", [((4, 5), (3, 2)), ((2, 3), (6, 4)), ((5, 1), (2, 3)), ((1, 4), (1, 3))])
+@pytest.mark.parametrize(
+    "dims, hidden", [((4, 5), (3, 2)), ((2, 3), (6, 4)), ((5, 1), (2, 3)), ((1, 4), (1, 3))]
+)
 def test_two_modes_are_solved_exactly(dims, hidden):
     matrix = torch.randn(math.prod(hidden), math.prod(dims), dtype=torch.float64)
     values = torch.linalg.svdvals(blocks(matrix, dims, hidden))
@@ -118,9 +145,13 @@ def test_two_modes_are_solved_exactly(dims, hidden):
         assert len(terms) == rank
         assert all(f.shape == (h, d) for term in terms for f, h, d in zip(term, hidden, dims))
         assert error == pytest.approx((values[rank:].norm() / matrix.norm()).item(), abs=1e-12)
-        assert error == pytest.approx(((matrix - kron_sum(terms)).norm() / matrix.norm()).item(), abs=1e-12)
+        assert error == pytest.approx(
+            ((matrix - kron_sum(terms)).norm() / matrix.norm()).item(), abs=1e-12
+        )
     assert error < 1e-12, "that many terms represent every matrix"
-    with pytest.raises(ValueError, match=f"rank {len(values) + 1} .* rank {len(values)} represents every matrix"):
+    with pytest.raises(
+        ValueError, match=f"rank {len(values) + 1} .* rank {len(values)} represents every matrix"
+    ):
         nd.nearest_kronecker(matrix, dims, hidden, len(values) + 1)
 
 
@@ -137,7 +168,9 @@ def test_nearest_is_nearer_than_anything_nearby():
             assert (matrix - functools.reduce(torch.kron, near)).norm() / matrix.norm() >= error
 
 
-@pytest.mark.parametrize("dims, hidden", [((3,), (4,)), ((2, 3, 2), (3, 2, 2)), ((2, 1, 3, 2), (2, 2, 1, 3))])
+@pytest.mark.parametrize(
+    "dims, hidden", [((3,), (4,)), ((2, 3, 2), (3, 2, 2)), ((2, 1, 3, 2), (2, 2, 1, 3))]
+)
 def test_an_exact_kronecker_product_is_found(dims, hidden):
     factors = [torch.randn(h, d, dtype=torch.float64) for h, d in zip(hidden, dims)]
     matrix = functools.reduce(torch.kron, factors)
@@ -145,13 +178,17 @@ def test_an_exact_kronecker_product_is_found(dims, hidden):
     assert error < 1e-12
     torch.testing.assert_close(functools.reduce(torch.kron, term), matrix, **close)
     norms = [f.norm().item() for f in term]
-    assert norms == pytest.approx([norms[0]] * len(norms)), "all factors of a term have the same norm"
+    assert norms == pytest.approx([norms[0]] * len(norms)), (
+        "all factors of a term have the same norm"
+    )
 
 
 def test_three_modes_and_more_terms():
     torch.manual_seed(0)
     dims, hidden = (3, 2, 3), (2, 3, 2)
-    factors = [[torch.randn(h, d, dtype=torch.float64) for h, d in zip(hidden, dims)] for _ in range(2)]
+    factors = [
+        [torch.randn(h, d, dtype=torch.float64) for h, d in zip(hidden, dims)] for _ in range(2)
+    ]
     matrix = kron_sum(factors)
     terms, error = nd.nearest_kronecker(matrix, dims, hidden, 2, restarts=5, sweeps=3000, tol=1e-18)
     assert error < 1e-4
@@ -161,7 +198,14 @@ def test_three_modes_and_more_terms():
 
 def test_restarts_never_hurt_and_are_seeded():
     gains = []
-    for seed in (3, 11, 16, 22, 25, 38):  # matrices on which the singular vectors lead to a poor local optimum
+    for seed in (
+        3,
+        11,
+        16,
+        22,
+        25,
+        38,
+    ):  # matrices on which the singular vectors lead to a poor local optimum
         torch.manual_seed(seed)
         matrix = torch.randn(27, 8, dtype=torch.float64)
         find = functools.partial(nd.nearest_kronecker, matrix, (2, 2, 2), (3, 3, 3), tol=1e-8)
@@ -173,13 +217,18 @@ def test_restarts_never_hurt_and_are_seeded():
 
 def test_more_sweeps_never_raise_the_error():
     matrix = torch.randn(8, 27, dtype=torch.float64)
-    errors = [nd.nearest_kronecker(matrix, (3, 3, 3), (2, 2, 2), 3, sweeps=n, tol=0)[1] for n in (1, 2, 5, 20, 100)]
+    errors = [
+        nd.nearest_kronecker(matrix, (3, 3, 3), (2, 2, 2), 3, sweeps=n, tol=0)[1]
+        for n in (1, 2, 5, 20, 100)
+    ]
     assert all(b <= a + 1e-12 for a, b in itertools.pairwise(errors)) and errors[-1] < errors[0]
 
 
 @pytest.mark.parametrize("dims, hidden", [((3,), (4,)), ((2, 3), (3, 2)), ((2, 3, 2), (3, 2, 2))])
 def test_the_zero_matrix(dims, hidden):
-    (term,), error = nd.nearest_kronecker(torch.zeros(math.prod(hidden), math.prod(dims)), dims, hidden)
+    (term,), error = nd.nearest_kronecker(
+        torch.zeros(math.prod(hidden), math.prod(dims)), dims, hidden
+    )
     assert error == 0 and all((f == 0).all() and f.dtype == torch.float32 for f in term)
 
 
@@ -187,7 +236,11 @@ def test_nearest_works_in_double_and_leaves_the_matrix_alone():
     matrix = torch.randn(6, 6, dtype=torch.bfloat16, requires_grad=True)
     before = matrix.detach().clone()
     (term,), error = nd.nearest_kronecker(matrix, (2, 3), (3, 2))
-    assert term[0].dtype == torch.bfloat16 and not term[0].requires_grad and torch.equal(matrix.detach(), before)
+    assert (
+        term[0].dtype == torch.bfloat16
+        and not term[0].requires_grad
+        and torch.equal(matrix.detach(), before)
+    )
     values = torch.linalg.svdvals(blocks(before.double(), (2, 3), (3, 2)))
     assert error == pytest.approx((values[1:].norm() / values.norm()).item(), rel=1e-9)
 
@@ -211,11 +264,16 @@ def test_rank_one_bias_is_the_least_squares_fit(dims, hidden):
     linear = dense(math.prod(hidden), math.prod(dims))
     layer = nd.NdLinear.from_linear(linear, dims, hidden)
     unit = torch.eye(sum(hidden), dtype=torch.float64)
-    columns = [bias_by_formula(layer.weights, row.split(hidden), range(len(dims))).flatten() for row in unit]
+    columns = [
+        bias_by_formula(layer.weights, row.split(hidden), range(len(dims))).flatten()
+        for row in unit
+    ]
     basis, target = torch.stack(columns, 1).detach().numpy(), linear.bias.detach().numpy()
     best = basis @ np.linalg.lstsq(basis, target, rcond=None)[0]
     np.testing.assert_allclose(nd.total_bias(layer).detach().flatten().numpy(), best, atol=1e-10)
-    assert layer.fit.bias_error == pytest.approx(np.linalg.norm(target - best) / np.linalg.norm(target))
+    assert layer.fit.bias_error == pytest.approx(
+        np.linalg.norm(target - best) / np.linalg.norm(target)
+    )
     assert 0.01 < layer.fit.bias_error < 1
 
 
@@ -225,7 +283,9 @@ def test_more_terms_and_the_full_bias(rank, bias):
     linear = dense(12, 20, bias)
     layer = nd.NdLinearSum.from_linear(linear, (4, 5), (3, 4), rank)
     values = torch.linalg.svdvals(blocks(linear.weight, (4, 5), (3, 4)))
-    assert layer.fit.weight_error == pytest.approx((values[rank:].norm() / values.norm()).item(), abs=1e-12)
+    assert layer.fit.weight_error == pytest.approx(
+        (values[rank:].norm() / values.norm()).item(), abs=1e-12
+    )
     assert layer.fit.bias_error == 0 and layer.rank == len(layer.terms) == rank
     x = torch.randn(7, 20, dtype=torch.float64)
     gap = (layer(x.unflatten(1, (4, 5))).flatten(1) - linear(x)).abs().max()
@@ -240,7 +300,11 @@ def test_more_terms_and_the_full_bias(rank, bias):
 
 
 def test_dense_equivalents_and_fits_draw_no_random_numbers():
-    linear, layer, adapter = nn.Linear(12, 8), nd.NdLinear((2, 3), (3, 2)), nd.NdLinearLoRA(nn.Linear(4, 6))
+    linear, layer, adapter = (
+        nn.Linear(12, 8),
+        nd.NdLinear((2, 3), (3, 2)),
+        nd.NdLinearLoRA(nn.Linear(4, 6)),
+    )
     state = torch.get_rng_state()
     nd.to_linear(layer)
     adapter.merge()
@@ -272,14 +336,18 @@ def test_sum_layer(shape, rank, bias, batch):
     n = len(dims)
     torch.testing.assert_close(nd.to_linear(layer)(x.flatten(-n)), layer(x).flatten(-n), **close)
     assert nd.kronecker_weight(layer).shape == (math.prod(hidden), math.prod(dims))
-    assert torch.equal(nd.total_bias(layer), layer.bias if bias else torch.zeros(hidden, dtype=torch.float64))
+    assert torch.equal(
+        nd.total_bias(layer), layer.bias if bias else torch.zeros(hidden, dtype=torch.float64)
+    )
     numbers = sum(p.numel() for p in layer.parameters())
     assert numbers == rank * sum(d * h for d, h in zip(dims, hidden)) + bias * math.prod(hidden)
     if rank > 1:
         assert numbers == nd.count_parameters(dims, hidden, bias, rank)
 
 
-@pytest.mark.parametrize("init, want", [("linear", 1 / 9), ("unit", 1.0), ("paper", 4 * 12 * 20 / (36 * 28))])
+@pytest.mark.parametrize(
+    "init, want", [("linear", 1 / 9), ("unit", 1.0), ("paper", 4 * 12 * 20 / (36 * 28))]
+)
 def test_output_variance_of_a_sum_does_not_depend_on_its_rank(init, want):
     torch.manual_seed(0)
     for rank in (1, 4):
@@ -313,7 +381,11 @@ def test_cheapest_order_by_trying_all(shape):
 
 
 def test_ties_keep_their_place():
-    assert nd.cheapest_order((6, 12, 7), (3, 4, 7)) == (0, 1, 2)  # 1/6 - 1/3 = 1/12 - 1/4 exactly, not in floats
+    assert nd.cheapest_order((6, 12, 7), (3, 4, 7)) == (
+        0,
+        1,
+        2,
+    )  # 1/6 - 1/3 = 1/12 - 1/4 exactly, not in floats
     assert nd.cheapest_order((12, 6, 7), (4, 3, 7)) == (0, 1, 2)
     assert nd.cheapest_order((2, 4), (4, 2)) == (1, 0)
 

@@ -80,7 +80,10 @@ def test_equal_sizes_do_not_confuse_batch_and_modes():
     """Four axes of size 4 into a layer of two modes: the last two are transformed."""
     layer = randomise(nd.NdLinear((4, 4), (4, 4), dtype=torch.float64))
     x = torch.randn(4, 4, 4, 4, dtype=torch.float64)
-    same(layer(x), torch.stack([torch.stack([expected(layer, x[i, j]) for j in range(4)]) for i in range(4)]))
+    same(
+        layer(x),
+        torch.stack([torch.stack([expected(layer, x[i, j]) for j in range(4)]) for i in range(4)]),
+    )
 
 
 def test_input_is_not_changed(layer):
@@ -91,7 +94,9 @@ def test_input_is_not_changed(layer):
 
 
 # -------------------------------------------------------------------------------------------------------------- dtypes
-@pytest.mark.parametrize("dtype, tol", [(torch.float32, 1e-4), (torch.float16, 5e-2), (torch.bfloat16, 3e-1)])
+@pytest.mark.parametrize(
+    "dtype, tol", [(torch.float32, 1e-4), (torch.float16, 5e-2), (torch.bfloat16, 3e-1)]
+)
 def test_low_precision(layer, dtype, tol):
     x = batch(8)
     want = layer(x)
@@ -130,7 +135,9 @@ def test_adds_up_in_a_sum_under_autocast():
 # ----------------------------------------------------------------------------------------------- compilers and exports
 def test_compile_full_graph(layer, request):
     torch.compiler.reset()
-    backend = "aot_eager" if "reordered" in request.node.name else "eager"  # also the traced backward for one of them
+    backend = (
+        "aot_eager" if "reordered" in request.node.name else "eager"
+    )  # also the traced backward for one of them
     compiled = torch.compile(layer, fullgraph=True, backend=backend)
     for sizes in ((3,), (5,), (2, 3)):
         x = batch(*sizes).requires_grad_()
@@ -168,7 +175,9 @@ def test_a_compiled_layer_sees_new_weights(layer, grads):
 def test_compile_with_checks_still_refuses_a_wrong_shape(layer):
     torch.compiler.reset()
     compiled = torch.compile(layer, backend="eager")
-    with pytest.raises(Exception, match=r"expected input of shape \(\.\.\., 4, 5, 6\), got \(3, 5, 4, 6\)"):
+    with pytest.raises(
+        Exception, match=r"expected input of shape \(\.\.\., 4, 5, 6\), got \(3, 5, 4, 6\)"
+    ):
         compiled(torch.randn(3, 5, 4, 6, dtype=torch.float64))
 
 
@@ -178,7 +187,10 @@ def test_compile_the_other_layers(kind):
     if kind == "sum":
         layer, x = randomise(nd.NdLinearSum((4, 5), (3, 2), 2)), torch.randn(6, 4, 5)
     else:
-        layer, x = randomise(nd.NdLinearLoRA(nn.Linear(20, 6), alpha=3.0, bias=True)), torch.randn(6, 20)
+        layer, x = (
+            randomise(nd.NdLinearLoRA(nn.Linear(20, 6), alpha=3.0, bias=True)),
+            torch.randn(6, 20),
+        )
     same(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x), 1e-5)
 
 
@@ -207,7 +219,9 @@ def test_onnx(layer):
     runtime = pytest.importorskip("onnxruntime")
     layer, file, sizes = layer.float().eval(), io.BytesIO(), ({0: torch.export.Dim("batch")},)
     example = batch(3, dtype=torch.float32)
-    torch.onnx.export(layer, (example,), dynamo=True, dynamic_shapes=sizes, verbose=False).save(file)
+    torch.onnx.export(layer, (example,), dynamo=True, dynamic_shapes=sizes, verbose=False).save(
+        file
+    )
     session = runtime.InferenceSession(file.getvalue())
     for size in (3, 7, 1):
         x = batch(size, dtype=torch.float32)
@@ -215,7 +229,9 @@ def test_onnx(layer):
         same(torch.from_numpy(got), expected(layer, x), 1e-4)
 
 
-@pytest.mark.filterwarnings("ignore")  # that the shape is checked while tracing, and that tracing is old
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # that the shape is checked while tracing, and that tracing is old
 def test_trace_takes_other_batch_sizes(layer):
     traced, x = torch.jit.trace(layer, batch(3)), batch(8)
     same(traced(x), layer(x))
@@ -252,7 +268,9 @@ def test_gradients_of_gradients(layer):
     results = []
     for y, leaf in ((layer(x), x), (expected(layer, copy_), copy_)):
         (g,) = torch.autograd.grad(y.pow(3).sum(), leaf, create_graph=True)
-        results.append(torch.autograd.grad(g.square().sum(), [leaf, *layer.parameters()], allow_unused=True))
+        results.append(
+            torch.autograd.grad(g.square().sum(), [leaf, *layer.parameters()], allow_unused=True)
+        )
     for a, b in zip(*results):
         assert (a is None) == (b is None)
         if a is not None:
@@ -318,7 +336,10 @@ def test_saved_tensors_pass_through_hooks(layer):
 
 def test_nothing_is_kept_without_gradients(layer):
     kept = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t), torch.no_grad():
+    with (
+        torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),
+        torch.no_grad(),
+    ):
         layer(batch(3))
     assert not kept
     with torch.inference_mode():
@@ -329,9 +350,13 @@ def test_gradient_of_an_expanded_or_transposed_result(layer):
     x, wanted = batch(3).requires_grad_(), []
     for f in (layer, lambda x: expected(layer, x)):
         y = f(x)
-        g = torch.randn(y.shape[::-1], generator=torch.Generator().manual_seed(0), dtype=y.dtype).permute(3, 2, 1, 0)
+        g = torch.randn(
+            y.shape[::-1], generator=torch.Generator().manual_seed(0), dtype=y.dtype
+        ).permute(3, 2, 1, 0)
         for direction in (g, g[:1].expand_as(y), torch.ones((), dtype=y.dtype).expand_as(y)):
-            wanted.append(torch.autograd.grad(y, [x, *layer.parameters()], direction, retain_graph=True))
+            wanted.append(
+                torch.autograd.grad(y, [x, *layer.parameters()], direction, retain_graph=True)
+            )
     for a, b in zip(wanted[:3], wanted[3:]):
         for one, other in zip(a, b):
             same(one, other)
@@ -343,7 +368,10 @@ def test_tied_weights():
     layer.align_layers[1].weight = layer.align_layers[0].weight
     x = torch.randn(3, 4, 4, 6, dtype=torch.float64)
     for a, b in zip(
-        *(torch.autograd.grad(y.square().sum(), list(layer.parameters())) for y in (layer(x), expected(layer, x)))
+        *(
+            torch.autograd.grad(y.square().sum(), list(layer.parameters()))
+            for y in (layer(x), expected(layer, x))
+        )
     ):
         same(a, b)
 
@@ -365,7 +393,9 @@ SHAPES = [
 def test_values_and_gradients_at_all_batch_sizes(dims, hidden, size, bias, execution):
     """Plans differ with the batch size, and large batches run in blocks."""
     torch.manual_seed(0)
-    layer = randomise(nd.NdLinear(dims, hidden, bias=bias, execution=execution, dtype=torch.float64))
+    layer = randomise(
+        nd.NdLinear(dims, hidden, bias=bias, execution=execution, dtype=torch.float64)
+    )
     x = torch.randn(size, *dims, dtype=torch.float64)
     direction = torch.randn(size, *hidden, dtype=torch.float64)
     inputs = [x.requires_grad_(), *layer.parameters()]
@@ -385,8 +415,12 @@ def test_low_precision_gradients_do_not_stall_at_large_batches(dtype):
         nn.init.constant_(weight, 1 / 64)
     x = torch.ones((), dtype=dtype).expand(size, *dims)
     layer(x).backward(torch.tensor(1 / size, dtype=torch.float32).to(dtype).expand(size, *hidden))
-    for weight in layer.weights:  # each entry: two outputs, each fed by the other mode's mean of ones
-        torch.testing.assert_close(weight.grad.float(), torch.full_like(weight, 2.0).float(), rtol=0.02, atol=0)
+    for (
+        weight
+    ) in layer.weights:  # each entry: two outputs, each fed by the other mode's mean of ones
+        torch.testing.assert_close(
+            weight.grad.float(), torch.full_like(weight, 2.0).float(), rtol=0.02, atol=0
+        )
 
 
 @pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
@@ -401,8 +435,12 @@ def test_complex_gradients(execution):
 def test_in_place_operations_on_the_result(layer):
     for size in (3, 2500):
         x = batch(size)
-        got = torch.autograd.grad(nn.ReLU(inplace=True)(layer(x)).square().mean(), list(layer.parameters()))
-        wanted = torch.autograd.grad(torch.relu(expected(layer, x)).square().mean(), list(layer.parameters()))
+        got = torch.autograd.grad(
+            nn.ReLU(inplace=True)(layer(x)).square().mean(), list(layer.parameters())
+        )
+        wanted = torch.autograd.grad(
+            torch.relu(expected(layer, x)).square().mean(), list(layer.parameters())
+        )
         for a, b in zip(got, wanted):
             same(a, b)
 
@@ -412,7 +450,9 @@ def test_many_gradients_in_one_call(layer):
     y = layer(x)
     directions = torch.randn(4, *y.shape, dtype=y.dtype)
     got = torch.autograd.grad(y, [x, *layer.parameters()], directions, is_grads_batched=True)
-    wanted = torch.autograd.grad(expected(layer, x), [x, *layer.parameters()], directions, is_grads_batched=True)
+    wanted = torch.autograd.grad(
+        expected(layer, x), [x, *layer.parameters()], directions, is_grads_batched=True
+    )
     for a, b in zip(got, wanted):
         same(a, b)
 
@@ -461,7 +501,9 @@ def test_an_ensemble_of_layers_in_one_call(layer):
     members = [randomise(copy.deepcopy(layer)) for _ in range(3)]
     parameters, buffers = torch.func.stack_module_state(members)
     x = batch(4)
-    y = torch.func.vmap(lambda p, b: torch.func.functional_call(layer, (p, b), (x,)))(parameters, buffers)
+    y = torch.func.vmap(lambda p, b: torch.func.functional_call(layer, (p, b), (x,)))(
+        parameters, buffers
+    )
     same(y, torch.stack([m(x) for m in members]))
 
 
@@ -471,12 +513,16 @@ def test_copies(layer):
     file = io.BytesIO()
     torch.save(layer.state_dict(), file)
     file.seek(0)
-    loaded = nd.NdLinear(layer.input_dims, layer.hidden_size, layer.transform_outer, layer.biases[0] is not None)
+    loaded = nd.NdLinear(
+        layer.input_dims, layer.hidden_size, layer.transform_outer, layer.biases[0] is not None
+    )
     loaded.double().load_state_dict(torch.load(file, weights_only=True))
     for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), loaded):
         assert repr(other) == repr(layer)
         assert torch.equal(other(x), layer(x))
-        assert not {p.data_ptr() for p in other.parameters()} & {p.data_ptr() for p in layer.parameters()}
+        assert not {p.data_ptr() for p in other.parameters()} & {
+            p.data_ptr() for p in layer.parameters()
+        }
 
 
 def test_a_layer_in_use_is_moved_copied_and_loaded(layer):
@@ -510,7 +556,9 @@ def test_dtype_argument_and_caller_s_list():
     dims = [4, 5]
     layer = nd.NdLinear(dims, dims, dtype=torch.float16)
     dims[0] = 9
-    assert layer.input_dims == layer.hidden_size == (4, 5) and layer.weights[0].dtype == torch.float16
+    assert (
+        layer.input_dims == layer.hidden_size == (4, 5) and layer.weights[0].dtype == torch.float16
+    )
     assert nd.NdLinearSum((4, 5), (4, 5), dtype=torch.float16).bias.dtype == torch.float16
 
 
@@ -534,7 +582,9 @@ def test_activation_checkpointing(layer):
 
 @pytest.fixture
 def one_process(tmp_path):
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     yield
     torch.distributed.destroy_process_group()
 
@@ -545,7 +595,11 @@ def test_distributed_training_wrappers(layer, how, one_process):
     if how == "sharded" and not hasattr(fsdp, "fully_shard"):
         pytest.skip("this torch has no fully_shard")
     x, other = batch(3), copy.deepcopy(layer)
-    parallel = nn.parallel.DistributedDataParallel(other) if how == "replicated" else fsdp.fully_shard(other)
+    parallel = (
+        nn.parallel.DistributedDataParallel(other)
+        if how == "replicated"
+        else fsdp.fully_shard(other)
+    )
     same(parallel(x), layer(x))
     parallel(x).square().sum().backward()
     layer(x).square().sum().backward()
@@ -586,7 +640,10 @@ def test_a_wrapped_mode_is_called(layer, mode):
 def test_hooks_on_a_mode_fire(layer):
     x, seen = batch(2), []
     want = layer(x)
-    handles = [m.register_forward_hook(lambda m, i, o: seen.append(o.shape[-1])) for m in layer.align_layers]
+    handles = [
+        m.register_forward_hook(lambda m, i, o: seen.append(o.shape[-1]))
+        for m in layer.align_layers
+    ]
     same(layer(x), want)
     assert seen == [layer.hidden_size[k] for k in layer.order]
     for handle in handles:
@@ -637,7 +694,9 @@ def test_dynamic_quantisation(layer):
     x = batch(8, dtype=torch.float32)
     layer = layer.float()
     want = layer(x)
-    quantised = torch.ao.quantization.quantize_dynamic(copy.deepcopy(layer), {nn.Linear}, dtype=torch.qint8)
+    quantised = torch.ao.quantization.quantize_dynamic(
+        copy.deepcopy(layer), {nn.Linear}, dtype=torch.qint8
+    )
     assert all(type(m) is not nn.Linear for m in quantised.align_layers)
     assert (quantised(x) - want).abs().max() < 0.1 * want.abs().max()
 
@@ -663,7 +722,9 @@ def test_init_functions_that_look_for_linear_layers_find_the_modes(layer):
 @given(layers(3, bias=False), st.integers(0, 99))
 def test_a_stack_without_biases_is_one_layer(first, seed):
     torch.manual_seed(seed)
-    second = randomise(nd.NdLinear(first.hidden_size, first.input_dims, bias=False, dtype=torch.float64))
+    second = randomise(
+        nd.NdLinear(first.hidden_size, first.input_dims, bias=False, dtype=torch.float64)
+    )
     both = nd.NdLinear(first.input_dims, first.input_dims, bias=False, dtype=torch.float64)
     with torch.no_grad():
         for target, a, b in zip(both.weights, first.weights, second.weights):

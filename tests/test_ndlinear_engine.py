@@ -50,7 +50,11 @@ def assert_same(layer, reference, batch):
     with torch.no_grad():
         torch.testing.assert_close(layer(x), reference(x), atol=1e-10, rtol=1e-10)
     for ours, theirs in zip(gradients(layer, x, g), gradients(reference, x, g)):
-        error = (ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-300) if ours.numel() else 0
+        error = (
+            (ours - theirs).abs().max() / theirs.abs().max().clamp_min(1e-300)
+            if ours.numel()
+            else 0
+        )
         assert ours.shape == theirs.shape and error < 1e-10, str(layer.plan(math.prod(batch)))
 
 
@@ -139,7 +143,9 @@ def test_keeps_no_more_than_algorithm_1(name):
     for k in range(len(dims)):
         steps, sizes[k] = steps + math.prod(sizes), hidden[k]
     layer = nd.NdLinear(dims, hidden)
-    bias = 2 * math.prod(hidden) + sum(hidden)  # the total bias and what it is made of, of any number of samples
+    bias = 2 * math.prod(hidden) + sum(
+        hidden
+    )  # the total bias and what it is made of, of any number of samples
     small = 4 * (sum(math.prod(s[2:4]) for s in layer.plan(batch).steps) + bias)
     assert kept(layer, x) <= 4 * batch * steps + small
     layer.execution = "recompute"
@@ -186,7 +192,9 @@ def test_complex_numbers_have_the_gradients_of_algorithm_1():
         torch.testing.assert_close(ours, theirs)
 
 
-@pytest.mark.parametrize("dims, hidden", [((3, 2), (2, 3)), ((3, 1), (2, 1)), ((2, 2, 2), (3, 1, 2))])
+@pytest.mark.parametrize(
+    "dims, hidden", [((3, 2), (2, 3)), ((3, 1), (2, 1)), ((2, 2, 2), (3, 1, 2))]
+)
 @pytest.mark.parametrize("execution", ["planned", "recompute"])
 def test_second_derivatives(dims, hidden, execution, how):
     layer = randomise(nd.NdLinear(dims, hidden, execution=execution, dtype=torch.float64))
@@ -206,7 +214,11 @@ def test_a_weight_that_depends_on_the_input_counts_once(how):
     x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
 
     def f(x):
-        return torch.func.functional_call(layer, {"align_layers.0.weight": x @ x.T}, (x,)).square().sum()
+        return (
+            torch.func.functional_call(layer, {"align_layers.0.weight": x @ x.T}, (x,))
+            .square()
+            .sum()
+        )
 
     assert torch.autograd.gradcheck(f, (x,)) and torch.autograd.gradgradcheck(f, (x,))
 
@@ -227,7 +239,9 @@ def test_result_may_be_changed_in_place(how):
         layer, x = nd.NdLinear((6, 5), (7, 4)), torch.randn(batch, 6, 5, requires_grad=True)
         y = layer(x)
         y.mul_(2).sum().backward()
-        want = torch.autograd.grad(2 * layer(x.detach().requires_grad_()).sum(), layer.weights[0])[0]
+        want = torch.autograd.grad(2 * layer(x.detach().requires_grad_()).sum(), layer.weights[0])[
+            0
+        ]
         torch.testing.assert_close(layer.weights[0].grad, want)
 
 
@@ -273,24 +287,38 @@ def spread(layer, x, g):
     with torch.no_grad():
         for weight in squared.parameters():
             weight.square_()
-    return [total.sqrt() for total in gradients(squared, x.detach().square().requires_grad_(), g.square())]
+    return [
+        total.sqrt()
+        for total in gradients(squared, x.detach().square().requires_grad_(), g.square())
+    ]
 
 
-@pytest.mark.parametrize("dtype, tol", [(torch.float32, 1e-6), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)])
+@pytest.mark.parametrize(
+    "dtype, tol", [(torch.float32, 1e-6), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)]
+)
 def test_precision(dtype, tol):
     """Errors are measured in the size of the terms: a gradient of one entry, summed over 60,000, can happen to vanish."""
     for batch, dims, hidden in (SHAPES["cnn64"], SHAPES["img"], SHAPES["vit200"]):
         layer, _ = pair(dims, hidden)
-        x, g = torch.randn(batch, *dims).double().requires_grad_(), torch.randn(batch, *hidden).double()
+        x, g = (
+            torch.randn(batch, *dims).double().requires_grad_(),
+            torch.randn(batch, *hidden).double(),
+        )
         low = copy.deepcopy(layer).to(dtype)
-        ours, exact = gradients(low, x.detach().to(dtype).requires_grad_(), g.to(dtype)), gradients(layer, x, g)
+        ours, exact = (
+            gradients(low, x.detach().to(dtype).requires_grad_(), g.to(dtype)),
+            gradients(layer, x, g),
+        )
         for a, b, size in zip(ours, exact, spread(layer, x, g)):
             assert (a.double() - b).norm() < tol * size.norm() and a.dtype == dtype
 
 
 def test_execution_argument():
     layer = nd.NdLinear((4, 5), (3, 2), execution="sequential")
-    assert eval(repr(layer), vars(nd)).execution == "sequential" and layer.execution_order == layer.order
+    assert (
+        eval(repr(layer), vars(nd)).execution == "sequential"
+        and layer.execution_order == layer.order
+    )
     assert "execution" not in repr(nd.NdLinear((4, 5), (3, 2)))
     with pytest.raises(ValueError, match='"planned", "recompute" or "sequential", got \'fast\''):
         nd.NdLinear((4, 5), (3, 2), execution="fast")

@@ -61,10 +61,14 @@ def test_shapes_of_an_adapter(dims, hidden, error, parts):
 
 def test_numpy_integers_and_sizes_are_fine():
     layer = nd.NdLinear(np.array([4, 5]), torch.Size([3, 2]))
-    assert layer.input_dims == (4, 5) and all(type(d) is int for d in layer.input_dims + layer.hidden_size)
+    assert layer.input_dims == (4, 5) and all(
+        type(d) is int for d in layer.input_dims + layer.hidden_size
+    )
 
 
-@pytest.mark.parametrize("rank, error", [(0, ValueError), (-1, ValueError), (1.5, TypeError), ("2", TypeError)])
+@pytest.mark.parametrize(
+    "rank, error", [(0, ValueError), (-1, ValueError), (1.5, TypeError), ("2", TypeError)]
+)
 def test_ranks(rank, error):
     parts = ["(4, 5)", "(3, 2)", f"rank={rank!r}"]
     for call in (
@@ -78,7 +82,11 @@ def test_ranks(rank, error):
 
 def test_init_names():
     for cls in (nd.NdLinear, nd.NdLinearSum):
-        check(ValueError, lambda cls=cls: cls((4,), (3,), init="xavier"), ["xavier", '"linear", "paper" or "unit"'])
+        check(
+            ValueError,
+            lambda cls=cls: cls((4,), (3,), init="xavier"),
+            ["xavier", '"linear", "paper" or "unit"'],
+        )
 
 
 # --------------------------------------------------------------------------------------------------------------- inputs
@@ -133,7 +141,9 @@ def test_mixed_devices(call):
 def test_mixed_dtypes_where_there_is_no_autocast():
     layer = nd.NdLinear((4, 5), (3, 2), device="meta")
     check(
-        TypeError, lambda: layer(torch.zeros(4, 5, device="meta", dtype=torch.float64)), ["float64", "float32", "meta"]
+        TypeError,
+        lambda: layer(torch.zeros(4, 5, device="meta", dtype=torch.float64)),
+        ["float64", "float32", "meta"],
     )
 
 
@@ -154,7 +164,11 @@ def test_input_of_a_wrapped_layer_is_checked_too():
 def test_weights_and_biases_of_the_function():
     x, w = torch.zeros(7, 4, 5), [torch.zeros(3, 4), torch.zeros(2, 5)]
     check(ValueError, lambda: nd.ndlinear(x, []), ["0 weights"])
-    check(ValueError, lambda: nd.ndlinear(x, w, [None]), ["2 weights and 1 biases", "one bias per mode"])
+    check(
+        ValueError,
+        lambda: nd.ndlinear(x, w, [None]),
+        ["2 weights and 1 biases", "one bias per mode"],
+    )
     check(ValueError, lambda: nd.ndlinear(x, [w[0], torch.zeros(5)]), ["weight (H, D)"])
     bad = [torch.zeros(4), None]
     check(ValueError, lambda: nd.ndlinear(x, w, bad), ["(7, 4, 5)", "weight (3, 4)", "bias (4,)"])
@@ -170,13 +184,23 @@ def test_orders(order):
 
 def test_mode_products():
     x = torch.zeros(7, 4, 5)
-    check(ValueError, lambda: nd.mode_product(x, torch.zeros(3, 4), -1), ["axis -1", "(7, 4, 5)", "(3, 4)", "(H, "])
+    check(
+        ValueError,
+        lambda: nd.mode_product(x, torch.zeros(3, 4), -1),
+        ["axis -1", "(7, 4, 5)", "(3, 4)", "(H, "],
+    )
     check(ValueError, lambda: nd.mode_product(x, torch.zeros(3, 4), 3), ["axis 3", "(7, 4, 5)"])
     check(ValueError, lambda: nd.mode_product(x, torch.zeros(3, 4), -4), ["axis -4", "(7, 4, 5)"])
     check(ValueError, lambda: nd.mode_product(x, torch.zeros(4), 1), ["axis 1", "weight (4,)"])
     bias = torch.zeros(4)
-    check(ValueError, lambda: nd.mode_product(x, torch.zeros(3, 4), 1, bias), ["weight (3, 4)", "bias (4,)"])
-    check(ValueError, lambda: nd.mode_product(torch.zeros(()), torch.zeros(3, 4), 0), ["axis 0", "()"])
+    check(
+        ValueError,
+        lambda: nd.mode_product(x, torch.zeros(3, 4), 1, bias),
+        ["weight (3, 4)", "bias (4,)"],
+    )
+    check(
+        ValueError, lambda: nd.mode_product(torch.zeros(()), torch.zeros(3, 4), 0), ["axis 0", "()"]
+    )
 
 
 # ---------------------------------------------------------------------------------------------- dense layers and adapters
@@ -190,20 +214,34 @@ def test_matrices_that_do_not_fold():
         lambda: nd.NdLinearSum.from_linear(nn.Linear(20, 6), (4, 4), (3, 2)),
     ):
         check(ValueError, call, parts)
-    check(ValueError, lambda: nd.rearrange(torch.zeros(20, 6), (4, 5), (3, 2)), ["(20, 6)", "(outputs, inputs)"])
+    check(
+        ValueError,
+        lambda: nd.rearrange(torch.zeros(20, 6), (4, 5), (3, 2)),
+        ["(20, 6)", "(outputs, inputs)"],
+    )
     check(ValueError, lambda: nd.rearrange(torch.zeros(120), (4, 5), (3, 2)), ["(120,)"])
 
 
 def test_from_linear_wants_a_linear_layer():
     for cls in (nd.NdLinear, nd.NdLinearSum):
-        check(TypeError, lambda cls=cls: cls.from_linear(torch.zeros(6, 20), (4, 5), (3, 2)), ["nn.Linear", "Tensor"])
+        check(
+            TypeError,
+            lambda cls=cls: cls.from_linear(torch.zeros(6, 20), (4, 5), (3, 2)),
+            ["nn.Linear", "Tensor"],
+        )
 
 
 def test_factorisations_of_an_adapter():
     parts = ["(4, 4)", "(3, 2)", "(20, 6)", "(4, 5) and (2, 3)"]
     check(ValueError, lambda: nd.NdLinearLoRA(nn.Linear(20, 6), (4, 4), (3, 2)), parts)
-    check(ValueError, lambda: nd.NdLinearLoRA(nn.Linear(20, 6), (4, 5), (3, 3)), ["(4, 5)", "(3, 3)", "(20, 6)"])
-    check(ValueError, lambda: nd.NdLinearLoRA(nn.Linear(20, 6), hidden_size=(6,)), ["(4, 5)", "(6,)"])
+    check(
+        ValueError,
+        lambda: nd.NdLinearLoRA(nn.Linear(20, 6), (4, 5), (3, 3)),
+        ["(4, 5)", "(3, 3)", "(20, 6)"],
+    )
+    check(
+        ValueError, lambda: nd.NdLinearLoRA(nn.Linear(20, 6), hidden_size=(6,)), ["(4, 5)", "(6,)"]
+    )
 
 
 def test_adapters_want_a_linear_layer():

@@ -7,7 +7,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ndlinear_cases import QUICK, batches, bias_by_formula, by_einsum, by_steps, expected, layers, randomise, shapes
+from ndlinear_cases import (
+    QUICK,
+    batches,
+    bias_by_formula,
+    by_einsum,
+    by_steps,
+    expected,
+    layers,
+    randomise,
+    shapes,
+)
 from torch.utils.flop_counter import FlopCounterMode
 
 import ndlinear as nd
@@ -30,16 +40,24 @@ def test_layer_is_one_einsum_plus_the_bias_of_its_order(layer, batch):
 def test_function_follows_any_order(shape, batch, random, bias):
     dims, hidden = shape
     weights = [torch.randn(h, d, dtype=torch.float64) for d, h in zip(dims, hidden)]
-    biases = [torch.randn(h, dtype=torch.float64) if random.random() < 0.7 else None for h in hidden] if bias else None
+    biases = (
+        [torch.randn(h, dtype=torch.float64) if random.random() < 0.7 else None for h in hidden]
+        if bias
+        else None
+    )
     order = random.sample(range(len(dims)), len(dims))
     x = torch.randn(*batch, *dims, dtype=torch.float64)
-    torch.testing.assert_close(nd.ndlinear(x, weights, biases, order), by_steps(x, weights, biases, order), **close)
+    torch.testing.assert_close(
+        nd.ndlinear(x, weights, biases, order), by_steps(x, weights, biases, order), **close
+    )
     torch.testing.assert_close(nd.ndlinear(x, weights, None, order), by_einsum(x, weights), **close)
 
 
 def test_function_executes_the_modes_in_the_order_asked_for(monkeypatch):
     seen, mode_product = [], nd.mode_product
-    monkeypatch.setattr(nd, "mode_product", lambda x, w, mode, b: seen.append(mode) or mode_product(x, w, mode, b))
+    monkeypatch.setattr(
+        nd, "mode_product", lambda x, w, mode, b: seen.append(mode) or mode_product(x, w, mode, b)
+    )
     nd.ndlinear(torch.randn(2, 3, 4, 5), [torch.randn(2, d) for d in (3, 4, 5)], order=(2, 0, 1))
     nd.ndlinear(torch.randn(2, 3, 4, 5), [torch.randn(2, d) for d in (3, 4, 5)])
     assert seen == [-1, -3, -2, -3, -2, -1]
@@ -66,7 +84,9 @@ def test_mode_product_counts_axes_like_torch(mode, bias):
     torch.testing.assert_close(nd.mode_product(x, weight, mode, b), want, **close)
 
 
-@pytest.mark.parametrize("dims, hidden", [((3,), (2,)), ((2, 3), (3, 2)), ((3, 2), (2, 3)), ((2, 3, 2), (1, 2, 3))])
+@pytest.mark.parametrize(
+    "dims, hidden", [((3,), (2,)), ((2, 3), (3, 2)), ((3, 2), (2, 3)), ((2, 3, 2), (1, 2, 3))]
+)
 @pytest.mark.parametrize("outer", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 def test_gradients_by_finite_differences(dims, hidden, outer, bias):
@@ -88,12 +108,17 @@ def test_executes_the_cheapest_order_and_keeps_the_defined_one_when_nothing_is_g
     for outer in (True, False):
         layer = nd.NdLinear(dims, hidden, outer)
         assert layer.order == tuple(sorted(range(len(dims)), reverse=not outer))
-        costs = {order: nd.count_macs(dims, hidden, order) for order in itertools.permutations(range(len(dims)))}
+        costs = {
+            order: nd.count_macs(dims, hidden, order)
+            for order in itertools.permutations(range(len(dims)))
+        }
         assert costs[layer.execution_order] == min(costs.values())
         assert (layer.execution_order == layer.order) == (costs[layer.order] == min(costs.values()))
 
 
-@pytest.mark.parametrize("dims, hidden", [((7, 2), (2, 7)), ((2, 7), (7, 2)), ((3, 4, 5), (5, 4, 3)), ((6,), (4,))])
+@pytest.mark.parametrize(
+    "dims, hidden", [((7, 2), (2, 7)), ((2, 7), (7, 2)), ((3, 4, 5), (5, 4, 3)), ((6,), (4,))]
+)
 @pytest.mark.parametrize("outer", [True, False])
 def test_multiply_adds_are_what_torch_counts(dims, hidden, outer):
     layer = nd.NdLinear(dims, hidden, outer)
@@ -111,7 +136,9 @@ def test_parameters_and_names(bias):
     assert sum(p.numel() for p in layer.parameters()) == (3168 if bias else 3072)
     assert nd.count_parameters((32, 32, 32), (32, 32, 32), bias) == (3168 if bias else 3072)
     kinds = ["weight", "bias"] if bias else ["weight"]
-    assert list(layer.state_dict()) == [f"align_layers.{k}.{kind}" for k in range(3) for kind in kinds]
+    assert list(layer.state_dict()) == [
+        f"align_layers.{k}.{kind}" for k in range(3) for kind in kinds
+    ]
     assert layer.weights[1].shape == (32, 32)
 
 
@@ -140,8 +167,12 @@ def test_total_bias_by_hand():
     assert bias_by_formula(weights, biases, [1, 0]).tolist() == [[310.0, 610.0]]
     for outer, want in ((True, [[130.0, 240.0]]), (False, [[310.0, 610.0]])):
         layer = nd.NdLinear((2, 1), (1, 2), outer)
-        layer.load_state_dict({f"align_layers.{k}.weight": w for k, w in enumerate(weights)}, strict=False)
-        layer.load_state_dict({f"align_layers.{k}.bias": b for k, b in enumerate(biases)}, strict=False)
+        layer.load_state_dict(
+            {f"align_layers.{k}.weight": w for k, w in enumerate(weights)}, strict=False
+        )
+        layer.load_state_dict(
+            {f"align_layers.{k}.bias": b for k, b in enumerate(biases)}, strict=False
+        )
         assert nd.total_bias(layer).tolist() == want
         assert layer(torch.zeros(2, 1)).tolist() == want
 
@@ -165,14 +196,20 @@ def test_unit_init_keeps_the_variance_whatever_the_number_of_modes():
         assert 0.98 * math.sqrt(3 / d) < weight.abs().max() <= math.sqrt(3 / d)
         assert not bias.any()
     for dims, hidden in (((24,), (40,)), ((12, 20), (24, 8)), ((8, 8, 8), (8, 16, 4))):
-        squares = [nd.NdLinear(dims, hidden, init="unit")(torch.randn(8, *dims)).square().mean() for _ in range(60)]
+        squares = [
+            nd.NdLinear(dims, hidden, init="unit")(torch.randn(8, *dims)).square().mean()
+            for _ in range(60)
+        ]
         assert torch.stack(squares).mean().item() == pytest.approx(1, abs=0.12)
 
 
 def test_linear_init_shrinks_the_variance_by_three_per_mode():
     torch.manual_seed(0)
     for dims in ((16,), (16, 16), (12, 12, 12)):
-        layer = (nd.NdLinear(dims, dims, bias=False)(torch.randn(8, *dims)).square().mean() for _ in range(60))
+        layer = (
+            nd.NdLinear(dims, dims, bias=False)(torch.randn(8, *dims)).square().mean()
+            for _ in range(60)
+        )
         assert torch.stack(list(layer)).mean().item() == pytest.approx(3.0 ** -len(dims), rel=0.15)
 
 
@@ -184,9 +221,11 @@ def test_reset_parameters_draws_what_a_new_layer_draws(init, bias):
     torch.manual_seed(7)
     layer.reset_parameters()
     scale = [w.abs().max().item() for w in layer.weights]
-    bounds = {"linear": (4**-0.5, 5**-0.5), "paper": ((6 / 7) ** 0.5, (6 / 7) ** 0.5), "unit": (0.75**0.5, 0.6**0.5)}[
-        init
-    ]
+    bounds = {
+        "linear": (4**-0.5, 5**-0.5),
+        "paper": ((6 / 7) ** 0.5, (6 / 7) ** 0.5),
+        "unit": (0.75**0.5, 0.6**0.5),
+    }[init]
     assert all(s <= b for s, b in zip(scale, bounds))
     again = nd.NdLinear((4, 5), (3, 2), bias=bias, init=init)
     torch.manual_seed(7)
@@ -201,8 +240,17 @@ def test_reset_parameters_draws_what_a_new_layer_draws(init, bias):
 def test_repr_gives_the_call_back(outer, bias, init):
     layer = nd.NdLinear([4, 5], torch.Size([3, 2]), outer, bias, init=init)
     again = eval(repr(layer), vars(nd))
-    assert repr(again) == repr(layer) and f"NdLinear((4, 5), (3, 2), transform_outer={outer}" in repr(layer)
-    for name in ("input_dims", "hidden_size", "order", "execution_order", "init", "transform_outer"):
+    assert repr(again) == repr(
+        layer
+    ) and f"NdLinear((4, 5), (3, 2), transform_outer={outer}" in repr(layer)
+    for name in (
+        "input_dims",
+        "hidden_size",
+        "order",
+        "execution_order",
+        "init",
+        "transform_outer",
+    ):
         assert getattr(again, name) == getattr(layer, name)
     assert (again.biases[0] is None) == (not bias)
     assert "NdLinear((4, 5)" in repr(torch.nn.Sequential(layer))
@@ -219,5 +267,11 @@ def test_public_names_are_documented():
     for name in nd.__all__:
         assert getattr(nd, name).__doc__, name
     for cls in (nd.NdLinear, nd.NdLinearSum, nd.NdLinearLoRA):
-        own = [v for n, v in vars(cls).items() if not n.startswith("_") and n not in ("forward", "extra_repr")]
-        assert all(member.__doc__ for member in own if callable(member) or isinstance(member, property))
+        own = [
+            v
+            for n, v in vars(cls).items()
+            if not n.startswith("_") and n not in ("forward", "extra_repr")
+        ]
+        assert all(
+            member.__doc__ for member in own if callable(member) or isinstance(member, property)
+        )

@@ -43,7 +43,9 @@ class Attention(nn.Module):
 
 def network():
     torch.manual_seed(0)
-    body = nn.Sequential(Attention(), Attention(), nn.ModuleDict({"proj": nn.Linear(16, 4)})["proj"])
+    body = nn.Sequential(
+        Attention(), Attention(), nn.ModuleDict({"proj": nn.Linear(16, 4)})["proj"]
+    )
     return nn.ModuleDict({"body": body, "head": nn.Linear(4, 3)})
 
 
@@ -59,7 +61,9 @@ def test_the_formula(options, base_bias):
     layer = trained(base, **options)
     a, x = layer.adapter, torch.randn(2, 7, 24, dtype=torch.float64)
     update = a(x.reshape(2, 7, *a.input_dims)).reshape(2, 7, 30)
-    torch.testing.assert_close(layer(x), base(x) + options.get("alpha", 1.0) * update, atol=1e-10, rtol=1e-10)
+    torch.testing.assert_close(
+        layer(x), base(x) + options.get("alpha", 1.0) * update, atol=1e-10, rtol=1e-10
+    )
     assert layer(x[0, 0]).shape == (30,) and layer(x[:0]).shape == (0, 7, 30)
 
 
@@ -73,11 +77,18 @@ def test_zero_at_start_and_the_first_step_moves_the_last_mode(options):
     last = layer.adapter.align_layers[layer.adapter.order[-1]]
     moved = {id(p) for p in layer.adapter.parameters() if p.grad.abs().sum() > 0}
     assert moved == {id(p) for p in last.parameters()}
-    assert all(p.abs().sum() > 0 for m in layer.adapter.align_layers if m is not last for p in m.parameters())
+    assert all(
+        p.abs().sum() > 0
+        for m in layer.adapter.align_layers
+        if m is not last
+        for p in m.parameters()
+    )
     torch.optim.SGD(layer.adapter.parameters(), 0.01).step()
     layer.zero_grad()
     (layer(x) - torch.randn(5, 30)).square().sum().backward()
-    assert all(p.grad.abs().sum() > 0 for p in layer.adapter.parameters()), "from the second step on all of them"
+    assert all(p.grad.abs().sum() > 0 for p in layer.adapter.parameters()), (
+        "from the second step on all of them"
+    )
 
 
 def test_trains_the_adapter_only():
@@ -137,7 +148,9 @@ def test_the_merged_matrix_is_base_plus_alpha_times_the_kronecker_product():
 
 def test_biases_where_one_side_has_none():
     both, base_only, update_only, none = (
-        trained(nn.Linear(6, 4, base), bias=update) for base in (True, False) for update in (True, False)
+        trained(nn.Linear(6, 4, base), bias=update)
+        for base in (True, False)
+        for update in (True, False)
     )
     assert both.bias is not None and base_only.bias is base_only.base_layer.bias
     torch.testing.assert_close(update_only.bias, nd.total_bias(update_only.adapter).flatten())
@@ -195,7 +208,10 @@ def test_default_fold_is_near_square():
 def test_parameter_counts_of_the_paper():
     """All seven projections of every layer: 2.26 million for LLaMA3-8B, 1.15 million for Qwen3-1.7B, without biases."""
     llama = 32 * sum(
-        sum(p.numel() for p in nd.NdLinearLoRA(nn.Linear(i, o, False, device="meta")).adapter.parameters())
+        sum(
+            p.numel()
+            for p in nd.NdLinearLoRA(nn.Linear(i, o, False, device="meta")).adapter.parameters()
+        )
         for i, o in [(4096, 4096)] * 2 + [(4096, 1024)] * 2 + [(4096, 14336)] * 2 + [(14336, 4096)]
     )
     qwen = 28 * sum(
@@ -213,7 +229,11 @@ def test_half_precision_base_with_a_float32_adapter(dtype):
     x = torch.randn(5, 6, dtype=dtype)
     y = layer(x)
     y.float().sum().backward()
-    assert y.dtype == dtype and layer.weight.dtype == dtype and layer.adapter.weights[0].grad.dtype == torch.float32
+    assert (
+        y.dtype == dtype
+        and layer.weight.dtype == dtype
+        and layer.adapter.weights[0].grad.dtype == torch.float32
+    )
     layer.merge()
     assert (layer(x) - y).abs().max() < 0.05
 
@@ -259,7 +279,10 @@ def test_encoder_fast_path_sees_the_update():
     "patterns, found",
     [
         ("q_proj", ["body.0.q_proj", "body.1.q_proj"]),
-        (["q_proj", "v_proj"], ["body.0.q_proj", "body.0.v_proj", "body.1.q_proj", "body.1.v_proj"]),
+        (
+            ["q_proj", "v_proj"],
+            ["body.0.q_proj", "body.0.v_proj", "body.1.q_proj", "body.1.v_proj"],
+        ),
         ("body.0.*", ["body.0.q_proj", "body.0.v_proj"]),
         ("1.q_proj", ["body.1.q_proj"]),
         ("*[02]*", ["body.0.q_proj", "body.0.v_proj", "body.2"]),
@@ -274,7 +297,9 @@ def test_patterns(patterns, found):
 @pytest.mark.parametrize("patterns", ["proj", "q_pro", "Q_PROJ", "body", "norm", "", []])
 def test_nothing_matches(patterns):
     model = network()
-    with pytest.raises(ValueError, match=r"target_modules .* match none .*'body.0.q_proj', 'body.0.v_proj'.*'head'"):
+    with pytest.raises(
+        ValueError, match=r"target_modules .* match none .*'body.0.q_proj', 'body.0.v_proj'.*'head'"
+    ):
         nd.apply_ndlinear_lora(model, patterns)
     assert all(p.requires_grad for p in model.parameters())
 
@@ -285,7 +310,11 @@ def test_apply_returns_the_model_freezes_the_rest_and_passes_options():
     assert nd.apply_ndlinear_lora(model, "q_proj", alpha=3, bias=True, hidden_size=(2, 8)) is model
     assert torch.equal(run(model, x), y)
     adapter = model["body"][0].q_proj
-    assert adapter.alpha == 3 and adapter.adapter.hidden_size == (2, 8) and adapter.adapter.biases[0] is not None
+    assert (
+        adapter.alpha == 3
+        and adapter.adapter.hidden_size == (2, 8)
+        and adapter.adapter.biases[0] is not None
+    )
     trainable = {n for n, p in model.named_parameters() if p.requires_grad}
     assert trainable == set(nd.lora_state_dict(model)) and len(trainable) == 8
 
@@ -357,7 +386,9 @@ def test_lora_state_dict_has_adapters_only_under_the_names_of_the_model():
     model = adapted(bias=True)
     state = nd.lora_state_dict(model)
     kinds = [f"adapter.align_layers.{k}.{kind}" for k in (0, 1) for kind in ("weight", "bias")]
-    assert sorted(state) == sorted(f"{n}.{k}" for n in ("body.0.q_proj", "body.1.q_proj", "head") for k in kinds)
+    assert sorted(state) == sorted(
+        f"{n}.{k}" for n in ("body.0.q_proj", "body.1.q_proj", "head") for k in kinds
+    )
     assert all(torch.equal(v, model.state_dict()[k]) for k, v in state.items())
     assert list(nd.lora_state_dict(model["head"])) == kinds, "also for a lone adapter"
 
@@ -385,7 +416,11 @@ def test_a_lone_adapter_can_be_saved_too(tmp_path):
 
 def test_load_refuses_another_alpha_fold_or_model(tmp_path):
     nd.save_lora(adapted(alpha=2.0), tmp_path / "adapter.safetensors")
-    for options in ({"alpha": 1.0}, {"alpha": 2.0, "bias": True}, {"alpha": 2.0, "transform_outer": False}):
+    for options in (
+        {"alpha": 1.0},
+        {"alpha": 2.0, "bias": True},
+        {"alpha": 2.0, "transform_outer": False},
+    ):
         model = nd.apply_ndlinear_lora(network(), ["q_proj", "head"], **options)
         with pytest.raises(ValueError, match=r"adapter.safetensors.*'alpha': 2.0.*body.0.q_proj"):
             nd.load_lora(model, tmp_path / "adapter.safetensors")
@@ -395,14 +430,17 @@ def test_load_refuses_another_alpha_fold_or_model(tmp_path):
     assert type(smaller["head"]) is nn.Linear, "nothing was changed"
     other_size = nn.ModuleDict({"head": nn.Linear(8, 3)})
     nd.save_lora(
-        nd.apply_ndlinear_lora(nn.ModuleDict({"head": nn.Linear(4, 3)}), "head"), tmp_path / "small.safetensors"
+        nd.apply_ndlinear_lora(nn.ModuleDict({"head": nn.Linear(4, 3)}), "head"),
+        tmp_path / "small.safetensors",
     )
     with pytest.raises(ValueError, match=r"\(2, 2\)"):
         nd.load_lora(other_size, tmp_path / "small.safetensors")
 
 
 def test_load_refuses_a_file_of_somebody_else(tmp_path):
-    save_file({"head.adapter.align_layers.0.weight": torch.zeros(2, 2)}, tmp_path / "other.safetensors")
+    save_file(
+        {"head.adapter.align_layers.0.weight": torch.zeros(2, 2)}, tmp_path / "other.safetensors"
+    )
     with pytest.raises(ValueError, match=r"other.safetensors"):
         nd.load_lora(network(), tmp_path / "other.safetensors")
 
@@ -415,6 +453,9 @@ def test_models_without_adapters(tmp_path):
 
 def test_without_safetensors(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    for call in (lambda: nd.save_lora(adapted(), tmp_path / "a"), lambda: nd.load_lora(network(), tmp_path / "a")):
+    for call in (
+        lambda: nd.save_lora(adapted(), tmp_path / "a"),
+        lambda: nd.load_lora(network(), tmp_path / "a"),
+    ):
         with pytest.raises(ImportError, match="pip install safetensors"):
             call()

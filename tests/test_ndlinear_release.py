@@ -31,7 +31,9 @@ shapes = pytest.mark.parametrize("dims, hidden", SHAPES, ids=str)
 def release(request):
     with pytest.MonkeyPatch.context() as patch:
         if not os.environ.get("NDL_RELEASED"):
-            folder = pathlib.Path(request.config.cache.mkdir("ndlinear-release")) / behaviour.VERSION
+            folder = (
+                pathlib.Path(request.config.cache.mkdir("ndlinear-release")) / behaviour.VERSION
+            )
             patch.setenv("NDL_RELEASED", str(folder))
         try:
             module = behaviour.released(install=True)
@@ -56,7 +58,9 @@ def test_this_is_the_release_and_not_ours(release):
     assert release.NdLinear is not nd.NdLinear
     assert pathlib.Path(release.__file__).parent != pathlib.Path(nd.__file__).parent
     with pytest.raises(IndexError):
-        release.NdLinear((4, 5), (3, 2))(torch.randn(4, 5))  # it needs exactly one batch axis; ours does not
+        release.NdLinear((4, 5), (3, 2))(
+            torch.randn(4, 5)
+        )  # it needs exactly one batch axis; ours does not
 
 
 @cases
@@ -65,11 +69,16 @@ def test_values_and_all_gradients(release, dims, hidden, outer):
     torch.manual_seed(0)
     theirs, ours = pair(release, dims, hidden, outer)
     results = []
-    x, direction = torch.randn(6, *dims, dtype=torch.float64), torch.randn(6, *hidden, dtype=torch.float64)
+    x, direction = (
+        torch.randn(6, *dims, dtype=torch.float64),
+        torch.randn(6, *hidden, dtype=torch.float64),
+    )
     for layer in (theirs, ours):
         leaf = x.clone().requires_grad_()
         y = layer(leaf)
-        grads = torch.autograd.grad((y * direction).sum() + y.square().sum(), [leaf, *layer.parameters()])
+        grads = torch.autograd.grad(
+            (y * direction).sum() + y.square().sum(), [leaf, *layer.parameters()]
+        )
         results.append([y, *grads])
     assert len(results[0]) == 2 + 2 * len(dims)
     for a, b in zip(*results):
@@ -107,7 +116,9 @@ def test_checkpoints_in_both_directions(release, dims, hidden, outer, tmp_path):
         for parameter in source.parameters():
             torch.nn.init.normal_(parameter)
         torch.save(source.state_dict(), tmp_path / "checkpoint.pt")
-        report = target.load_state_dict(torch.load(tmp_path / "checkpoint.pt", weights_only=True), strict=True)
+        report = target.load_state_dict(
+            torch.load(tmp_path / "checkpoint.pt", weights_only=True), strict=True
+        )
         assert not report.missing_keys and not report.unexpected_keys
         torch.testing.assert_close(target(x), source(x), atol=1e-10, rtol=1e-10)
 
@@ -119,7 +130,10 @@ def test_optimiser_steps_stay_together(release):
         torch.manual_seed(5)
         layer = make((6, 4), (3, 8)).double()
         optimiser = torch.optim.Adam(layer.parameters(), 0.01)
-        x, target = torch.randn(16, 6, 4, dtype=torch.float64), torch.randn(16, 3, 8, dtype=torch.float64)
+        x, target = (
+            torch.randn(16, 6, 4, dtype=torch.float64),
+            torch.randn(16, 3, 8, dtype=torch.float64),
+        )
         for _ in range(10):
             optimiser.zero_grad()
             (layer(x) - target).square().mean().backward()

@@ -71,7 +71,9 @@ def standard_setup() -> str:
 
 
 def read_page(path: pathlib.Path) -> Page:
-    pages = {p.name for p in NOTEBOOKS} | {f"../book/{p.name}" for p in (ROOT / "book").glob("*.md")}
+    pages = {p.name for p in NOTEBOOKS} | {
+        f"../book/{p.name}" for p in (ROOT / "book").glob("*.md")
+    }
     notebook = json.loads(path.read_text(encoding="utf8"))
     return Page(path.stem, notebook, standard_setup(), known_dois(), frozenset(pages))
 
@@ -121,7 +123,11 @@ def answer_first(page):
 
 def setup_cell(page):
     cells = page.notebook["cells"]
-    if len(cells) < 2 or cells[1]["cell_type"] != "code" or "".join(cells[1]["source"]) != page.setup:
+    if (
+        len(cells) < 2
+        or cells[1]["cell_type"] != "code"
+        or "".join(cells[1]["source"]) != page.setup
+    ):
         yield "make the second cell the setup cell of 00_template.ipynb, byte for byte"
 
 
@@ -226,7 +232,9 @@ def exercises(page):
 
 
 def references(page):
-    if "References" in [title for _, title in headings(page)] and "https://doi.org/" not in section(page, "References"):
+    if "References" in [title for _, title in headings(page)] and "https://doi.org/" not in section(
+        page, "References"
+    ):
         yield "give each reference as a DOI link, https://doi.org/..."
     for doi in re.findall(r"https://doi\.org/([^\s<>\"]+)", page.prose):
         doi = doi.rstrip(".,;*]")
@@ -246,13 +254,18 @@ def links(page):
 def figures(page):
     for cell in page.notebook["cells"]:
         source, meta = "".join(cell["source"]), cell["metadata"].get("mystnb", {})
-        draws = cell["cell_type"] == "code" and re.search(r"plt\.(show|subplots|figure|subplot_mosaic)\(", source)
+        draws = cell["cell_type"] == "code" and re.search(
+            r"plt\.(show|subplots|figure|subplot_mosaic)\(", source
+        )
         if not draws and not meta.get("figure"):
             continue
         where = f"cell {cell.get('id')}"
         if source.count("plt.show(") != 1:
             yield f"{where}: end a figure cell with one plt.show(), one figure per cell"
-        caption, name = meta.get("figure", {}).get("caption", ""), meta.get("figure", {}).get("name", "")
+        caption, name = (
+            meta.get("figure", {}).get("caption", ""),
+            meta.get("figure", {}).get("name", ""),
+        )
         alt = meta.get("image", {}).get("alt", "")
         if len(caption) < 15:
             yield f"{where}: add a caption of a few words as metadata mystnb.figure.caption"
@@ -286,8 +299,14 @@ def equations(page):
 
 def glyphs(tex: str) -> int:
     """Roughly how many characters a line of TeX shows."""
-    tex = re.sub(r"\\(begin|end|tag|label)\{[^}]*\}|\\(left|right|big\w*|Big\w*|limits|displaystyle)\b", "", tex)
-    tex = re.sub(r"\\(text|mathrm|operatorname|mathbf|mathcal|mathbb|boldsymbol)\s*\{([^}]*)\}", r"\2", tex)
+    tex = re.sub(
+        r"\\(begin|end|tag|label)\{[^}]*\}|\\(left|right|big\w*|Big\w*|limits|displaystyle)\b",
+        "",
+        tex,
+    )
+    tex = re.sub(
+        r"\\(text|mathrm|operatorname|mathbf|mathcal|mathbb|boldsymbol)\s*\{([^}]*)\}", r"\2", tex
+    )
     tex = re.sub(r"\\qquad", "  ", tex)
     tex = re.sub(r"\\(frac|tfrac|dfrac)\b", "", tex)
     tex = re.sub(r"\\(log|min|max|sup|inf|dim|rank|vec)\b", "xxx", tex)
@@ -341,7 +360,9 @@ def test_figure_names_are_unique_in_the_book():
 
 
 def test_every_chapter_is_in_the_table_of_contents():
-    listed = set(re.findall(r"file:\s*notebooks/(\w+)", (ROOT / "_toc.yml").read_text(encoding="utf8")))
+    listed = set(
+        re.findall(r"file:\s*notebooks/(\w+)", (ROOT / "_toc.yml").read_text(encoding="utf8"))
+    )
     written = {path.stem for path in NOTEBOOKS if path != TEMPLATE}
     assert listed == written, f"_toc.yml and notebooks/ differ in {sorted(listed ^ written)}"
 
@@ -362,10 +383,14 @@ def as_script(notebook: dict) -> str:
     return "\n\n".join(code)
 
 
-def run_script(code: str, folder: pathlib.Path, tmp_path: pathlib.Path, environ: dict) -> subprocess.CompletedProcess:
+def run_script(
+    code: str, folder: pathlib.Path, tmp_path: pathlib.Path, environ: dict
+) -> subprocess.CompletedProcess:
     script = tmp_path / "script.py"
     script.write_text(code, encoding="utf8")
-    return subprocess.run([sys.executable, str(script)], cwd=folder, env=environ, capture_output=True, text=True)
+    return subprocess.run(
+        [sys.executable, str(script)], cwd=folder, env=environ, capture_output=True, text=True
+    )
 
 
 @pytest.mark.alone
@@ -390,26 +415,38 @@ def cell(kind: str, source: str, **metadata) -> dict:
 
 def sound_notebook() -> dict:
     """A miniature that keeps every rule."""
-    figure = {"figure": {"name": "fig-one", "caption": "One line, as an example."}, "image": {"alt": "A line. " * 9}}
+    figure = {
+        "figure": {"name": "fig-one", "caption": "One line, as an example."},
+        "image": {"alt": "A line. " * 9},
+    }
     box = "> **Paper.** Says this.\n>\n> **Released code.** Does that.\n>\n> **Here.** Both."
-    exercise = (
-        "1. Why?\n\n<details><summary>Solution</summary>\n\nSo, see $x$.\n\n```python\nassert True\n```\n\n</details>\n"
-    )
+    exercise = "1. Why?\n\n<details><summary>Solution</summary>\n\nSo, see $x$.\n\n```python\nassert True\n```\n\n</details>\n"
     cells = [
         cell("markdown", "# What does it do?\n\nIt adds. It does so exactly."),
         cell("code", SETUP, tags=["hide-input"]),
         cell("code", 'lab.card("11_sound", read_first=[])'),
-        cell("markdown", f"## A step\n\nA sentence with 95 % and $N = 2$.\n\n$$\na = b + c\n$$\n\n{box}"),
+        cell(
+            "markdown",
+            f"## A step\n\nA sentence with 95 % and $N = 2$.\n\n$$\na = b + c\n$$\n\n{box}",
+        ),
         *[cell("code", f"x = {i}\nassert x == {i}") for i in range(15)],
-        cell("code", "import matplotlib.pyplot as plt\n\nplt.subplots()\nplt.show()", mystnb=figure),
+        cell(
+            "code", "import matplotlib.pyplot as plt\n\nplt.subplots()\nplt.show()", mystnb=figure
+        ),
         cell("markdown", "## Limits\n\nOne.\n\n## Exercises\n\n" + exercise * 2),
         cell(
-            "markdown", "## What next\n\n[Next](12_next.ipynb)\n\n## References\n\n- [A](https://doi.org/10.1000/(a)b)"
+            "markdown",
+            "## What next\n\n[Next](12_next.ipynb)\n\n## References\n\n- [A](https://doi.org/10.1000/(a)b)",
         ),
     ]
     for number, entry in enumerate(cells):
         entry["id"] = f"c{number}"
-    return {"cells": cells, "metadata": {"kernelspec": {"name": "python3"}}, "nbformat": 4, "nbformat_minor": 5}
+    return {
+        "cells": cells,
+        "metadata": {"kernelspec": {"name": "python3"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
 
 
 def page_of(notebook: dict, slug: str = "11_sound") -> Page:
@@ -459,11 +496,19 @@ BREAKS = [
     (cell_counts, lambda nb: nb["cells"].__delitem__(slice(4, 10)), "15 to 30"),
     (cell_counts, lambda nb: nb["cells"].extend(nb["cells"][4:19]), "15 to 30"),
     (cell_lengths, with_cell(4, source="x = 1\n" * 31), "at most 30"),
-    (cell_lengths, lambda nb: [c.update(source="x = 1\n" * 9) for c in nb["cells"][4:19]], "at most 8"),
+    (
+        cell_lengths,
+        lambda nb: [c.update(source="x = 1\n" * 9) for c in nb["cells"][4:19]],
+        "at most 8",
+    ),
     (plain_python, with_cell(4, source="!pip install torch"), "no magics"),
     (plain_python, with_cell(4, source="%matplotlib inline"), "no magics"),
     (plain_python, with_cell(4, source="from IPython.display import Markdown"), "lab.say"),
-    (something_is_checked, lambda nb: [c.update(source="x = 1") for c in nb["cells"][4:19]], "assertion"),
+    (
+        something_is_checked,
+        lambda nb: [c.update(source="x = 1") for c in nb["cells"][4:19]],
+        "assertion",
+    ),
     (colab_markdown, text_added("```{note}\nx\n```"), "directive"),
     (colab_markdown, text_added(":::{note}\nx\n:::"), "colon fence"),
     (colab_markdown, text_added("see {numref}`fig-one`"), "role"),
@@ -503,7 +548,9 @@ def test_a_sound_notebook_passes_every_rule():
     assert not any(complaints.values()), complaints
 
 
-@pytest.mark.parametrize(("rule", "change", "words"), BREAKS, ids=lambda v: getattr(v, "__name__", None) or str(v)[:20])
+@pytest.mark.parametrize(
+    ("rule", "change", "words"), BREAKS, ids=lambda v: getattr(v, "__name__", None) or str(v)[:20]
+)
 def test_each_rule_refuses_a_broken_notebook(rule, change, words):
     notebook = copy.deepcopy(sound_notebook())
     change(notebook)
@@ -513,7 +560,9 @@ def test_each_rule_refuses_a_broken_notebook(rule, change, words):
 
 def test_every_rule_is_shown_to_fail():
     assert {rule for rule, _, _ in BREAKS} | {file_name} == set(RULES)
-    assert list(file_name(page_of(sound_notebook(), "Eleven"))) and not list(file_name(page_of(sound_notebook())))
+    assert list(file_name(page_of(sound_notebook(), "Eleven"))) and not list(
+        file_name(page_of(sound_notebook()))
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,17 +20,23 @@ def test_readme_examples_run():
 def test_readme_commands_are_make_targets():
     commands = re.findall(r"^make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert commands == ["book", "test"] and all(re.search(rf"^{c}:", makefile, re.M) for c in commands)
+    assert commands == ["book", "test"] and all(
+        re.search(rf"^{c}:", makefile, re.M) for c in commands
+    )
     assert all(f"make {c}" in (ROOT / ".ci" / "run").read_text() for c in commands)
 
 
 def test_environment_yml_is_current():
-    assert (ROOT / "environment.yml").read_text(encoding="utf-8") == upkeep.environment(), "run: make environment"
+    assert (ROOT / "environment.yml").read_text(encoding="utf-8") == upkeep.environment(), (
+        "run: make environment"
+    )
 
 
 def test_nothing_pins_what_colab_brings():
     project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    assert not re.search(r'"(torch|numpy)[^"]*==', project), "ranges only: pins belong in constraints.txt"
+    assert not re.search(r'"(torch|numpy)[^"]*==', project), (
+        "ranges only: pins belong in constraints.txt"
+    )
 
 
 def test_torch_is_installed_before_anything_else():
@@ -45,7 +51,11 @@ def test_module_imports_torch_and_the_standard_library_only():
 
     tree = ast.parse((ROOT / "ndlinear.py").read_text(encoding="utf-8"))
     top = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
-    names = {(a.name if isinstance(n, ast.Import) else n.module).partition(".")[0] for n in top for a in n.names}
+    names = {
+        (a.name if isinstance(n, ast.Import) else n.module).partition(".")[0]
+        for n in top
+        for a in n.names
+    }
     assert names <= set(sys.stdlib_module_names) | {"torch"}
     assert len((ROOT / "ndlinear.py").read_text().splitlines()) < 700, "readable in one sitting"
 
@@ -66,7 +76,9 @@ def test_stamp_writes_the_address_into_every_setup_cell(notebooks):
     assert all(f'BOOK = \\"{address}\\"' in path.read_text(encoding="utf-8") for path in notebooks)
     assert upkeep.stamp(address) == 0, "the second time nothing changes"
     assert upkeep.stamp("") == len(notebooks)
-    assert [p.read_bytes() for p in notebooks] == [(modes.NOTEBOOKS / p.name).read_bytes() for p in notebooks]
+    assert [p.read_bytes() for p in notebooks] == [
+        (modes.NOTEBOOKS / p.name).read_bytes() for p in notebooks
+    ]
     with pytest.raises(LabError, match="not an https address"):
         upkeep.stamp("git@example.org:book")
     notebooks[0].write_text("{}")
@@ -91,7 +103,9 @@ def test_times_are_recorded_and_shown(monkeypatch, tmp_path):
     (tmp_path / "results").mkdir()
     (tmp_path / "99_x.ipynb").write_text("{}")
     monkeypatch.setattr(upkeep, "CHAPTERS", [tmp_path / "99_x.ipynb"])
-    monkeypatch.setattr(upkeep, "subprocess", types.SimpleNamespace(run=lambda *a, **k: None, DEVNULL=None))
+    monkeypatch.setattr(
+        upkeep, "subprocess", types.SimpleNamespace(run=lambda *a, **k: None, DEVNULL=None)
+    )
     upkeep.main(["times"])
     assert re.fullmatch(r"replay \d+ s · smoke \d+ s", upkeep.times_line("99_x"))
 
@@ -106,14 +120,23 @@ def run_setup(folder: pathlib.Path, book: str) -> subprocess.CompletedProcess:
     import sys
 
     cells = json.loads(upkeep.CHAPTERS[0].read_text(encoding="utf-8"))["cells"]
-    source = next("".join(c["source"]) for c in cells if c["cell_type"] == "code" and CELL.match("".join(c["source"])))
+    source = next(
+        "".join(c["source"])
+        for c in cells
+        if c["cell_type"] == "code" and CELL.match("".join(c["source"]))
+    )
     source = re.sub(r'^BOOK = ".*?"', f'BOOK = "{book}"', source, flags=re.M)
-    environment = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "COV_CORE_SOURCE")} | {
-        "NDL_MODE": "smoke"
-    }
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "COV_CORE_SOURCE")
+    } | {"NDL_MODE": "smoke"}
     (folder / "cell.py").write_text(source)
     return subprocess.run(
-        [sys.executable, "cell.py"], cwd=folder, env=environment, capture_output=True, text=True, timeout=120
+        [sys.executable, "cell.py"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
 
 
@@ -133,7 +156,10 @@ def test_setup_cell_in_an_empty_folder_fetches_the_book(tmp_path):
     for attempt in range(2):
         done = run_setup(empty, f"file://{bare}")
         assert done.returncode == 0, (attempt, done.stderr)
-        assert done.stdout.startswith("smoke · ") and (empty / "ndlinear-book" / "notebooks" / "lab").is_dir()
+        assert (
+            done.stdout.startswith("smoke · ")
+            and (empty / "ndlinear-book" / "notebooks" / "lab").is_dir()
+        )
 
 
 def test_setup_cell_without_an_address_says_what_to_do(tmp_path):

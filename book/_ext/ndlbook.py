@@ -36,12 +36,18 @@ def on_config(app, config) -> None:
     root = pathlib.Path(app.srcdir)
     caches = pathlib.Path(app.outdir).parent / ".jupyter_cache"
     ndlbuild.prune_caches(caches)
-    app.ndl_state = ndlbuild.book_state(root)  # taken now, so that a change during the build makes the book stale
+    app.ndl_state = ndlbuild.book_state(
+        root
+    )  # taken now, so that a change during the build makes the book stale
     config.nb_execution_cache_path = str(caches / ndlbuild.cache_key(root))
     config.mathjax_path = "mathjax/tex-chtml.js"
     ndlbuild.link_repository(config.html_theme_options, ndlbuild.repository_url(root))
-    for listeners in app.events.listeners.values():  # thebe would add a script of another host to every page
-        for listener in [li for li in listeners if li.handler.__module__.startswith("sphinx_thebe")]:
+    for (
+        listeners
+    ) in app.events.listeners.values():  # thebe would add a script of another host to every page
+        for listener in [
+            li for li in listeners if li.handler.__module__.startswith("sphinx_thebe")
+        ]:
             app.disconnect(listener.id)
     app.registry.css_files[:] = [file for file in app.registry.css_files if "thebe" not in file[0]]
 
@@ -59,7 +65,9 @@ def on_page(app, pagename, templatename, context, doctree) -> None:
     if "ndl-claims" in body:
         app.add_js_file("claims.js", loading_method="defer")
     # docutils calls this a list, but its entries are bibliography entries, which a list must not hold
-    context["body"] = body.replace('<div role="list" class="citation-list">', '<div class="citation-list">')
+    context["body"] = body.replace(
+        '<div role="list" class="citation-list">', '<div class="citation-list">'
+    )
 
 
 def on_finish(app, exception) -> None:
@@ -83,13 +91,17 @@ class BookDirective(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         self.env.note_reread()
         self.root = pathlib.Path(self.env.srcdir)
-        self.known = {name.split("/", 1)[1] for name in self.env.found_docs if name.startswith("notebooks/")}
+        self.known = {
+            name.split("/", 1)[1] for name in self.env.found_docs if name.startswith("notebooks/")
+        }
         result = self.content_html()
         return result if isinstance(result, list) else [nodes.raw("", result, format="html")]
 
     def uri(self, page: str) -> str:
         """Relative address of a page (without .html) or of a folder (with a final slash)."""
-        return os.path.relpath(page, os.path.dirname(self.env.docname)) + ("/" if page.endswith("/") else ".html")
+        return os.path.relpath(page, os.path.dirname(self.env.docname)) + (
+            "/" if page.endswith("/") else ".html"
+        )
 
     def markdown(self, text: str, source: str, style: str) -> list[nodes.Node]:
         """Markdown as it would stand on the page, in a container of its own style."""
@@ -116,10 +128,16 @@ class Chapters(BookDirective):
 
     def content_html(self):
         lines = [
-            ndltables.chapter(self.root / "notebooks" / f"{name}.ipynb", self.uri("notebooks/"), ledger.claims())
+            ndltables.chapter(
+                self.root / "notebooks" / f"{name}.ipynb", self.uri("notebooks/"), ledger.claims()
+            )
             for name in sorted(self.known)
         ]
-        return self.markdown("\n".join(lines), "notebooks", "ndl-chapters") if lines else "<p>None so far.</p>"
+        return (
+            self.markdown("\n".join(lines), "notebooks", "ndl-chapters")
+            if lines
+            else "<p>None so far.</p>"
+        )
 
 
 class RunStatus(BookDirective):
@@ -140,9 +158,16 @@ class BuildStatus(BookDirective):
             ("Python", platform.python_version()),
             ("mode", ndlbuild.MODE),
             ("state of the sources", ndlbuild.cache_key(self.root)),
-            *((name, ndlbuild.version(name)) for name in ndlbuild.PACKAGES if ndlbuild.version(name) != "absent"),
+            *(
+                (name, ndlbuild.version(name))
+                for name in ndlbuild.PACKAGES
+                if ndlbuild.version(name) != "absent"
+            ),
         ]
-        entries = "".join(f"<div><dt>{ndltables.escape(k)}</dt><dd>{ndltables.escape(v)}</dd></div>" for k, v in items)
+        entries = "".join(
+            f"<div><dt>{ndltables.escape(k)}</dt><dd>{ndltables.escape(v)}</dd></div>"
+            for k, v in items
+        )
         return f'<dl class="ndl-versions">{entries}</dl>'
 
 
@@ -157,7 +182,9 @@ class Deviations(BookDirective):
             for name in sorted(self.known)
             for box in ndltables.boxes(self.root / "notebooks" / f"{name}.ipynb")
         ]
-        return [node for name, box in found for node in self.box(name, *box)] or "<p>None so far.</p>"
+        return [
+            node for name, box in found for node in self.box(name, *box)
+        ] or "<p>None so far.</p>"
 
     def box(self, name: str, heading: str, anchor: str, markdown: str) -> list[nodes.Node]:
         folder = self.uri("notebooks/")
@@ -166,7 +193,10 @@ class Deviations(BookDirective):
             f"{ndltables.escape(name)}: {ndltables.escape(re.sub(r'[$*`]', '', heading))}</a></p>"
         )
         text = ndltables.rebase_links(markdown, folder)
-        return [nodes.raw("", link, format="html"), *self.markdown(text, f"notebooks/{name}.ipynb", "ndl-box")]
+        return [
+            nodes.raw("", link, format="html"),
+            *self.markdown(text, f"notebooks/{name}.ipynb", "ndl-box"),
+        ]
 
 
 def setup(app) -> dict:

@@ -58,7 +58,9 @@ def source_files(root: pathlib.Path) -> list[pathlib.Path]:
     for name in SOURCES:
         path = root / name
         files += [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
-    return sorted(p for p in files if "__pycache__" not in p.parts and p.suffix not in (".pyc", ".lock"))
+    return sorted(
+        p for p in files if "__pycache__" not in p.parts and p.suffix not in (".pyc", ".lock")
+    )
 
 
 def cache_key(root: pathlib.Path) -> str:
@@ -75,16 +77,28 @@ def cache_key(root: pathlib.Path) -> str:
 def book_state(root: pathlib.Path) -> str:
     """Hash of everything the built book depends on; the tests compare it with the state of the last clean build."""
     digest = hashlib.sha256(f"{cache_key(root)} {repository_url(root)}".encode())
-    pages = [p for p in (root / "book").rglob("*") if "_build" not in p.parts and "__pycache__" not in p.parts]
-    for path in sorted([root / "_config.yml", root / "_toc.yml", *pages, *(root / "notebooks").glob("*.ipynb")]):
+    pages = [
+        p
+        for p in (root / "book").rglob("*")
+        if "_build" not in p.parts and "__pycache__" not in p.parts
+    ]
+    for path in sorted(
+        [root / "_config.yml", root / "_toc.yml", *pages, *(root / "notebooks").glob("*.ipynb")]
+    ):
         if path.is_file():
-            digest.update(str(path.relative_to(root)).encode() + hashlib.sha256(path.read_bytes()).digest())
+            digest.update(
+                str(path.relative_to(root)).encode() + hashlib.sha256(path.read_bytes()).digest()
+            )
     return digest.hexdigest()
 
 
 def kernel_environment(root: pathlib.Path, environ: dict) -> None:
     """Kernels inherit the environment: import path and mode go there."""
-    paths = [str(root), str(root / "notebooks"), *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep))]
+    paths = [
+        str(root),
+        str(root / "notebooks"),
+        *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)),
+    ]
     environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
     environ["NDL_MODE"] = MODE
 
@@ -102,7 +116,8 @@ def prune_caches(folder: pathlib.Path, keep: int = KEEP_CACHES) -> None:
 def github_address(text: str) -> str:
     """https://github.com/OWNER/NAME of any spelling of a GitHub remote, without user or password; else ''."""
     match = re.fullmatch(
-        r"(?:https?://(?:[^@/\s]+@)?|ssh://git@|git@)github\.com[:/]([\w.-]+)/([\w.-]+?)(?:\.git)?/?", text.strip()
+        r"(?:https?://(?:[^@/\s]+@)?|ssh://git@|git@)github\.com[:/]([\w.-]+)/([\w.-]+?)(?:\.git)?/?",
+        text.strip(),
     )
     return f"https://github.com/{match[1]}/{match[2]}" if match else ""
 
@@ -145,7 +160,9 @@ def copy_mathjax(target: pathlib.Path) -> None:
     """Copy what the book uses of MathJax out of the package that ships it."""
     spec = importlib.util.find_spec("sphinx-mathjax-offline")
     if spec is None:
-        raise ConfigError("the package sphinx-mathjax-offline is missing: pip install sphinx-mathjax-offline")
+        raise ConfigError(
+            "the package sphinx-mathjax-offline is missing: pip install sphinx-mathjax-offline"
+        )
     source = pathlib.Path(spec.submodule_search_locations[0]) / "static" / "mathjax"
     for name in MATHJAX:
         if (source / name).is_dir():

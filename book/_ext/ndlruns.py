@@ -55,7 +55,11 @@ def chapter_times(rows: list[dict]) -> str:
         for (name, mode), row in sorted(newest.items())
     ]
     heads = ("Chapter", "Mode", "Time", "Device", "Date")
-    return grid("Times of the chapters", heads, body) if body else "<p>No chapter has been timed yet.</p>"
+    return (
+        grid("Times of the chapters", heads, body)
+        if body
+        else "<p>No chapter has been timed yet.</p>"
+    )
 
 
 def grid(name: str, heads: tuple[str, ...], body: list[tuple]) -> str:

@@ -71,7 +71,9 @@ def remarks(claim: dict) -> str:
     """Our additions to a statement: condition, correction or reason in the open, the decision rule folded."""
     parts = (("Holds if", "condition"), ("Right statement", "correction"), ("Missing", "reason"))
     rows = [
-        f'<div class="ndl-remark"><b>{label}:</b> {escape(claim[key])}</div>' for label, key in parts if claim.get(key)
+        f'<div class="ndl-remark"><b>{label}:</b> {escape(claim[key])}</div>'
+        for label, key in parts
+        if claim.get(key)
     ]
     if claim.get("rule"):
         rows.append(f"<details><summary>Decision rule</summary>{escape(claim['rule'])}</details>")
@@ -86,9 +88,7 @@ def claims_table(claims: list[dict], uri: str, known: set[str]) -> str:
         link = cell_link(claim, uri) if claim.get("notebook") in known else None
         verdict = badge(claim["verdict"])
         if link:
-            verdict += (
-                f' <a class="ndl-cell" href="{escape(link)}">chapter {escape(claim["notebook"].split("_")[0])}</a>'
-            )
+            verdict += f' <a class="ndl-cell" href="{escape(link)}">chapter {escape(claim["notebook"].split("_")[0])}</a>'
         cells = [
             (verdict, f' data-sort="{order[claim["verdict"]]}"'),
             (f'<a class="ndl-id" href="#{escape(claim["id"])}">{escape(claim["id"])}</a>', ""),
@@ -105,7 +105,10 @@ def claims_table(claims: list[dict], uri: str, known: set[str]) -> str:
             f'<tr role="row" id="{escape(claim["id"])}" data-verdict="{claim["verdict"]}" '
             f'data-kind="{escape(claim.get("kind"))}" data-area="{escape(area(claim))}">{tds}</tr>'
         )
-    heads = "".join(f'<th role="columnheader" scope="col" data-key="{key}">{label}</th>' for key, label in COLUMNS)
+    heads = "".join(
+        f'<th role="columnheader" scope="col" data-key="{key}">{label}</th>'
+        for key, label in COLUMNS
+    )
     return (
         f'<div class="ndl-claims mathjax_ignore tex2jax_ignore">{filter_form(claims)}'
         '<p class="ndl-status" role="status"></p>'
@@ -140,7 +143,9 @@ def claims_counts(claims: list[dict], uri: str) -> str:
     total = len(claims)
     shown = [verdict for verdict in MEANING if counts[verdict] or verdict != "untestable"]
     bar = "".join(
-        f'<span class="ndl-bar-part ndl-{v}" style="flex-grow:{counts[v]}"></span>' for v in shown if counts[v]
+        f'<span class="ndl-bar-part ndl-{v}" style="flex-grow:{counts[v]}"></span>'
+        for v in shown
+        if counts[v]
     )
     items = "".join(
         f'<li><a href="{escape(uri)}?verdict={v}">{badge(v)} <b>{counts[v]}</b></a> '
@@ -157,7 +162,9 @@ def claims_counts(claims: list[dict], uri: str) -> str:
 
 def chapter(path: pathlib.Path, folder: str, claims: list[dict]) -> str:
     """A chapter as a Markdown list entry: title, start of its answer, verdicts that it gives."""
-    title, _, rest = "".join(json.loads(path.read_text(encoding="utf8"))["cells"][0]["source"]).partition("\n")
+    title, _, rest = "".join(
+        json.loads(path.read_text(encoding="utf8"))["cells"][0]["source"]
+    ).partition("\n")
     sentences = re.split(r"(?<=[.!?])\s", " ".join(rest.strip().split("\n\n")[0].split()))
     answer = " ".join(sentences[: 1 if len(sentences[0]) > 60 else 2])
     given = collections.Counter(c["verdict"] for c in claims if c.get("notebook") == path.stem)
@@ -177,7 +184,9 @@ def corrections(claims: list[dict], uri: str, known: set[str]) -> str:
         if claim["verdict"] not in ("fails", "holds-if"):
             continue
         link = cell_link(claim, uri) if claim.get("notebook") in known else None
-        name = f'<a href="{escape(link)}">{escape(claim["id"])}</a>' if link else escape(claim["id"])
+        name = (
+            f'<a href="{escape(link)}">{escape(claim["id"])}</a>' if link else escape(claim["id"])
+        )
         right = claim.get("correction") or claim.get("condition") or "not written yet"
         label = "Right statement" if claim.get("correction") else "Holds if"
         entries.append(
@@ -218,4 +227,6 @@ def anchor(heading: str) -> str:
 
 def rebase_links(markdown: str, folder: str) -> str:
     """Relative links of a notebook's Markdown, seen from a page in another folder; images are left alone."""
-    return re.sub(r"(?<!!)(\[[^\]]*\]\()(?!\w+:|#|/)([^)\s]+)", lambda m: f"{m[1]}{folder}{m[2]}", markdown)
+    return re.sub(
+        r"(?<!!)(\[[^\]]*\]\()(?!\w+:|#|/)([^)\s]+)", lambda m: f"{m[1]}{folder}{m[2]}", markdown
+    )

@@ -85,11 +85,19 @@ def within(low: float, high: float, least: float, most: float) -> bool | None:
     return True if least <= low and high <= most else False if high < least or low > most else None
 
 
-def results(stack: Stack, metrics: list[dict], sample: Tensor, moment: str = "best", points: int = 15) -> list[dict]:
+def results(
+    stack: Stack, metrics: list[dict], sample: Tensor, moment: str = "best", points: int = 15
+) -> list[dict]:
     """What a record keeps of each member of a stack: its metrics, thinned curve, parameters and multiply-adds."""
     model = stack.model(0, moment)
-    counts = {"parameters": sum(p.numel() for p in model.parameters()), "macs": count_macs(model, sample)}
-    return [{"metrics": found, "curve": stack.thin(i, points), **counts} for i, found in enumerate(metrics)]
+    counts = {
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "macs": count_macs(model, sample),
+    }
+    return [
+        {"metrics": found, "curve": stack.thin(i, points), **counts}
+        for i, found in enumerate(metrics)
+    ]
 
 
 def span(counts: pd.Series) -> str:
@@ -104,12 +112,22 @@ def tuned(runs: pd.DataFrame, key: list[str], metric: str = "val_accuracy") -> p
     return runs.loc[order].drop_duplicates([*key, "seed"]).sort_index()
 
 
-def paired(runs: pd.DataFrame, metric: str, arm: str, baseline: str, *, by: str = "arm", level: float = 0.95):
+def paired(
+    runs: pd.DataFrame,
+    metric: str,
+    arm: str,
+    baseline: str,
+    *,
+    by: str = "arm",
+    level: float = 0.95,
+):
     """Mean and t interval of ``arm`` minus ``baseline``, paired by seed."""
     wide = runs.pivot(index="seed", columns=by, values=metric)
     lacking = {arm, baseline} - set(wide)
     if lacking or wide[[arm, baseline]].isna().any().any():
-        raise LabError(f"{by}: {arm!r} and {baseline!r} need the same seeds; there are {', '.join(map(str, wide))}")
+        raise LabError(
+            f"{by}: {arm!r} and {baseline!r} need the same seeds; there are {', '.join(map(str, wide))}"
+        )
     return interval(wide[arm] - wide[baseline], level=level)
 
 
@@ -120,7 +138,9 @@ def pictures(images: int, seed: int = 0) -> Split:
     exact = images <= EXACT and "train_exact" in data.splits
     (x, y), (x_test, y_test) = data.part("train_exact" if exact else "train"), data.part("test")
     of_each = max(images // len(data.names), 1)
-    chosen = np.sort(np.concatenate([np.flatnonzero(y == c)[:of_each] for c in range(len(data.names))]))
+    chosen = np.sort(
+        np.concatenate([np.flatnonzero(y == c)[:of_each] for c in range(len(data.names))])
+    )
     x, y = np.concatenate([x[chosen], x_test]), np.concatenate([y[chosen], y_test])
     parts = {"train": slice(0, len(chosen)), "test": slice(len(chosen), len(y))}
     small = dataclasses.replace(data, x=x, y=y, splits=parts)

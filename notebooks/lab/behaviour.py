@@ -31,7 +31,12 @@ from .modes import LabError, mode
 from .show import table
 
 VERSION = "1.0.0"  # of the released package on PyPI
-WORDS = {"right": "✓ right", "wrong": "✗ wrong, no error", "error": "! error", "not tried": "○ not tried"}
+WORDS = {
+    "right": "✓ right",
+    "wrong": "✗ wrong, no error",
+    "error": "! error",
+    "not tried": "○ not tried",
+}
 
 
 # ---------------------------------------------------------------------------------------------------------------- probes
@@ -69,7 +74,10 @@ def against_differences(layer: nn.Module, x: torch.Tensor) -> None:
         return torch.func.functional_call(layer, dict(zip(names, values)), (x,)).square()
 
     for test in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
-        check(test(squared, (x.requires_grad_(), *values), raise_exception=False), f"{test.__name__} fails")
+        check(
+            test(squared, (x.requires_grad_(), *values), raise_exception=False),
+            f"{test.__name__} fails",
+        )
 
 
 def refuses(call: Callable[[], object], *words: str) -> str:
@@ -116,9 +124,16 @@ class Sheet:
         The digest of the probe's code is part of a configuration, so that a changed probe asks for a new run.
         """
         names = self.sections[section]
-        pairs = [(n, "released") for n in names] + [(n, "ours") for n in names if self.probes[n].heavy]
+        pairs = [(n, "released") for n in names] + [
+            (n, "ours") for n in names if self.probes[n].heavy
+        ]
         return [
-            {"behaviour": n, "layer": layer, "probe": records.code_hash(self.probes[n])[:8], "seed": 0}
+            {
+                "behaviour": n,
+                "layer": layer,
+                "probe": records.code_hash(self.probes[n])[:8],
+                "seed": 0,
+            }
             for n, layer in pairs
         ]
 
@@ -131,22 +146,34 @@ class Sheet:
 
     def report(self, section: str, recorded: pd.DataFrame) -> None:
         """Judge the probes of a section and show their table: ours, the release, and what the one that is not right says."""
-        known = {(r.behaviour, r.layer): Outcome(r.outcome, r.detail) for r in recorded.itertuples()}
+        known = {
+            (r.behaviour, r.layer): Outcome(r.outcome, r.detail) for r in recorded.itertuples()
+        }
         rows = []
         for name in self.sections[section]:
             probe, theirs = self.probes[name], known[name, "released"]
             ours = known[name, "ours"] if probe.heavy else judge(probe, layer_class("ours"))
-            self.results.append({"section": section, "behaviour": name, "here": ours[0], "release": theirs[0]})
+            self.results.append(
+                {"section": section, "behaviour": name, "here": ours[0], "release": theirs[0]}
+            )
             said = [
-                f"{who}: {o.detail}" for who, o in (("here", ours), ("release", theirs)) if o[0] in ("wrong", "error")
+                f"{who}: {o.detail}"
+                for who, o in (("here", ours), ("release", theirs))
+                if o[0] in ("wrong", "error")
             ]
             rows.append((name, WORDS[ours[0]], WORDS[theirs[0]], "; ".join(said)))
-        table(pd.DataFrame(rows, columns=["behaviour", "here", "release", "what is said"]), caption=section)
+        table(
+            pd.DataFrame(rows, columns=["behaviour", "here", "release", "what is said"]),
+            caption=section,
+        )
 
     def counts(self) -> pd.DataFrame:
         """How many probes reported so far have which outcome, one row per layer."""
         results = pd.DataFrame(self.results)
-        rows = [{"layer": who} | {w: (results[who] == w).sum() for w in WORDS} for who in ("here", "release")]
+        rows = [
+            {"layer": who} | {w: (results[who] == w).sum() for w in WORDS}
+            for who in ("here", "release")
+        ]
         return pd.DataFrame(rows)
 
     def named(self, who: str, *outcomes: str) -> list[str]:
@@ -199,7 +226,15 @@ def install_release() -> None:
     folder = release_folder()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as fresh:
-        command = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check", "--no-deps"]
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "-q",
+            "--disable-pip-version-check",
+            "--no-deps",
+        ]
         command += ["--target", f"{fresh}/package", f"ndlinear=={VERSION}"]
         done = subprocess.run(command, capture_output=True, text=True)
         if done.returncode:
@@ -236,7 +271,9 @@ def layer_class(name: str) -> type:
         return ndlinear.NdLinear
     module = released()
     if module is None:
-        raise LabError(f"no released package in {release_folder()}: a full run fetches it, or set NDL_RELEASED")
+        raise LabError(
+            f"no released package in {release_folder()}: a full run fetches it, or set NDL_RELEASED"
+        )
     return module.NdLinear
 
 
@@ -252,16 +289,23 @@ def two_processes(file: str, seconds: float = 600) -> dict[str, float | str]:
         command = [sys.executable, "-W", "ignore", str(script), file]
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         environ = os.environ | {"OMP_NUM_THREADS": "1"}
-        ranks = [subprocess.Popen([*command, str(r), f"{folder}/store"], env=environ, **pipes) for r in (0, 1)]
+        ranks = [
+            subprocess.Popen([*command, str(r), f"{folder}/store"], env=environ, **pipes)
+            for r in (0, 1)
+        ]
         try:
             texts = [process.communicate(timeout=seconds) for process in ranks]
         except subprocess.TimeoutExpired as error:  # says nothing about the layer
-            raise LabError(f"two processes took longer than {seconds:.0f} s; is the machine busy?") from error
+            raise LabError(
+                f"two processes took longer than {seconds:.0f} s; is the machine busy?"
+            ) from error
         finally:
             for process in ranks:
                 process.kill()
     if any(process.returncode for process in ranks):
-        raise RuntimeError("two processes: " + "; ".join(err.strip()[-300:] for _, err in texts if err.strip()))
+        raise RuntimeError(
+            "two processes: " + "; ".join(err.strip()[-300:] for _, err in texts if err.strip())
+        )
     return json.loads(texts[0][0].splitlines()[-1])
 
 

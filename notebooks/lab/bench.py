@@ -41,11 +41,11 @@ from .records import processor
 from .show import require, say, table
 from .stats import interval
 
-REVISION = (
-    1  # raise it when the same peers would be timed differently: it belongs into the configuration of every record
-)
+REVISION = 1  # raise it when the same peers would be timed differently: it belongs into the configuration of every record
 LARGEST_DENSE = 60_000_000  # weights; a larger dense layer is left out
-LARGEST_LOKR = 20_000_000  # entries of the matrix that LoKr makes in every call; a larger one is left out
+LARGEST_LOKR = (
+    20_000_000  # entries of the matrix that LoKr makes in every call; a larger one is left out
+)
 DTYPES = {
     "float32": torch.float32,
     "tf32": torch.float32,
@@ -63,7 +63,9 @@ class Case(NamedTuple):
     hidden: tuple[int, ...]
     batch: int
     where: str
-    outer: bool = True  # False: the modes are defined in the order N..1, as the released adapters do
+    outer: bool = (
+        True  # False: the modes are defined in the order N..1, as the released adapters do
+    )
 
 
 CASES = {
@@ -97,7 +99,9 @@ CASES = {
     )
 }
 CASES |= {
-    f"{c.name}_rev": c._replace(name=f"{c.name}_rev", outer=False) for c in CASES.values() if c.where == "adapter"
+    f"{c.name}_rev": c._replace(name=f"{c.name}_rev", outer=False)
+    for c in CASES.values()
+    if c.where == "adapter"
 }
 
 
@@ -109,7 +113,13 @@ def sizes(text: str) -> tuple[int, ...]:
 def config(case: Case, **more) -> dict:
     """A case as a flat configuration for `lab.record`."""
     dims, hidden = ("x".join(map(str, part)) for part in (case.dims, case.hidden))
-    return {"case": case.name, "dims": dims, "hidden": hidden, "outer": case.outer, "batch": case.batch} | more
+    return {
+        "case": case.name,
+        "dims": dims,
+        "hidden": hidden,
+        "outer": case.outer,
+        "batch": case.batch,
+    } | more
 
 
 def random_cases(n: int, seed: int) -> list[Case]:
@@ -117,7 +127,9 @@ def random_cases(n: int, seed: int) -> list[Case]:
     draw, made = random.Random(seed), []
     for i in range(n):
         modes = draw.choice((2, 2, 3, 3, 4))
-        dims, hidden = (tuple(round(2 ** draw.uniform(0, 12 / modes)) for _ in range(modes)) for _ in "DH")
+        dims, hidden = (
+            tuple(round(2 ** draw.uniform(0, 12 / modes)) for _ in range(modes)) for _ in "DH"
+        )
         made.append(Case(f"random{i}", dims, hidden, 2 ** draw.randint(3, 8), "random"))
     return made
 
@@ -132,7 +144,9 @@ def baseline() -> str:
     """What ratios are to: the released package; in smoke mode, which installs nothing, Algorithm 1 where it is not at hand."""
     if mode() == "replay" or released(install=mode() == "full"):
         return "released"
-    say(f"**The released package is not in {release_folder()}**, so ratios are to `sequential` here.")
+    say(
+        f"**The released package is not in {release_folder()}**, so ratios are to `sequential` here."
+    )
     return "sequential"
 
 
@@ -166,9 +180,13 @@ class Peer:
 class Problem:
     """An NdLinear layer with an input; what every peer is built from, with the same weights where it has them."""
 
-    def __init__(self, dims, hidden, batch, outer=True, *, dtype="float32", device="cpu", seed=0, bias=True):
+    def __init__(
+        self, dims, hidden, batch, outer=True, *, dtype="float32", device="cpu", seed=0, bias=True
+    ):
         torch.manual_seed(seed)
-        torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")  # only GPUs know the difference
+        torch.set_float32_matmul_precision(
+            "high" if dtype == "tf32" else "highest"
+        )  # only GPUs know the difference
         self.dims, self.hidden, self.outer = tuple(dims), tuple(hidden), outer
         self.autocast = dtype == "autocast"
         self.options = {"device": device, "dtype": DTYPES[dtype]}
@@ -211,14 +229,18 @@ def _subscripts(n: int) -> str:
 def _einsum(p: Problem) -> Peer:
     text, weights = _subscripts(len(p.dims)), p.weights()
 
-    torch.backends.opt_einsum.enabled = False  # as it is where opt_einsum is not installed: from left to right
+    torch.backends.opt_einsum.enabled = (
+        False  # as it is where opt_einsum is not installed: from left to right
+    )
     return p.peer(lambda x: torch.einsum(text, x, *weights), weights)
 
 
 def _opt_einsum(p: Problem) -> Peer:
     text, weights = _subscripts(len(p.dims)), p.weights()
     shapes = [tuple(p.x.shape), *(tuple(w.shape) for w in weights)]
-    expression = require("opt_einsum").contract_expression(text, *shapes)  # finds the path once, for this batch size
+    expression = require("opt_einsum").contract_expression(
+        text, *shapes
+    )  # finds the path once, for this batch size
     return p.peer(lambda x: expression(x, *weights), weights)
 
 
@@ -229,7 +251,12 @@ def _einmix(p: Problem) -> Peer:
         before = " ".join(f"d{j}" for j in modes)
         pattern = f"z {before} -> z {before.replace(f'd{k}', f'h{k}')}"
         sizes, bias = {f"d{k}": p.dims[k], f"h{k}": p.hidden[k]}, p.layer.biases[k]
-        step = mix(pattern, weight_shape=f"h{k} d{k}", bias_shape=None if bias is None else f"h{k}", **sizes)
+        step = mix(
+            pattern,
+            weight_shape=f"h{k} d{k}",
+            bias_shape=None if bias is None else f"h{k}",
+            **sizes,
+        )
         step = step.to(**p.options)
         with torch.no_grad():
             step.weight.copy_(p.layer.weights[k].reshape(step.weight.shape))
@@ -240,7 +267,9 @@ def _einmix(p: Problem) -> Peer:
 
 
 def _tcl(p: Problem) -> Peer:
-    layer = require("tltorch", "tensorly-torch").TCL(p.dims, rank=p.hidden, bias=False).to(**p.options)
+    layer = (
+        require("tltorch", "tensorly-torch").TCL(p.dims, rank=p.hidden, bias=False).to(**p.options)
+    )
     with torch.no_grad():
         for factor, weight in zip(layer.factors, p.layer.weights):
             factor.copy_(weight)
@@ -252,16 +281,22 @@ def _lokr(p: Problem) -> Peer:
     if len(p.dims) != 2:
         raise LeftOut("an adapter folds its axes in two")
     if math.prod(p.dims + p.hidden) > LARGEST_LOKR:
-        raise LeftOut(f"LoKr makes a matrix of {math.prod(p.dims + p.hidden):,} entries in every call")
+        raise LeftOut(
+            f"LoKr makes a matrix of {math.prod(p.dims + p.hidden):,} entries in every call"
+        )
     peft = require("peft")
     with torch.device("meta"):  # the base layer only lends its shape
         base = nn.Sequential(nn.Linear(math.prod(p.dims), math.prod(p.hidden), bias=False))
-    config = peft.LoKrConfig(r=max(p.dims + p.hidden), alpha=max(p.dims + p.hidden), target_modules=["0"])
+    config = peft.LoKrConfig(
+        r=max(p.dims + p.hidden), alpha=max(p.dims + p.hidden), target_modules=["0"]
+    )
     layer = peft.get_peft_model(base, config).base_model.model[0]
     factors = [layer.lokr_w1, layer.lokr_w2]
     for factor, weight in zip(factors, p.weights()):
         if factor["default"].shape != weight.shape:
-            raise LeftOut(f"peft folds these sizes into {[tuple(f['default'].shape) for f in factors]}")
+            raise LeftOut(
+                f"peft folds these sizes into {[tuple(f['default'].shape) for f in factors]}"
+            )
         factor["default"] = nn.Parameter(weight.detach())
     own = [f["default"] for f in factors]
     return p.peer(lambda x: F.linear(x, layer.get_delta_weight("default")), own, flat=True)
@@ -282,7 +317,10 @@ def rank_of_equal_size(dims, hidden) -> int:
 
 def _low_rank(p: Problem) -> Peer:
     rank, sizes = rank_of_equal_size(p.dims, p.hidden), (math.prod(p.dims), math.prod(p.hidden))
-    first, second = nn.Linear(sizes[0], rank, bias=False, **p.options), nn.Linear(rank, sizes[1], **p.options)
+    first, second = (
+        nn.Linear(sizes[0], rank, bias=False, **p.options),
+        nn.Linear(rank, sizes[1], **p.options),
+    )
     return p.peer(nn.Sequential(first, second), flat=True)
 
 
@@ -299,7 +337,12 @@ PEERS = {
     "dense": _dense,
     "low-rank": _low_rank,
 }
-WITHOUT_BIASES = ("einsum", "opt_einsum", "tcl", "lokr")  # they compute the map alone, and so do less
+WITHOUT_BIASES = (
+    "einsum",
+    "opt_einsum",
+    "tcl",
+    "lokr",
+)  # they compute the map alone, and so do less
 
 
 def peer(p: Problem, name: str, backend: str = "inductor") -> Peer:
@@ -317,17 +360,23 @@ def peer(p: Problem, name: str, backend: str = "inductor") -> Peer:
     with torch.no_grad():  # not through the compiler, whose time is taken apart
         made.gradient = torch.randn_like(made.forward())
     if how == "compiled":
-        made = replace(made, call=torch.compile(made.call, fullgraph=True, dynamic=False, backend=backend))
+        made = replace(
+            made, call=torch.compile(made.call, fullgraph=True, dynamic=False, backend=backend)
+        )
     return made
 
 
 def problem(config: dict) -> Problem:
     """The problem of a configuration: dims, hidden, batch, outer, dtype, device and seed."""
     options = {name: config[name] for name in ("dtype", "device", "seed")}
-    return Problem(sizes(config["dims"]), sizes(config["hidden"]), config["batch"], config["outer"], **options)
+    return Problem(
+        sizes(config["dims"]), sizes(config["hidden"]), config["batch"], config["outer"], **options
+    )
 
 
-def assemble(p: Problem, names, backend: str = "inductor") -> tuple[dict[str, Peer], dict[str, str]]:
+def assemble(
+    p: Problem, names, backend: str = "inductor"
+) -> tuple[dict[str, Peer], dict[str, str]]:
     """The peers that can be had here, and why the others are left out."""
     found, left_out = {}, {}
     for name in names:
@@ -374,7 +423,9 @@ def time_calls(call: Callable[[], object], repeat: int, device: str = "cpu") -> 
     return (time.perf_counter() - began) / repeat
 
 
-def rounds(calls: dict[str, Callable], n: int, *, seed=0, at_least=2e-3, device="cpu") -> dict[str, list[float]]:
+def rounds(
+    calls: dict[str, Callable], n: int, *, seed=0, at_least=2e-3, device="cpu"
+) -> dict[str, list[float]]:
     """Seconds per call of every candidate in each of ``n`` rounds.
 
     Each round times all candidates once, in a new random order, so that whatever disturbs the machine hits them alike. A fast one is
@@ -408,11 +459,20 @@ def first_call(call: Callable[[], object]) -> float:
         return time_calls(call, 1)
 
 
-def result(seconds: dict[str, list[float]], left_out: dict[str, str], more: dict | None = None) -> dict:
+def result(
+    seconds: dict[str, list[float]], left_out: dict[str, str], more: dict | None = None
+) -> dict:
     """What goes into a record: median microseconds by peer, all rounds as the curve, the file that was timed, who is missing."""
-    curve = {name: [float(f"{1e6 * value:.4g}") for value in values] for name, values in seconds.items()}
+    curve = {
+        name: [float(f"{1e6 * value:.4g}") for value in values] for name, values in seconds.items()
+    }
     medians = {name: float(np.median(values)) for name, values in curve.items()}
-    return {"metrics": medians | (more or {}), "curve": curve, "module": module_digest(), "left_out": left_out}
+    return {
+        "metrics": medians | (more or {}),
+        "curve": curve,
+        "module": module_digest(),
+        "left_out": left_out,
+    }
 
 
 def still_open(name: str, grid: list[dict]) -> bool:
@@ -420,7 +480,9 @@ def still_open(name: str, grid: list[dict]) -> bool:
     recorded = {row["key"] for row in records.read(name) if row["status"] == "ok"}
     missing = sum(records.canonical(config) not in recorded for config in grid)
     if mode() == "replay" and missing:
-        say(f"**Open:** {missing} of {len(grid)} rows of `{name}` are not recorded yet; a full run adds them.")
+        say(
+            f"**Open:** {missing} of {len(grid)} rows of `{name}` are not recorded yet; a full run adds them."
+        )
         return True
     return False
 
@@ -432,8 +494,16 @@ def inventory(made: Peer) -> dict[str, float]:
         with FlopCounterMode(display=False) as counter:
             made.call(x)
         forward = memory.peak_bytes(lambda: made.call(x), device)
-    kept, training = memory.saved_bytes(made.forward, made.parameters), memory.peak_bytes(made.training, device)
-    return {"macs": counter.get_total_flops() // 2, "forward": forward, "saved": kept, "training": training}
+    kept, training = (
+        memory.saved_bytes(made.forward, made.parameters),
+        memory.peak_bytes(made.training, device),
+    )
+    return {
+        "macs": counter.get_total_flops() // 2,
+        "forward": forward,
+        "saved": kept,
+        "training": training,
+    }
 
 
 def yardsticks(p: Problem, size: int = 1024) -> dict[str, Callable]:
@@ -485,7 +555,11 @@ def ratios(runs: pd.DataFrame, baseline: str = "released", by=("case", "pass")) 
         curves = list(group["curve"])
         for name in curves[0]:
             times = np.concatenate([c[name] for c in curves])
-            row = dict(zip(by, key)) | {"peer": name, "us": float(np.median(times)), "rounds": times.size}
+            row = dict(zip(by, key)) | {
+                "peer": name,
+                "us": float(np.median(times)),
+                "rounds": times.size,
+            }
             if baseline in curves[0]:
                 quotient = np.concatenate([np.divide(c[baseline], c[name]) for c in curves])
                 row |= dict(zip(("ratio", "ratio_low", "ratio_high"), median_interval(quotient)))
@@ -493,13 +567,19 @@ def ratios(runs: pd.DataFrame, baseline: str = "released", by=("case", "pass")) 
     return pd.DataFrame(rows)
 
 
-def geometric_mean(runs: pd.DataFrame, name: str, baseline: str = "released") -> tuple[float, float, float]:
+def geometric_mean(
+    runs: pd.DataFrame, name: str, baseline: str = "released"
+) -> tuple[float, float, float]:
     """Geometric mean over the problems of how many times faster ``name`` is, with the 95 % interval over the repeats.
 
     Within a repeat (a seed: fresh layers, fresh memory, later in time) a problem counts with its median over the rounds."""
     logs = []
     for _, group in runs.groupby("seed"):
-        quotients = [np.median(np.divide(c[baseline], c[name])) for c in group["curve"] if name in c and baseline in c]
+        quotients = [
+            np.median(np.divide(c[baseline], c[name]))
+            for c in group["curve"]
+            if name in c and baseline in c
+        ]
         logs.append(np.log(quotients).mean())
     mean, low, high = np.exp(interval(logs))
     return float(mean), float(low), float(high)
@@ -507,19 +587,29 @@ def geometric_mean(runs: pd.DataFrame, name: str, baseline: str = "released") ->
 
 def speedup(frame: pd.DataFrame, slow: str, fast: str) -> pd.DataFrame:
     """How many times faster ``fast`` is than ``slow``, from the medians of `ratios`: one row per case, one column per pass."""
-    us = frame.pivot(index=["case", "pass"], columns="peer", values="us").dropna(subset=[slow, fast])
-    return (us[slow] / us[fast]).unstack("pass").reindex([c for c in frame["case"].unique() if c in us.index])
+    us = frame.pivot(index=["case", "pass"], columns="peer", values="us").dropna(
+        subset=[slow, fast]
+    )
+    return (
+        (us[slow] / us[fast])
+        .unstack("pass")
+        .reindex([c for c in frame["case"].unique() if c in us.index])
+    )
 
 
 def closeness(runs: pd.DataFrame, names) -> pd.DataFrame:
     """Roofline / time of the peers in ``names``: one row per case, one column per peer and pass; medians over the repeats."""
     limits = runs.apply(roofline, axis=1)
-    found = runs.assign(**{name: limits / runs[name] for name in names}).groupby(["case", "pass"], sort=False)[[*names]]
+    found = runs.assign(**{name: limits / runs[name] for name in names}).groupby(
+        ["case", "pass"], sort=False
+    )[[*names]]
     wide = found.median().unstack("pass").reindex(runs["case"].unique())
     return wide.set_axis([f"{name}, {what}" for name, what in wide.columns], axis=1).reset_index()
 
 
-def ratio_table(frame: pd.DataFrame, columns, what: str, baseline: str, dtype: str = "float32") -> None:
+def ratio_table(
+    frame: pd.DataFrame, columns, what: str, baseline: str, dtype: str = "float32"
+) -> None:
     """Show the ratios of one pass, those of ndlinear with their intervals, and the microseconds of the baseline."""
     part = frame[frame["pass"] == what]
     wide = part.pivot(index="case", columns="peer", values="ratio").reindex(part["case"].unique())
@@ -556,7 +646,9 @@ def main(notebook: pathlib.Path = NOTEBOOKS / "60_speed.ipynb") -> None:
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     code = ["import lab\n\nlab.start()"]
     code += ["".join(c["source"]) for c in cells if "bench" in c["metadata"].get("tags", [])]
-    script = pathlib.Path(folder()) / "bench.py"  # a file: the records look up the source of the functions in it
+    script = (
+        pathlib.Path(folder()) / "bench.py"
+    )  # a file: the records look up the source of the functions in it
     script.parent.mkdir(parents=True, exist_ok=True)
     script.write_text("\n\n".join(code), encoding="utf-8")
     spec = importlib.util.spec_from_file_location("bench_of_this_machine", script)

@@ -24,7 +24,10 @@ from .stats import interval, summary
 
 INPUTS, DIMS, RADIUS = 10, (2, 5), 0.8
 SIGMAS = (0.1, 0.2, 0.3)  # the difficulties of the paper
-POOL, TEST_SEED = 2000, 1_000_000  # samples that a seed may draw from; the seed of the test set that all runs share
+POOL, TEST_SEED = (
+    2000,
+    1_000_000,
+)  # samples that a seed may draw from; the seed of the test set that all runs share
 
 
 def inputs(count: int, seed: int) -> Tensor:
@@ -182,7 +185,10 @@ def against(
     some = runs[(runs["sigma"] == sigma) & (runs["depth"] == depth)]
     arms = {"ndlinear": width, "dense": opponent}
     wide = pd.DataFrame(
-        {a: some[(some["arm"] == a) & (some["width"] == w)].set_index("seed")["end_test"] for a, w in arms.items()}
+        {
+            a: some[(some["arm"] == a) & (some["width"] == w)].set_index("seed")["end_test"]
+            for a, w in arms.items()
+        }
     )
     wide = wide.dropna()
     if len(wide) < 2:
@@ -215,7 +221,8 @@ def rank_correlation(runs: pd.DataFrame, x: str, y: str) -> tuple[float, float, 
     def over_groups(frame: pd.DataFrame) -> np.ndarray:
         ranks = frame.groupby(GROUP)[[x, y]].rank().join(frame[GROUP])
         found = [
-            group[x].corr(group[y]) if group[[x, y]].nunique().gt(1).all() else 0.0 for _, group in ranks.groupby(GROUP)
+            group[x].corr(group[y]) if group[[x, y]].nunique().gt(1).all() else 0.0
+            for _, group in ranks.groupby(GROUP)
         ]
         return np.array(found)
 
@@ -226,13 +233,17 @@ def rank_correlation(runs: pd.DataFrame, x: str, y: str) -> tuple[float, float, 
     return float(each.mean()), float(each.mean() - widest), float(each.mean() + widest)
 
 
-def table(runs: pd.DataFrame, sigma: float, printed: pd.DataFrame, constants: dict[str, float]) -> pd.DataFrame:
+def table(
+    runs: pd.DataFrame, sigma: float, printed: pd.DataFrame, constants: dict[str, float]
+) -> pd.DataFrame:
     """Rows of a paper's table as text: train and test error, the small test set, what is printed; the constants last.
 
     Test errors are in thousandths. printed: ``value`` and ``std`` by difficulty, width, depth and arm.
     """
     some, keys = runs[runs["sigma"] == sigma], ["arm", "width", "depth"]
-    found = summary(some, [*keys, "parameters"], ["end_train", "end_test"]).sort_values(["depth", "width", "arm"])
+    found = summary(some, [*keys, "parameters"], ["end_train", "end_test"]).sort_values(
+        ["depth", "width", "arm"]
+    )
     at = list(map(tuple, found[keys].to_numpy()))
     small = some.groupby(keys)["end_small"].agg(["mean", "std"]).loc[at]
     beside = printed.loc[sigma].reorder_levels(keys).loc[at]
@@ -254,10 +265,18 @@ def normalised(runs: pd.DataFrame, when: str, samples: int) -> pd.DataFrame:
     when: "init", "stop" or "end"; samples: how many inputs the entropy was taken on. Last column: AveEntropy.
     """
     units = np.where(runs["arm"] == "dense", runs["width"], (runs["width"] // 4) ** 2)
-    sizes = {"nats": np.e, "log-width": units, "log-samples": samples, "log-min": np.minimum(units, samples)}
+    sizes = {
+        "nats": np.e,
+        "log-width": units,
+        "log-samples": samples,
+        "log-min": np.minimum(units, samples),
+    }
     sizes["log-rank"] = runs[f"{when}_rank"].clip(lower=2)
     values = {name: runs[f"{when}_entropy"] / np.log(size) for name, size in sizes.items()}
-    values |= {"not centred": runs[f"{when}_entropy_raw"], "unit rows": runs[f"{when}_entropy_rows"]}
+    values |= {
+        "not centred": runs[f"{when}_entropy_raw"],
+        "unit rows": runs[f"{when}_entropy_rows"],
+    }
     return pd.DataFrame(values | {"AveEntropy": runs[f"{when}_ave_entropy"]})
 
 
@@ -266,24 +285,37 @@ def entropies(runs: pd.DataFrame, samples: int) -> pd.DataFrame:
     keys, means = ["arm", "width", "depth"], []
     for when in ("init", "end"):
         values = normalised(runs, when, samples).join(runs[["sigma", *keys]])
-        means.append(values.groupby(["sigma", *keys], sort=False).mean().groupby(keys, sort=False).mean())
+        means.append(
+            values.groupby(["sigma", *keys], sort=False).mean().groupby(keys, sort=False).mean()
+        )
     text = means[0].map("{:.2f}".format) + " → " + means[1].map("{:.2f}".format)
-    text.insert(0, "network, depth", [f"{label(arm)} {width}, {depth}" for arm, width, depth in text.index])
+    text.insert(
+        0, "network, depth", [f"{label(arm)} {width}, {depth}" for arm, width, depth in text.index]
+    )
     return text
 
 
-def opponents(runs: pd.DataFrame, fair: dict[tuple[int, int], dict[str, int]]) -> tuple[pd.DataFrame, pd.DataFrame]:
+def opponents(
+    runs: pd.DataFrame, fair: dict[tuple[int, int], dict[str, int]]
+) -> tuple[pd.DataFrame, pd.DataFrame]:
     """`against` for all difficulties and the dense networks of ``fair``: a table of text, and in how many cells NdLinear has
     the lower or the higher error, or neither is certain."""
-    rows, tally = [], {name: {"lower": 0, "higher": 0, "open": 0} for name in next(iter(fair.values()))}
+    rows, tally = (
+        [],
+        {name: {"lower": 0, "higher": 0, "open": 0} for name in next(iter(fair.values()))},
+    )
     for sigma in sorted(runs["sigma"].unique()):
         for (width, depth), widths in fair.items():
             row = {"sigma": sigma, "NdLinear, depth": f"{width // 4} × {width // 4}, {depth}"}
             for name, opponent in widths.items():
                 found = against(runs, sigma, width, depth, opponent)
-                row[f"equal {name}"] = f"{found[0]:+.0f} [{found[1]:+.0f}, {found[2]:+.0f}]" if found else "not run"
+                row[f"equal {name}"] = (
+                    f"{found[0]:+.0f} [{found[1]:+.0f}, {found[2]:+.0f}]" if found else "not run"
+                )
                 if found:
-                    tally[name]["lower" if found[2] < 0 else "higher" if found[1] > 0 else "open"] += 1
+                    tally[name][
+                        "lower" if found[2] < 0 else "higher" if found[1] > 0 else "open"
+                    ] += 1
             rows.append(row)
     return pd.DataFrame(rows), pd.DataFrame(tally).T
 
@@ -299,7 +331,9 @@ def cuts(runs: pd.DataFrame, samples: int) -> pd.DataFrame:
             cut = 100 * (1 - wide["ndlinear"] / wide["dense"])
             lower = f"{(cut > 0).sum()} of {len(cut)}"
             rows.append((name, normaliser, cut.mean(), cut.min(), cut.max(), lower))
-    return pd.DataFrame(rows, columns=["network", "normaliser", "mean", "least", "most", "lower in"])
+    return pd.DataFrame(
+        rows, columns=["network", "normaliser", "mean", "least", "most", "lower in"]
+    )
 
 
 def stopping(runs: pd.DataFrame) -> pd.DataFrame:
@@ -309,5 +343,7 @@ def stopping(runs: pd.DataFrame) -> pd.DataFrame:
     for (sigma, arm, depth), group in runs.groupby(["sigma", "arm", "depth"]):
         ended = group[group["stopped"] == 1]
         change = 100 * (ended["stop_test"] / ended["end_test"] - 1)
-        rows.append((sigma, label(arm), depth, len(ended) / len(group), change.mean(), change.std()))
+        rows.append(
+            (sigma, label(arm), depth, len(ended) / len(group), change.mean(), change.std())
+        )
     return pd.DataFrame(rows, columns=["sigma", "network", "depth", "stopped", "change, %", "sd"])

@@ -61,7 +61,9 @@ def long_axis(d: int, others: int, degree: int) -> int:
 
     The functions are <x(u), v> with v free in R^d and x a polynomial of this degree in ``others`` variables u.
     """
-    return largest(lambda m: subset_bits(m, d) + warren_bits(m, others, 2 * d * degree), max(d, others))
+    return largest(
+        lambda m: subset_bits(m, d) + warren_bits(m, others, 2 * d * degree), max(d, others)
+    )
 
 
 def warren(shape: Sequence[int]) -> int:
@@ -122,7 +124,8 @@ def shattered(shape: Sequence[int]) -> list[list[list[int]]]:
     swaps = []
     for i, j in pairs:
         swaps += [
-            {i: moments(2 * t, shape[i]), j: [1, (-1) ** t] + [0] * (shape[j] - 2)} for t in range(1, 2 * shape[i])
+            {i: moments(2 * t, shape[i]), j: [1, (-1) ** t] + [0] * (shape[j] - 2)}
+            for t in range(1, 2 * shape[i])
         ]
         swaps += [{j: _unit(c, shape[j])} for c in range(2, shape[j])]
     swaps += [{k: _unit(c, shape[k])} for k in rest for c in range(1, shape[k])]
@@ -140,7 +143,9 @@ def realise(shape: Sequence[int], labels: Sequence[int]) -> list[list[int]]:
         u, weights[i] = two_axes(signs, shape[i])
         weights[j] = u + [first * s for s in itertools.islice(left, shape[j] - 2)]
     for place, k in enumerate(rest):
-        carries = not pairs and place == 0  # without a pair, the first axis carries the label of the corner
+        carries = (
+            not pairs and place == 0
+        )  # without a pair, the first axis carries the label of the corner
         others = list(itertools.islice(left, shape[k] - 1))
         weights[k] = [first, *others] if carries else [1, *(first * s for s in others)]
     return weights
@@ -156,7 +161,9 @@ def certificate(shape: Sequence[int]) -> tuple[list[list[int]], list[list[list[i
     return found["points"], found["weights"]
 
 
-def sample(shape: Sequence[int], size: int, rng: np.random.Generator) -> tuple[list[np.ndarray], np.ndarray]:
+def sample(
+    shape: Sequence[int], size: int, rng: np.random.Generator
+) -> tuple[list[np.ndarray], np.ndarray]:
     """Random weights w_k (size, D_k) and their outer products (size, prod D)."""
     weights = [rng.standard_normal((size, d)) for d in shape]
     product = weights[0]
@@ -171,9 +178,15 @@ def patterns(product: np.ndarray, points: np.ndarray) -> np.ndarray:
     return np.minimum(code, (1 << len(points)) - 1 - code)
 
 
-def hunt(shape: Sequence[int], m: int, rng: np.random.Generator, seconds: float, size: int) -> Iterator[np.ndarray]:
+def hunt(
+    shape: Sequence[int], m: int, rng: np.random.Generator, seconds: float, size: int
+) -> Iterator[np.ndarray]:
     """Hill climbing on integer points: change one, keep it if the sampled weights show no fewer patterns; yields improvements."""
-    product, end, best = sample(shape, size, rng)[1].astype(np.float32), time.monotonic() + seconds, 0
+    product, end, best = (
+        sample(shape, size, rng)[1].astype(np.float32),
+        time.monotonic() + seconds,
+        0,
+    )
     while time.monotonic() < end:
         points, count, stale = rng.integers(-2, 3, (m, math.prod(shape))).astype(np.float32), 0, 0
         while stale < 1500 and time.monotonic() < end:
@@ -205,7 +218,9 @@ def whole_weights(
         codes = patterns(product[usable], points)
         for code, at in zip(*np.unique(codes, return_index=True)):
             row = usable[at]
-            sign = -1 if values[row, -1] > 0 else 1  # the last point is negative in the patterns that are kept
+            sign = (
+                -1 if values[row, -1] > 0 else 1
+            )  # the last point is negative in the patterns that are kept
             one = [w[row].tolist() for w in weights]
             found.setdefault(int(code), [[sign * entry for entry in one[0]], *one[1:]])
         if len(found) == 1 << (len(points) - 1):
@@ -216,7 +231,10 @@ def whole_weights(
 def main(arguments: Sequence[str]) -> None:
     """Search and write a certificate: SHAPE M [SECONDS [SEED]]."""
     shape, m = [int(d) for d in arguments[0].split(",")], int(arguments[1])
-    seconds, seed = float(arguments[2]) if len(arguments) > 2 else 120, int(arguments[3]) if len(arguments) > 3 else 0
+    seconds, seed = (
+        float(arguments[2]) if len(arguments) > 2 else 120,
+        int(arguments[3]) if len(arguments) > 3 else 0,
+    )
     rng = np.random.default_rng(seed)
     *_, points = hunt(shape, m, rng, seconds, 60_000)
     weights = whole_weights(shape, points, rng)
@@ -224,10 +242,16 @@ def main(arguments: Sequence[str]) -> None:
         raise SystemExit(
             f"no certificate for {shape} with {m} points in {seconds:.0f} s; try another seed or more time"
         )
-    rows = [f'{{"shape": {shape}, "seed": {seed},', f' "points": {json.dumps(points.tolist())},', ' "weights": [']
+    rows = [
+        f'{{"shape": {shape}, "seed": {seed},',
+        f' "points": {json.dumps(points.tolist())},',
+        ' "weights": [',
+    ]
     rows += [",\n".join(f"  {json.dumps(w)}" for w in weights), " ]}"]
     FOLDER.mkdir(exist_ok=True)
-    (FOLDER / f"{'x'.join(map(str, shape))}.json").write_text("\n".join(rows) + "\n", encoding="utf-8")
+    (FOLDER / f"{'x'.join(map(str, shape))}.json").write_text(
+        "\n".join(rows) + "\n", encoding="utf-8"
+    )
     print(f"{m} points of shape {shape} are shattered; {len(weights)} weights written")
 
 

@@ -25,7 +25,10 @@ from .modes import LabError
 from .stacked import Stack
 from .training import seed_everything
 
-CACHE, FEWEST = 1 << 18, 125  # numbers in the largest buffer; so many samples may always go together
+CACHE, FEWEST = (
+    1 << 18,
+    125,
+)  # numbers in the largest buffer; so many samples may always go together
 SKINNY = 3  # a multiply-add of a mode product costs about as much as three of a dense layer's
 _relu_gradient = torch.ops.aten.threshold_backward.grad_input
 
@@ -33,11 +36,15 @@ _relu_gradient = torch.ops.aten.threshold_backward.grad_input
 class _Map:
     """One affine layer of all members, samples last: (members * p, d, q * chunk) -> (members * p, h, q * chunk), mode by mode."""
 
-    def __init__(self, layer: nn.Module, names: list[tuple[str, str | None]], members: int, hidden: bool):
+    def __init__(
+        self, layer: nn.Module, names: list[tuple[str, str | None]], members: int, hidden: bool
+    ):
         self.names, self.members = names, members  # of weight and bias of each mode
         modewise = isinstance(layer, NdLinear)
         dims, sizes = (
-            (layer.input_dims, layer.hidden_size) if modewise else ((layer.in_features,), (layer.out_features,))
+            (layer.input_dims, layer.hidden_size)
+            if modewise
+            else ((layer.in_features,), (layer.out_features,))
         )
         self.inputs, self.units = math.prod(dims), math.prod(sizes)
         macs = sum(math.prod(sizes[: k + 1]) * math.prod(dims[k:]) for k in range(len(dims)))
@@ -45,7 +52,8 @@ class _Map:
         if self.dense:
             dims, sizes = (self.inputs,), (self.units,)
         self.modes = [
-            (math.prod(sizes[:k]), dims[k], sizes[k], math.prod(dims[k + 1 :])) for k in range(len(dims))
+            (math.prod(sizes[:k]), dims[k], sizes[k], math.prod(dims[k + 1 :]))
+            for k in range(len(dims))
         ]  # p, d, h, q
         self.hidden = hidden  # ReLU follows
 
@@ -93,7 +101,9 @@ class _Map:
             self.sums[k].baddbmm_(gradient, x.transpose(1, 2))
             if k or to_input:
                 free.reverse()  # the other one holds `gradient`
-                gradient = torch.bmm(self.fixed[k].transpose(1, 2), gradient, out=free[0][: x.numel()].view(x.shape))
+                gradient = torch.bmm(
+                    self.fixed[k].transpose(1, 2), gradient, out=free[0][: x.numel()].view(x.shape)
+                )
         return gradient
 
     def hand_back(self) -> list[tuple[Tensor, Tensor]]:
@@ -110,7 +120,9 @@ def _kronecker(a: Tensor, b: Tensor) -> Tensor:
 
 def _maps(model: nn.Sequential, members: int) -> list[_Map]:
     """The affine layers of a sequence; ReLU must follow all but the last."""
-    parts = [(n, m) for n, m in model.named_children() if not isinstance(m, (nn.Flatten, nn.Unflatten))]
+    parts = [
+        (n, m) for n, m in model.named_children() if not isinstance(m, (nn.Flatten, nn.Unflatten))
+    ]
     layers, between = parts[::2], [m for _, m in parts[1::2]]
     known = all(isinstance(m, (nn.Linear, NdLinear)) for _, m in layers) and all(
         isinstance(m, nn.ReLU) for m in between
@@ -181,7 +193,9 @@ def fit(
     maps, members, count = _maps(models[0], len(seeds)), len(seeds), len(data[0][1])
     states = [model.state_dict() for model in models]
     shapes = {name: (members, *value.shape) for name, value in states[0].items()}
-    flat = torch.cat([torch.stack([s[name] for s in states]).flatten() for name in shapes]).requires_grad_()
+    flat = torch.cat(
+        [torch.stack([s[name] for s in states]).flatten() for name in shapes]
+    ).requires_grad_()
     x = torch.stack([x.reshape(count, -1).T for x, _ in data])  # members, inputs, samples
     y = torch.stack([y for _, y in data])
     widest = members * max(p * h * q for layer in maps for p, _, h, q in layer.modes)
@@ -191,7 +205,10 @@ def fit(
     for layer in maps:
         layer.allocate(chunk)
     free = [torch.empty(widest * chunk) for _ in range(2)]
-    parts = [(a.contiguous(), b.contiguous()) for a, b in zip(x.split(chunk, dim=2), y.split(chunk, dim=1))]
+    parts = [
+        (a.contiguous(), b.contiguous())
+        for a, b in zip(x.split(chunk, dim=2), y.split(chunk, dim=1))
+    ]
     adam = torch.optim.Adam([flat], lr=lr, fused=True)
     losses, stops, at_stop = torch.empty(epochs, members), [0] * members, flat.detach().clone()
     began = time.perf_counter()
@@ -217,9 +234,20 @@ def fit(
             _copy_member(at_stop, flat.detach(), shapes, i)
     kept = {"stop": _named(at_stop, shapes), "end": _named(flat.detach(), shapes)}
     epoch = {"stop": [s or epochs for s in stops], "end": [epochs] * members}
-    curves = [[{"epoch": e + 1, "train_loss": v} for e, v in enumerate(column)] for column in losses.T.tolist()]
+    curves = [
+        [{"epoch": e + 1, "train_loss": v} for e, v in enumerate(column)]
+        for column in losses.T.tolist()
+    ]
     skeleton = copy.deepcopy(models[0]).to("meta")
-    return Stack(list(seeds), skeleton, kept, epoch, [s > 0 for s in stops], time.perf_counter() - began, curves)
+    return Stack(
+        list(seeds),
+        skeleton,
+        kept,
+        epoch,
+        [s > 0 for s in stops],
+        time.perf_counter() - began,
+        curves,
+    )
 
 
 def _named(flat: Tensor, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:

@@ -44,7 +44,11 @@ STEPS = {  # of a series, as the networks get it
     "Heartbeat, training part": 27,
 }
 ARMS = ("base", "base*", "ndlinear", "learned", "folded", "time")
-FOLDS = {16: ((4, 4), (8, 8)), 32: ((8, 4), (16, 8)), 48: ((8, 6), (16, 12))}  # width: its two modes, the hidden two
+FOLDS = {
+    16: ((4, 4), (8, 8)),
+    32: ((8, 4), (16, 8)),
+    48: ((8, 6), (16, 12)),
+}  # width: its two modes, the hidden two
 
 
 # ----------------------------------------------------------------------------------------------------------- short cuts
@@ -61,9 +65,15 @@ class TiltedMean(torch.autograd.Function):
     def forward(ctx, x: Tensor, theta: Tensor) -> Tensor:
         shift = torch.maximum(theta * x.amax(1, True), theta * x.amin(1, True))
         powers = torch.stack([torch.ones_like(x), x, x * x], 1)
-        parts = [t.split(max(1, TiltedMean.CHUNK // (x.shape[1] * theta.shape[1]))) for t in (x, theta, shift, powers)]
+        parts = [
+            t.split(max(1, TiltedMean.CHUNK // (x.shape[1] * theta.shape[1])))
+            for t in (x, theta, shift, powers)
+        ]
         sums = torch.cat(
-            [p @ (values[:, :, None] * t[:, None]).sub_(s[:, None]).exp_() for values, t, s, p in zip(*parts)]
+            [
+                p @ (values[:, :, None] * t[:, None]).sub_(s[:, None]).exp_()
+                for values, t, s, p in zip(*parts)
+            ]
         )
         mean, square = sums[:, 1] / sums[:, 0], sums[:, 2] / sums[:, 0]
         ctx.save_for_backward(square - mean * mean)
@@ -104,7 +114,10 @@ def hinges(t: Tensor, w: Tensor, c: Tensor, v: Tensor) -> Tensor:
     at = torch.where(w == 0, torch.where(c > 0, -math.inf, math.inf), -c / w).detach()
     knots, order = at.sort()
     w, c, v = w[order], c[order], v[order]
-    rank, piece = torch.arange(len(w), device=w.device), torch.arange(len(w) + 1, device=w.device)[:, None]
+    rank, piece = (
+        torch.arange(len(w), device=w.device),
+        torch.arange(len(w) + 1, device=w.device)[:, None],
+    )
     active = torch.where(w >= 0, rank < piece, rank >= piece).to(w.dtype)  # (pieces, units)
     return PiecewiseLinear.apply(t, knots, active @ (v * w), active @ (v * c))
 
@@ -115,7 +128,10 @@ class SingletonBlock(nn.Module):
 
     def __init__(self, width: int, hidden: int, terms: int):
         super().__init__()
-        self.first, self.second = NdLinear((width, 1), (hidden, terms)), NdLinear((hidden, terms), (width, 1))
+        self.first, self.second = (
+            NdLinear((width, 1), (hidden, terms)),
+            NdLinear((hidden, terms), (width, 1)),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         (inner, w), (bias, c) = self.first.weights, self.first.biases
@@ -135,9 +151,13 @@ class Spline(nn.Module):
 
     def forward(self, t: Tensor) -> Tensor:
         n = len(self.values)
-        places = torch.linspace(-self.REACH, self.REACH, n, dtype=self.values.dtype, device=self.values.device)
+        places = torch.linspace(
+            -self.REACH, self.REACH, n, dtype=self.values.dtype, device=self.values.device
+        )
         slopes = (self.values[1:] - self.values[:-1]) * ((n - 1) / (2 * self.REACH))
-        return PiecewiseLinear.apply(t, places[1:-1], slopes, self.values[:-1] - slopes * places[:-1])
+        return PiecewiseLinear.apply(
+            t, places[1:-1], slopes, self.values[:-1] - slopes * places[:-1]
+        )
 
 
 class TwoModes(nn.Module):
@@ -189,7 +209,9 @@ class Classifier(models.Encoder):
     def __init__(self, channels, width, outputs, block, heads, steps, positions=False):
         super().__init__(channels, width, outputs, block, heads)
         self.short = channels == 1 and not positions
-        self.register_buffer("positions", sines(steps, width) if positions else None, persistent=False)
+        self.register_buffer(
+            "positions", sines(steps, width) if positions else None, persistent=False
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = (
@@ -228,7 +250,15 @@ def build(
     """The classifier of an arm for a data set: sizes of `models.UCR`, one output more than there are classes."""
     _, row, classes = SETS[dataset]
     printed, width, _, terms = models.UCR[row]
-    return Classifier(channels or printed, width, classes + 1, block(arm, width, terms, steps), heads, steps, positions)
+    return Classifier(
+        channels or printed,
+        width,
+        classes + 1,
+        block(arm, width, terms, steps),
+        heads,
+        steps,
+        positions,
+    )
 
 
 def plain(
@@ -283,7 +313,10 @@ def _scaled(parts: dict) -> dict[str, tuple[Tensor, Tensor]]:
     mean, deviation = x.mean((0, 2), keepdims=True), x.std((0, 2), keepdims=True)
     scale = np.where(deviation > 0, deviation, 1)
     return {
-        name: (torch.from_numpy(((x - mean) / scale).swapaxes(1, 2).astype(np.float32)), torch.tensor(y))
+        name: (
+            torch.from_numpy(((x - mean) / scale).swapaxes(1, 2).astype(np.float32)),
+            torch.tensor(y),
+        )
         for name, (x, y) in parts.items()
     }
 
@@ -330,7 +363,9 @@ def train(
 def predict(model: nn.Module, x: Tensor, batch: int = 64) -> np.ndarray:
     """The class with the largest output, (n,)."""
     device = next(model.parameters()).device
-    return torch.cat([model.eval()(part.to(device)).argmax(-1).cpu() for part in x.split(batch)]).numpy()
+    return torch.cat(
+        [model.eval()(part.to(device)).argmax(-1).cpu() for part in x.split(batch)]
+    ).numpy()
 
 
 def scores(y, predicted) -> dict[str, float]:
@@ -348,7 +383,9 @@ def scores(y, predicted) -> dict[str, float]:
 
 
 # ----------------------------------------------------------------------------------------------------------- without networks
-def classical(kind: str, train: tuple[Tensor, Tensor], test: Tensor, seed: int, kernels: int = 10_000):
+def classical(
+    kind: str, train: tuple[Tensor, Tensor], test: Tensor, seed: int, kernels: int = 10_000
+):
     """Predictions (n,) for the test series, and the number of fitted coefficients.
 
     "rocket": MiniRocket's features of random convolutions and a ridge classifier whose penalty is cross-validated; "linear":
@@ -365,7 +402,11 @@ def classical(kind: str, train: tuple[Tensor, Tensor], test: Tensor, seed: int, 
     if kind == "sorted":
         x, test = np.sort(x, 1), np.sort(test, 1)
     if kind in ("linear", "sorted"):
-        x, test, body = x.reshape(len(x), -1), test.reshape(len(test), -1), LogisticRegression(max_iter=2000)
+        x, test, body = (
+            x.reshape(len(x), -1),
+            test.reshape(len(test), -1),
+            LogisticRegression(max_iter=2000),
+        )
         steps = [body]
     else:
         x, test = x.swapaxes(1, 2), test.swapaxes(1, 2)

@@ -36,7 +36,9 @@ def executor():
     try:
         from distributed import Client
     except ModuleNotFoundError as error:
-        raise LabError("NDL_CLUSTER needs dask.distributed: pip install 'dask[distributed]'") from error
+        raise LabError(
+            "NDL_CLUSTER needs dask.distributed: pip install 'dask[distributed]'"
+        ) from error
     try:
         client = Client(address, timeout="10s")
     except (OSError, ValueError) as error:
@@ -44,7 +46,9 @@ def executor():
             f"no dask scheduler answers at NDL_CLUSTER={address!r} ({error}); start one with `dask scheduler`"
         ) from error
     with client:
-        yield client.get_executor(pure=False, retries=3)  # a task whose worker dies is run again elsewhere
+        yield client.get_executor(
+            pure=False, retries=3
+        )  # a task whose worker dies is run again elsewhere
 
 
 def progress(items, total: int, label: str):
@@ -56,13 +60,19 @@ def progress(items, total: int, label: str):
     return tqdm(items, total=total, desc=label, disable=total < 2 or mode() != "full")
 
 
-def map_groups(run, groups: list[list[dict]], *, together: bool, label: str = "runs") -> Iterator[tuple[list, list]]:
+def map_groups(
+    run, groups: list[list[dict]], *, together: bool, label: str = "runs"
+) -> Iterator[tuple[list, list]]:
     """(configurations, outcomes) of every group of runs, as they finish. Only the caller writes records."""
     from .records import run_group
 
     with executor() as pool:
-        if isinstance(pool, InProcess):  # lazily, so that each row is on disk before the next run begins
-            finished = ((g, pool.submit(run_group, run, g, mode(), together).result()) for g in groups)
+        if isinstance(
+            pool, InProcess
+        ):  # lazily, so that each row is on disk before the next run begins
+            finished = (
+                (g, pool.submit(run_group, run, g, mode(), together).result()) for g in groups
+            )
         else:
             futures = {pool.submit(run_group, run, g, mode(), together): g for g in groups}
             finished = ((futures[f], f.result()) for f in concurrent.futures.as_completed(futures))

@@ -24,7 +24,9 @@ def saved_entries(input_dims, hidden_size, order=None) -> int:
 def leanest_order(input_dims, hidden_size) -> tuple[int, ...]:
     """The order that keeps the fewest entries for the backward pass: ascending H_k / D_k; ties keep their place."""
     unit = math.lcm(*input_dims)  # exact integers, as in `ndlinear.cheapest_order`
-    return tuple(sorted(range(len(input_dims)), key=lambda k: unit // input_dims[k] * hidden_size[k]))
+    return tuple(
+        sorted(range(len(input_dims)), key=lambda k: unit // input_dims[k] * hidden_size[k])
+    )
 
 
 def costs(input_dims, hidden_size, bias: bool = True) -> pd.DataFrame:
@@ -41,16 +43,37 @@ def costs(input_dims, hidden_size, bias: bool = True) -> pd.DataFrame:
     parameters = count_parameters(input_dims, hidden_size, bias)  # raises on bad shapes
     dims, hidden = tuple(input_dims), tuple(hidden_size)
     n, dense = len(dims), math.prod(dims) * math.prod(hidden)
-    defined, cheapest, leanest = tuple(range(n)), cheapest_order(dims, hidden), leanest_order(dims, hidden)
+    defined, cheapest, leanest = (
+        tuple(range(n)),
+        cheapest_order(dims, hidden),
+        leanest_order(dims, hidden),
+    )
     if count_macs(dims, hidden, cheapest) == count_macs(dims, hidden, defined):
         cheapest = defined  # the layer leaves its order alone when nothing is won
     if saved_entries(dims, hidden, leanest) == saved_entries(dims, hidden, cheapest):
         leanest = cheapest
     names = {"as defined": defined, "cheapest": cheapest, "keeps least": leanest}
-    orders = itertools.permutations(range(n)) if n <= ALL_ORDERS_UP_TO else dict.fromkeys(names.values())
+    orders = (
+        itertools.permutations(range(n)) if n <= ALL_ORDERS_UP_TO else dict.fromkeys(names.values())
+    )
     rows = [("dense", "", "", dense + bias * math.prod(hidden), dense, 1.0, math.prod(dims))]
     for order in sorted(orders, key=lambda order: (count_macs(dims, hidden, order), order)):
-        macs, remark = count_macs(dims, hidden, order), ", ".join(k for k, v in names.items() if v == order)
+        macs, remark = (
+            count_macs(dims, hidden, order),
+            ", ".join(k for k, v in names.items() if v == order),
+        )
         text = ", ".join(str(k + 1) for k in order)
-        rows.append(("NdLinear", text, remark, parameters, macs, macs / dense, saved_entries(dims, hidden, order)))
-    return pd.DataFrame(rows, columns=["map", "order", "remark", "parameters", "macs", "of_dense", "saved"])
+        rows.append(
+            (
+                "NdLinear",
+                text,
+                remark,
+                parameters,
+                macs,
+                macs / dense,
+                saved_entries(dims, hidden, order),
+            )
+        )
+    return pd.DataFrame(
+        rows, columns=["map", "order", "remark", "parameters", "macs", "of_dense", "saved"]
+    )

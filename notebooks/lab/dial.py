@@ -22,9 +22,7 @@ from .modes import LabError
 from .stats import interval
 from .training import Split
 
-REVISION = (
-    1  # raise it when `draw`, `fit` or `ridge` give other numbers for the same seed, and name it in training functions
-)
+REVISION = 1  # raise it when `draw`, `fit` or `ridge` give other numbers for the same seed, and name it in training functions
 SIDE = 32
 LINEAR = (("row means", "column means"), ("checkerboard",))
 ALL = (("row means", "column means", "row variances", "column variances"), ("checkerboard", "xor"))
@@ -68,10 +66,16 @@ def masks(where: str = "aligned", side: int = SIDE) -> dict[str, Tensor]:
     if where not in ("aligned", "scrambled"):
         raise LabError(f"masks: where={where!r}; 'aligned' or 'scrambled'")
     one, c, h, sign = torch.ones(side), wave(side), halves(side), (-1.0) ** torch.arange(side)
-    entangled = {"checkerboard": torch.outer(sign, sign), "rows": torch.outer(h, one), "columns": torch.outer(one, h)}
+    entangled = {
+        "checkerboard": torch.outer(sign, sign),
+        "rows": torch.outer(h, one),
+        "columns": torch.outer(one, h),
+    }
     if where == "scrambled":
         order = torch.randperm(side * side, generator=torch.Generator().manual_seed(0))
-        entangled = {name: mask.flatten()[order].reshape(side, side) for name, mask in entangled.items()}
+        entangled = {
+            name: mask.flatten()[order].reshape(side, side) for name, mask in entangled.items()
+        }
     return {"row means": torch.outer(c, one), "column means": torch.outer(one, c)} | entangled
 
 
@@ -85,7 +89,9 @@ def components(x: Tensor, where: str = "aligned") -> dict[str, Tensor]:
     """
     side, centred = x.shape[1], x - 0.5
     mask = masks("scrambled" if where == "scrambled" else "aligned", side)
-    out = {name: (centred * m).sum((1, 2)) / math.sqrt((m**2).sum() / 12) for name, m in mask.items()}
+    out = {
+        name: (centred * m).sum((1, 2)) / math.sqrt((m**2).sum() / 12) for name, m in mask.items()
+    }
     scale = math.sqrt(variance_of_variance(side) * side / 2)
     for name, axis in (("row variances", 2), ("column variances", 1)):
         out[name] = x.var(axis, correction=0) @ wave(side) / scale
@@ -103,7 +109,9 @@ def weights(reading: str, alpha: float) -> dict[str, float]:
     if reading not in READINGS:
         raise LabError(f"reading {reading!r}: one of {', '.join(READINGS)}")
     parts = READINGS[reading][0]
-    return {n: f / math.sqrt(len(part)) for f, part in zip((1 - alpha, alpha), parts) for n in part if f}
+    return {
+        n: f / math.sqrt(len(part)) for f, part in zip((1 - alpha, alpha), parts) for n in part if f
+    }
 
 
 def target(x: Tensor, reading: str, alpha: float) -> Tensor:
@@ -127,7 +135,9 @@ def draw(reading: str, alpha: float, samples: int, seed: int, tests: int = 10_00
     x, x_test = inputs(samples, seed), inputs(tests, seed + 1_000_000)
     at, y = samples * 4 // 5, target(x, reading, alpha)
     x = scaled(x)
-    return Split((x[:at], y[:at]), (x[at:], y[at:]), (scaled(x_test), target(x_test, reading, alpha)))
+    return Split(
+        (x[:at], y[:at]), (x[at:], y[at:]), (scaled(x_test), target(x_test, reading, alpha))
+    )
 
 
 # ------------------------------------------------------------------------------------------------------------- training
@@ -162,7 +172,9 @@ def fit(
         The looks (step, train_mse of the batches since the last look, val_mse), and the step of the best one.
     """
     if schedule not in ("constant", "cosine") or not 1 <= checks <= steps:
-        raise LabError(f"dial.fit: schedule={schedule!r} (constant or cosine), checks={checks}, steps={steps}")
+        raise LabError(
+            f"dial.fit: schedule={schedule!r} (constant or cosine), checks={checks}, steps={steps}"
+        )
     adam = torch.optim.Adam(model.parameters(), lr=lr, fused=True)
     order, queue, (x, y) = torch.Generator().manual_seed(seed), [], data.train
     looks = {round((i + 1) * steps / checks) for i in range(checks)}
@@ -189,7 +201,9 @@ def fit(
     return curve, kept[0]
 
 
-def ridge(data: Split, penalties: Sequence[float] = (1e-6, 1e-3, 1e-2, 1e-1, 1.0, 10.0)) -> nn.Module:
+def ridge(
+    data: Split, penalties: Sequence[float] = (1e-6, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+) -> nn.Module:
     """The linear model of least squares with the penalty (times the number of samples) that validates best, as a module."""
     x, y = data.train[0].flatten(1).double(), data.train[1].double()
     mean, level = x.mean(0), y.mean()
@@ -250,7 +264,12 @@ def crossing(at: Sequence[float], gaps: np.ndarray, draws: int = 2000) -> dict[s
     found = np.array([upwards(curve) for curve in resampled(gaps, draws)])
     once = float(np.isfinite(found).mean())
     low, high = np.nanquantile(found, (0.025, 0.975)) if once >= 0.975 else (math.nan, math.nan)
-    return {"alpha": upwards(np.mean(gaps, axis=0)), "low": float(low), "high": float(high), "once": once}
+    return {
+        "alpha": upwards(np.mean(gaps, axis=0)),
+        "low": float(low),
+        "high": float(high),
+        "once": once,
+    }
 
 
 def reach(sizes: Sequence[int], errors: Sequence[float], goal: float) -> float:
@@ -269,15 +288,23 @@ def reach(sizes: Sequence[int], errors: Sequence[float], goal: float) -> float:
     return float(np.exp(a + (b - a) * gap[i] / (gap[i] - gap[i + 1])))
 
 
-def reached(sizes: Sequence[int], errors: np.ndarray, goal: float, draws: int = 2000) -> dict[str, float]:
+def reached(
+    sizes: Sequence[int], errors: np.ndarray, goal: float, draws: int = 2000
+) -> dict[str, float]:
     """`reach` of the geometric mean over seeds of errors (seeds, sizes), with a 95 % bootstrap interval; infinite where not reached."""
     logs = np.log(np.asarray(errors, float))
     found = np.sort([reach(sizes, np.exp(curve), goal) for curve in resampled(logs, draws)])
     low, high = found[int(0.025 * draws)], found[math.ceil(0.975 * draws) - 1]
-    return {"samples": reach(sizes, np.exp(logs.mean(axis=0)), goal), "low": float(low), "high": float(high)}
+    return {
+        "samples": reach(sizes, np.exp(logs.mean(axis=0)), goal),
+        "low": float(low),
+        "high": float(high),
+    }
 
 
-def reach_ratio(sizes: Sequence[int], a: np.ndarray, b: np.ndarray, goal: float, draws: int = 2000) -> dict[str, float]:
+def reach_ratio(
+    sizes: Sequence[int], a: np.ndarray, b: np.ndarray, goal: float, draws: int = 2000
+) -> dict[str, float]:
     """How many times more samples b needs than a, both (seeds, sizes) with paired seeds; a 95 % bootstrap interval.
 
     Where only b does not arrive, the ratio is at least last size / a's number, and that bound is taken (``bound`` says so for the
@@ -291,7 +318,9 @@ def reach_ratio(sizes: Sequence[int], a: np.ndarray, b: np.ndarray, goal: float,
         return min(m, sizes[-1]) / min(n, sizes[-1])
 
     a, b = np.log(np.asarray(a, float)), np.log(np.asarray(b, float))
-    found = np.array([ratio(one, other) for one, other in zip(resampled(a, draws), resampled(b, draws))])
+    found = np.array(
+        [ratio(one, other) for one, other in zip(resampled(a, draws), resampled(b, draws))]
+    )
     known = np.isfinite(found).mean() >= 0.975
     low, high = np.nanquantile(found, (0.025, 0.975)) if known else (math.nan, math.nan)
     means = a.mean(axis=0), b.mean(axis=0)
@@ -300,7 +329,11 @@ def reach_ratio(sizes: Sequence[int], a: np.ndarray, b: np.ndarray, goal: float,
 
 
 # ---------------------------------------------------------------------------------------------- runs of chapter 31
-SHARED = {"linear": "linear-scrambled", "text-scrambled": "text", "text-local": "text"}  # the same target at alpha 0
+SHARED = {
+    "linear": "linear-scrambled",
+    "text-scrambled": "text",
+    "text-local": "text",
+}  # the same target at alpha 0
 
 
 def of(runs: pd.DataFrame, reading: str) -> pd.DataFrame:
@@ -309,7 +342,9 @@ def of(runs: pd.DataFrame, reading: str) -> pd.DataFrame:
     return runs[(runs["reading"] == reading) | shared]
 
 
-def log_ratios(runs: pd.DataFrame, reading: str, over: str = "ndlinear", under: str = "dense") -> pd.DataFrame:
+def log_ratios(
+    runs: pd.DataFrame, reading: str, over: str = "ndlinear", under: str = "dense"
+) -> pd.DataFrame:
     """Logarithm of one model's test error over another's on the same data: one row per seed, one column per alpha."""
     wide = of(runs, reading).pivot(index=["seed", "alpha"], columns="model", values="test_mse")
     return np.log(wide[over] / wide[under]).dropna().unstack()
@@ -322,7 +357,10 @@ def ends(runs: pd.DataFrame, level: float = 0.95) -> pd.DataFrame:
         logs, found = log_ratios(runs, reading), of(runs, reading)
         for alpha in [a for a in (0, 1) if a in logs and not (a == 0 and reading in SHARED)]:
             at = found[found["alpha"] == alpha]
-            errors = [math.exp(np.log(at[at["model"] == m]["test_mse"]).mean()) for m in ("ndlinear", "dense")]
+            errors = [
+                math.exp(np.log(at[at["model"] == m]["test_mse"]).mean())
+                for m in ("ndlinear", "dense")
+            ]
             rows.append((reading, alpha, *errors, *np.exp(interval(logs[alpha], level=level))))
     names = ["reading", "alpha", "ndlinear", "dense", "ratio", "ratio_low", "ratio_high"]
     return pd.DataFrame(rows, columns=names)
@@ -360,8 +398,17 @@ def plot(axis, runs: pd.DataFrame, reading: str, printed: float) -> None:
         at = found[found["model"] == name]
         mean = np.exp(np.log(at["test_mse"]).groupby(at["alpha"]).mean())
         if name != "linear":
-            axis.plot(at["alpha"], at["test_mse"], marker(name), color=colour(name), markersize=3, alpha=0.5)
-        axis.plot(mean.index, mean, "--" if name == "linear" else "-", color=colour(name), linewidth=1.2)
+            axis.plot(
+                at["alpha"],
+                at["test_mse"],
+                marker(name),
+                color=colour(name),
+                markersize=3,
+                alpha=0.5,
+            )
+        axis.plot(
+            mean.index, mean, "--" if name == "linear" else "-", color=colour(name), linewidth=1.2
+        )
     fine = np.linspace(0, 1, 51)
     axis.plot(fine, [spread(a) for a in fine], color=colour("constant"), alpha=0.6)
     gaps = log_ratios(runs, reading)
@@ -378,16 +425,27 @@ def band(axis, runs: pd.DataFrame, reading: str, ends: tuple[float, float], prin
     gaps = log_ratios(runs, reading)
     spans = np.exp([interval(gaps[alpha]) for alpha in gaps])
     if np.isfinite(spans).all():
-        axis.fill_between(gaps.columns, spans[:, 1], spans[:, 2], color=colour("ndlinear"), alpha=0.3, linewidth=0)
+        axis.fill_between(
+            gaps.columns, spans[:, 1], spans[:, 2], color=colour("ndlinear"), alpha=0.3, linewidth=0
+        )
     axis.plot(gaps.columns, spans[:, 0], color=colour("ndlinear"), linewidth=1.2)
-    axis.plot(gaps.columns, np.exp(gaps).T, marker("ndlinear"), color=colour("ndlinear"), markersize=3, alpha=0.5)
+    axis.plot(
+        gaps.columns,
+        np.exp(gaps).T,
+        marker("ndlinear"),
+        color=colour("ndlinear"),
+        markersize=3,
+        alpha=0.5,
+    )
     axis.plot([0, 1], ends, marker("paper"), color=colour("paper"), markersize=8, linestyle="none")
     axis.axvline(printed, linestyle=":", color=colour("paper"))
     axis.axhline(1, color=colour("constant"), alpha=0.6)
     axis.set(yscale="log", xlabel=f"alpha\n{reading}")
 
 
-def panels(axes, runs: pd.DataFrame, readings: Sequence[str], ends: tuple[float, float], printed: float) -> None:
+def panels(
+    axes, runs: pd.DataFrame, readings: Sequence[str], ends: tuple[float, float], printed: float
+) -> None:
     """`plot` in the upper row of axes (2, readings) and `band` in the lower one."""
     for above, below, reading in zip(*axes, readings):
         plot(above, runs, reading, printed)
@@ -408,7 +466,9 @@ def words(samples: float, sizes: Sequence[int]) -> str:
     return f"at most {min(sizes):,}" if samples <= min(sizes) else f"{samples:,.0f}"
 
 
-def needed(runs: pd.DataFrame, models: Sequence[str], alpha: float, goals: Sequence[float]) -> pd.DataFrame:
+def needed(
+    runs: pd.DataFrame, models: Sequence[str], alpha: float, goals: Sequence[float]
+) -> pd.DataFrame:
     """Samples to each goal (rows: models, columns: goals) in words, with the interval in brackets."""
     rows = []
     for model in models:
@@ -418,12 +478,16 @@ def needed(runs: pd.DataFrame, models: Sequence[str], alpha: float, goals: Seque
             found = reached(sizes, errors.to_numpy(), goal)
             span = [words(found[end], sizes) for end in ("low", "high")]
             middle = words(found["samples"], sizes)
-            row[f"{goal:.0%}"] = middle if span[0] == span[1] else f"{middle} [{span[0]}, {span[1]}]"
+            row[f"{goal:.0%}"] = (
+                middle if span[0] == span[1] else f"{middle} [{span[0]}, {span[1]}]"
+            )
         rows.append(row)
     return pd.DataFrame(rows)
 
 
-def factors(runs: pd.DataFrame, more: str, than: str, alpha: float, goals: Sequence[float]) -> dict[float, dict]:
+def factors(
+    runs: pd.DataFrame, more: str, than: str, alpha: float, goals: Sequence[float]
+) -> dict[float, dict]:
     """For each goal the samples of one model over those of another, see `reach_ratio`."""
     a, b = by_size(runs, than, alpha), by_size(runs, more, alpha)
     return {goal: reach_ratio(list(a.columns), a.to_numpy(), b.to_numpy(), goal) for goal in goals}
@@ -437,7 +501,9 @@ def factor_words(found: dict) -> str:
     return least + "{ratio:.2f} [{low:.2f}, {high:.2f}]".format(**found)
 
 
-def over_goals(found: dict[float, dict], goal: float, bound: float) -> tuple[bool | None, bool | None]:
+def over_goals(
+    found: dict[float, dict], goal: float, bound: float
+) -> tuple[bool | None, bool | None]:
     """(holds, under) for `lab.verdict`: the factor is above the bound at the goal, or, as a condition, at another one."""
 
     def above(one) -> bool | None:

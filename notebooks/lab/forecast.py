@@ -49,7 +49,9 @@ def windows(table: np.ndarray, every: int = 1, history: bool = False) -> tuple[T
     """
     if len(table) < STEPS + HORIZON:
         raise LabError(f"{len(table)} rows hold no window of {STEPS} + {HORIZON}")
-    cut = np.lib.stride_tricks.sliding_window_view(table, STEPS + HORIZON, axis=0)[::every].transpose(0, 2, 1)
+    cut = np.lib.stride_tricks.sliding_window_view(table, STEPS + HORIZON, axis=0)[
+        ::every
+    ].transpose(0, 2, 1)
     inputs = cut[:, :STEPS] if history else cut[:, :STEPS, :-1]
     return tuple(torch.tensor(part, dtype=torch.float32) for part in (inputs, cut[:, STEPS:, -1]))
 
@@ -68,7 +70,9 @@ def chronological(table: np.ndarray, every: int = 1, history: bool = False) -> S
 def shuffled(table: np.ndarray, seed: int, every: int = 1, history: bool = False) -> Split:
     """The released protocol: scaled by all rows; a random half of the overlapping windows trains, the other half is used
     both to choose the epoch and to report (it is the validation and the test part)."""
-    x, y = windows(scale(table, slice(None))[:-1], every, history)  # the script leaves out the last window
+    x, y = windows(
+        scale(table, slice(None))[:-1], every, history
+    )  # the script leaves out the last window
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     train, rest = order[: len(x) // 2], order[len(x) // 2 :]
     half = (x[rest], y[rest])
@@ -80,7 +84,9 @@ def split(protocol: str, table: np.ndarray, seed: int, every: int, history: bool
     if protocol not in ("chronological", "shuffled"):
         raise LabError(f"no protocol {protocol!r}; there are chronological and shuffled")
     return (
-        chronological(table, every, history) if protocol == "chronological" else shuffled(table, seed, every, history)
+        chronological(table, every, history)
+        if protocol == "chronological"
+        else shuffled(table, seed, every, history)
     )
 
 
@@ -93,7 +99,9 @@ class Attention(models.EncoderLayer):
     mixes them. The attention is written out, so that `lab.stacked` can map it over members.
     """
 
-    def __init__(self, width: int, heads: int, block: nn.Module, dropout: float, everywhere: bool = False):
+    def __init__(
+        self, width: int, heads: int, block: nn.Module, dropout: float, everywhere: bool = False
+    ):
         super().__init__(width, heads, block)
         self.drop, self.everywhere = nn.Dropout(dropout), everywhere
 
@@ -106,10 +114,13 @@ class Attention(models.EncoderLayer):
     def attend(self, asks: Tensor, x: Tensor) -> Tensor:
         """What `self.attention` computes: (B, queries, width) and (B, steps, width) -> (B, queries, width)."""
         own, width = self.attention, x.shape[-1]
-        (w_q, w_kv), (b_q, b_kv) = (p.split((width, 2 * width)) for p in (own.in_proj_weight, own.in_proj_bias))
+        (w_q, w_kv), (b_q, b_kv) = (
+            p.split((width, 2 * width)) for p in (own.in_proj_weight, own.in_proj_bias)
+        )
         keys, values = F.linear(x, w_kv, b_kv).chunk(2, -1)
         q, k, v = (
-            t.unflatten(-1, (own.num_heads, -1)).transpose(1, 2) for t in (F.linear(asks, w_q, b_q), keys, values)
+            t.unflatten(-1, (own.num_heads, -1)).transpose(1, 2)
+            for t in (F.linear(asks, w_q, b_q), keys, values)
         )
         weights = self.drop((q @ k.mT / own.head_dim**0.5).softmax(-1))
         return own.out_proj((weights @ v).transpose(1, 2).flatten(2))
@@ -121,7 +132,11 @@ class Transformer(nn.Module):
     def __init__(self, channels: int, layer: Attention, horizon: int = HORIZON):
         super().__init__()
         width = layer.norms[0].normalized_shape[0]
-        self.embed, self.layer, self.out = nn.Linear(channels, width), layer, nn.Linear(width, horizon)
+        self.embed, self.layer, self.out = (
+            nn.Linear(channels, width),
+            layer,
+            nn.Linear(width, horizon),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.layer(self.embed(x)))
@@ -151,7 +166,9 @@ def column(width: int, hidden: int) -> tuple[nn.Module, nn.Module]:
     )
 
 
-def transformer(arm: str, channels: int = 6, width: int = 32, everywhere: bool = False) -> Transformer:
+def transformer(
+    arm: str, channels: int = 6, width: int = 32, everywhere: bool = False
+) -> Transformer:
     """The Transformer of each arm; two heads, GELU, dropout 0.1.
 
     "dense" has a block of 2,048 units, "dense-width" of 32, "dense-params" of 50; "ndlinear" is (32, 1) -> (32, 1) twice;
@@ -168,7 +185,9 @@ def transformer(arm: str, channels: int = 6, width: int = 32, everywhere: bool =
     else:
         raise LabError(f"no Transformer of the arm {arm!r}")
     block = between(first, nn.GELU(), dropout, last)
-    model = Transformer(channels, Attention(width, 2, block, dropout, everywhere or arm == "ndlinear-modes"))
+    model = Transformer(
+        channels, Attention(width, 2, block, dropout, everywhere or arm == "ndlinear-modes")
+    )
     if arm == "released":  # built last, so that the other weights are those of "ndlinear"
         model.layer.block = Bypassed(block, models.feed_forward(width, 2048))
     return model
@@ -199,11 +218,18 @@ def recurrent(arm: str, channels: int = 6) -> nn.Module:
     of 64 units: (24, 64) -> (12, 24) -> (12, 1). "dense-params" has its parameters: 64 units, the last state, 26 units, 12.
     """
     if arm in ("dense", "dense-width", "ndlinear", "ndlinear-paper"):
-        hidden, method = 96 if arm == "dense" else 64, "NdLinear" if arm.startswith("nd") else "Linear"
+        hidden, method = (
+            96 if arm == "dense" else 64,
+            "NdLinear" if arm.startswith("nd") else "Linear",
+        )
         layer = functools.partial(NdLinear, init="paper" if arm == "ndlinear-paper" else "linear")
-        return Recurrent(channels, hidden, models.recurrent(method, channels, hidden, layer=layer).head)
+        return Recurrent(
+            channels, hidden, models.recurrent(method, channels, hidden, layer=layer).head
+        )
     if arm == "dense-params":
-        return Recurrent(channels, 64, between(nn.Linear(64, 26), nn.ReLU(), 0.3, nn.Linear(26, HORIZON)))
+        return Recurrent(
+            channels, 64, between(nn.Linear(64, 26), nn.ReLU(), 0.3, nn.Linear(26, HORIZON))
+        )
     if arm == "ndlinear-modes":
         first, last = NdLinear((STEPS, 64), (HORIZON, 24)), NdLinear((HORIZON, 24), (HORIZON, 1))
         head = nn.Sequential(between(first, nn.ReLU(), 0.3, last), nn.Flatten())
@@ -237,13 +263,19 @@ class LastValue(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != 7:
-            raise LabError(f"the last value needs the target's past, the 7th column; the inputs have {x.shape[-1]}")
+            raise LabError(
+                f"the last value needs the target's past, the 7th column; the inputs have {x.shape[-1]}"
+            )
         return x[:, -1:, -1].expand(-1, HORIZON)
 
 
 def without_network(name: str, data: Split) -> nn.Module:
     """ "mean", "linear" (ridge regression on the window), or "last value"; the last one needs ``history``."""
-    makers = {"mean": lambda: Constant(data), "last value": LastValue, "linear": lambda: ridge(data)}
+    makers = {
+        "mean": lambda: Constant(data),
+        "last value": LastValue,
+        "linear": lambda: ridge(data),
+    }
     if name not in makers:
         raise LabError(f"{name!r} is not one of {', '.join(makers)}")
     return makers[name]()
@@ -258,7 +290,9 @@ def ridge(data: Split, penalties=PENALTIES) -> nn.Sequential:
     best, lowest = None, float("inf")
     for penalty in penalties:
         weight = torch.linalg.solve(gram + penalty * torch.eye(len(gram), dtype=gram.dtype), cross)
-        error = F.mse_loss((data.val[0].flatten(1) - centre) @ weight + middle, data.val[1].double()).item()
+        error = F.mse_loss(
+            (data.val[0].flatten(1) - centre) @ weight + middle, data.val[1].double()
+        ).item()
         if error < lowest:
             best, lowest = weight, error
     linear = nn.Linear(*best.shape)
@@ -267,7 +301,9 @@ def ridge(data: Split, penalties=PENALTIES) -> nn.Sequential:
 
 
 # ---------------------------------------------------------------------------------------------------------- what is judged
-def ratios(runs: pd.DataFrame, metric: str, arm: str = "ndlinear", than: str = "dense") -> pd.Series:
+def ratios(
+    runs: pd.DataFrame, metric: str, arm: str = "ndlinear", than: str = "dense"
+) -> pd.Series:
     """An arm's error over another's, seed by seed; ``runs`` holds one family and one set."""
     wide = runs.pivot(index="seed", columns="model", values=metric)
     if wide[[arm, than]].isna().any().any():
@@ -286,7 +322,9 @@ def reduction(
     return 1 - np.exp(mean), 1 - np.exp(high), 1 - np.exp(low)
 
 
-def reductions(runs: pd.DataFrame, protocol: str, arm="ndlinear", than="dense", level=0.95) -> dict[tuple, tuple]:
+def reductions(
+    runs: pd.DataFrame, protocol: str, arm="ndlinear", than="dense", level=0.95
+) -> dict[tuple, tuple]:
     """`reduction` for every family and set of a protocol, RNN first: (family, set, metric) -> (share, low, high)."""
     part = runs[runs["protocol"] == protocol].set_index(["family", "dataset"]).sort_index()
     keys = [(*cell, metric) for cell in dict.fromkeys(part.index) for metric in ("mse", "mae")]
@@ -300,7 +338,9 @@ def beside(runs: pd.DataFrame, printed: pd.DataFrame, protocol: str, metric: str
         printed: columns "Linear" and "NdLinear", indexed by model, set and metric.
     """
     ours = runs[(runs["protocol"] == protocol) & runs["model"].isin(["dense", "ndlinear"])]
-    ours = summary(ours, ["family", "dataset", "model"], metric).set_index(["family", "dataset", "model"])
+    ours = summary(ours, ["family", "dataset", "model"], metric).set_index(
+        ["family", "dataset", "model"]
+    )
     rows = []
     for family, dataset in sorted({(f, d) for f, d, _ in ours.index}):
         row = {"model": family, "set": dataset}
@@ -314,5 +354,7 @@ def beside(runs: pd.DataFrame, printed: pd.DataFrame, protocol: str, metric: str
 
 def reduces(found: dict[str, tuple[float, float, float]], printed: dict[str, float]) -> bool | None:
     """Whether every reduction is at least half the printed one: True if all intervals are, False if one is wholly below."""
-    answers = [decide(low, high, at_least=printed[metric] / 2) for metric, (_, low, high) in found.items()]
+    answers = [
+        decide(low, high, at_least=printed[metric] / 2) for metric, (_, low, high) in found.items()
+    ]
     return False if False in answers else None if None in answers else True

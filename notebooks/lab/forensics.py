@@ -54,7 +54,16 @@ class Sheet:
     def __init__(self, metrics: tuple[str, ...] = ("params", "flops")):
         self.metrics, self.rows, self.shown = metrics, [], 0
 
-    def add(self, table: str, count: float | None, how: str, claim: str, metric="params", departs="", **where) -> None:
+    def add(
+        self,
+        table: str,
+        count: float | None,
+        how: str,
+        claim: str,
+        metric="params",
+        departs="",
+        **where,
+    ) -> None:
         """Enter a count for all cells of a table that ``where`` selects.
 
         Args:
@@ -63,7 +72,9 @@ class Sheet:
             departs: the setting, if any, in which this model contradicts the text or the released code.
         """
         cells = facts(table, metric=metric, **where)
-        if cells.empty or self._taken & {(table, c.row, c.col, metric, c.model) for c in cells.itertuples()}:
+        if cells.empty or self._taken & {
+            (table, c.row, c.col, metric, c.model) for c in cells.itertuples()
+        }:
             raise LabError(f"{table} {where}: no such cell, or a cell that has its count already")
         for cell in cells.itertuples():
             unit = UNITS[cell.unit]
@@ -84,11 +95,18 @@ class Sheet:
             raise LabError(f"no count was entered for the claim {claim!r}")
         met = all(row["match"] in CLASSES[:3] for row in rows)
         plain = not any(row["departs"] for row in rows)
-        return {"holds": met and plain} if (met and plain) or not met else {"holds": False, "under": True}
+        return (
+            {"holds": met and plain}
+            if (met and plain) or not met
+            else {"holds": False, "under": True}
+        )
 
     @property
     def _taken(self) -> set[tuple]:
-        return {(row["table"], row["row"], row["col"], row["metric"], row["network"]) for row in self.rows}
+        return {
+            (row["table"], row["row"], row["col"], row["metric"], row["network"])
+            for row in self.rows
+        }
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -103,7 +121,10 @@ class Sheet:
         merged = new.groupby(columns, sort=False)["dataset"].unique()
         rows = merged.reset_index()
         named = [[*names] if len(names) < 3 else [] for names in rows["dataset"]]
-        rows["network"] = [", ".join(filter(None, [network, *names])) for network, names in zip(rows["network"], named)]
+        rows["network"] = [
+            ", ".join(filter(None, [network, *names]))
+            for network, names in zip(rows["network"], named)
+        ]
         departs = set(rows["departs"])
         if len(departs) == 1:
             columns.remove("departs")
@@ -112,8 +133,16 @@ class Sheet:
 
     def missing(self, tables: list[str]) -> list[tuple[str, str]]:
         """The printed counts of these tables that have not been entered."""
-        cells = [(name, c) for name in tables for c in facts(name, metric=list(self.metrics)).itertuples()]
-        return [(name, c.printed) for name, c in cells if (name, c.row, c.col, c.metric, c.model) not in self._taken]
+        cells = [
+            (name, c)
+            for name in tables
+            for c in facts(name, metric=list(self.metrics)).itertuples()
+        ]
+        return [
+            (name, c.printed)
+            for name, c in cells
+            if (name, c.row, c.col, c.metric, c.model) not in self._taken
+        ]
 
     def tally(self) -> dict[str, int]:
         """Cells by class, in the order of `CLASSES`."""
@@ -128,7 +157,10 @@ def operations(model: nn.Module, sample: Tensor) -> int:
     """
     entered = []
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    hooks = [m.register_forward_hook(lambda _, inputs, __: entered.append(inputs[0].numel())) for m in norms]
+    hooks = [
+        m.register_forward_hook(lambda _, inputs, __: entered.append(inputs[0].numel()))
+        for m in norms
+    ]
     macs = count_macs(model, sample)
     for hook in hooks:
         hook.remove()
@@ -152,7 +184,9 @@ BASELINES = {  # table: rows of NdLinear, rows that it is held against
 }
 
 
-def pairs(table: str, metric: str, new: dict | None = None, old: dict | None = None, **where) -> pd.DataFrame:
+def pairs(
+    table: str, metric: str, new: dict | None = None, old: dict | None = None, **where
+) -> pd.DataFrame:
     """Printed cells of ``new`` beside the cells of ``old`` that agree in data, network, width, depth and number of blocks.
 
     Without ``new`` and ``old``: NdLinear and its baseline, as `BASELINES` has them. Columns ``new``, ``old``, ``fewer``, by
@@ -161,11 +195,16 @@ def pairs(table: str, metric: str, new: dict | None = None, old: dict | None = N
     new, old = new or BASELINES[table][0], old or BASELINES[table][1]
     halves = [facts(table, metric=metric, **where, **who) for who in (new, old)]
     keys = [k for k in KEYS if k in halves[0]]
-    a, b = (half[[*keys, "value", "better"]].rename(columns={"value": v}) for half, v in zip(halves, ("new", "old")))
+    a, b = (
+        half[[*keys, "value", "better"]].rename(columns={"value": v})
+        for half, v in zip(halves, ("new", "old"))
+    )
     both = a.merge(b.drop(columns="better"), on=keys).assign(table=table, metric=metric)
     if both.empty:
         raise LabError(f"{table}: no {metric} of {new} and {old} that belong together")
-    ahead = both["new"].ge(both["old"]).where(both["better"] == "higher", both["new"].le(both["old"]))
+    ahead = (
+        both["new"].ge(both["old"]).where(both["better"] == "higher", both["new"].le(both["old"]))
+    )
     return both.assign(fewer=100 * (1 - both["new"] / both["old"]), ahead=ahead)
 
 
@@ -188,7 +227,10 @@ def recomputed() -> dict[str, float]:
 
     found = {f"lora-{d.lower()}": change("ndlinear_lora", "accuracy", model="Qwen3-1.7B", dataset=d)
              for d in ("GSM8K", "MultiArith")}  # fmt: skip
-    found |= {f"opt-{s.lower()}-gap": -change("opt_pretrain", "perplexity", model=f"OPT-{s}") for s in ("Small", "Mid")}
+    found |= {
+        f"opt-{s.lower()}-gap": -change("opt_pretrain", "perplexity", model=f"OPT-{s}")
+        for s in ("Small", "Mid")
+    }
     for model, data in (("RNN", "ETTh1"), ("Transformer", "ETTh2")):
         found[f"ett-params-{model.lower()}"] = fewer(ett, model=model)
         found[f"ett-{model.lower()}"] = fewer(ett, "mse", model=model, dataset=data)
@@ -196,13 +238,21 @@ def recomputed() -> dict[str, float]:
         found[f"cifar{classes}-params"] = fewer(cnn, dataset=f"CIFAR-{classes}")
         found[f"cifar{classes}-accuracy"] = 100 * change(cnn, metric)
     for width in (32, 128):
-        found[f"bias-{width}"] = fewer(bias, "test_mse", new={"bias": "true"}, old={"bias": "false"}, width=width)
-    sweep, size = facts("app_hyperparam", metric="acc_at_5"), facts("app_hyperparam", metric="params")
+        found[f"bias-{width}"] = fewer(
+            bias, "test_mse", new={"bias": "true"}, old={"bias": "false"}, width=width
+        )
+    sweep, size = (
+        facts("app_hyperparam", metric="acc_at_5"),
+        facts("app_hyperparam", metric="params"),
+    )
     worst, by_size = (
         sweep.loc[sweep["value"].idxmin()],
         sweep.pivot(index=["lr", "batch"], columns="hidden_size", values="value"),
     )
-    dense, doubled = fact(cnn, dataset="CIFAR-100", method="Linear", metric="params"), size["value"].min()
+    dense, doubled = (
+        fact(cnn, dataset="CIFAR-100", method="Linear", metric="params"),
+        size["value"].min(),
+    )
     few, many = (claim(f"sample-{kind}")["numbers"] for kind in ("separable", "entangled"))
     return found | {
         "lora-qwen": fewer("ndlinear_lora", model="Qwen3-1.7B"),
@@ -226,16 +276,31 @@ def recomputed() -> dict[str, float]:
 
 _BIAS = {"new": {"bias": "true"}, "old": {"bias": "false"}}
 STATEMENTS = [  # where something is said to be best, better, matched or exceeded: table, metrics, rows that are compared
-    ("CIFAR heads, five metrics", "trl_tcl", ["memory", "acc_at_5", "latency", "flops", "params"], {}),
+    (
+        "CIFAR heads, five metrics",
+        "trl_tcl",
+        ["memory", "acc_at_5", "latency", "flops", "params"],
+        {},
+    ),
     ("CIFAR, accuracy", "cnn_image_classify", ["acc_at_1", "acc_at_5"], {}),
     ("ETT, MSE and MAE", "ts_forecast_combined_side_by_side", ["mse", "mae"], {}),
     ("UCR, F1, against Base", "ts_tf_classify_final_revised", ["f1"], {}),
-    ("UCR, F1, against Base*", "ts_tf_classify_final_revised", ["f1"], {"old": {"method": "Base Model*"}}),
+    (
+        "UCR, F1, against Base*",
+        "ts_tf_classify_final_revised",
+        ["f1"],
+        {"old": {"method": "Base Model*"}},
+    ),
     ("tabular, accuracy and MSE", "ts_tf_classify_final", ["accuracy", "mse"], {}),
     ("BERT heads, accuracy and AUC", "text_classify", ["accuracy", "roc_auc"], {}),
     ("OPT, perplexity", "opt_pretrain", ["perplexity"], {}),
     ("OPT, ten zero-shot tasks", "opt_pretrain", ["zero_shot_accuracy"], {}),
-    ("LoRA, six tasks, against rank 4", "ndlinear_lora", ["accuracy"], {"old": {"method": "LoRA", "rank": 4}}),
+    (
+        "LoRA, six tasks, against rank 4",
+        "ndlinear_lora",
+        ["accuracy"],
+        {"old": {"method": "LoRA", "rank": 4}},
+    ),
     ("LoRA, six tasks, against rank 8", "ndlinear_lora", ["accuracy"], {}),
     ("ViT students, three widths", "vit_scaling", ["acc_at_1", "acc_at_5"], {}),
     (
@@ -245,7 +310,10 @@ STATEMENTS = [  # where something is said to be best, better, matched or exceede
         {"new": {"method": "NdViT", "embed_dim": 200}},
     ),
     ("DiT, FID", "fid_scores", ["fid_10k"], {}),
-    *((f"Radius Bump, test MSE, sigma 0.{s}", f"radius_0{s}", ["test_mse"], {}) for s in (10, 20, 30)),
+    *(
+        (f"Radius Bump, test MSE, sigma 0.{s}", f"radius_0{s}", ["test_mse"], {})
+        for s in (10, 20, 30)
+    ),
     ("per-mode biases, test MSE", "app_bias", ["test_mse"], _BIAS),
 ]
 
@@ -263,14 +331,20 @@ def printed_trends() -> pd.DataFrame:
     """Gains that are said to grow with depth, width or scale: how many steps from one printed row to the next do grow."""
     vit = pd.concat(pairs("vit_scaling", metric) for metric in ("acc_at_1", "acc_at_5"))
     vit = vit.assign(
-        column=vit.groupby(["dataset", "blocks"]).cumcount(), at=vit["blocks"].astype(int), gain=vit["new"] - vit["old"]
+        column=vit.groupby(["dataset", "blocks"]).cumcount(),
+        at=vit["blocks"].astype(int),
+        gain=vit["new"] - vit["old"],
     )
     bias = pairs("app_bias", "test_mse", **_BIAS)
     bias = bias.assign(at=bias["width"].astype(int), gain=bias["fewer"], column=0)
     opt = pairs("opt_pretrain", "perplexity").assign(gain=lambda d: d["old"] - d["new"], column=0)
     opt["at"] = opt["model"].map({"OPT-Small": 0, "OPT-Mid": 1})
     tasks = pairs("opt_pretrain", "zero_shot_accuracy")
-    tasks = tasks.assign(gain=tasks["new"] - tasks["old"]).groupby("model", as_index=False)["gain"].mean()
+    tasks = (
+        tasks.assign(gain=tasks["new"] - tasks["old"])
+        .groupby("model", as_index=False)["gain"]
+        .mean()
+    )
     tasks = tasks.assign(at=tasks["model"].map({"OPT-Small": 0, "OPT-Mid": 1}), column=0)
     rows = []
     for where, data in (
@@ -305,13 +379,20 @@ def kind_of(shapes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
     widths = [1] + [hidden[axes[0]] for _, hidden in shapes]
     if set(widths) == {1}:
         return "dense"
-    return f"dense, learned activation of {max(widths)} terms" if widths[-1] == 1 else "repeated by a learned line"
+    return (
+        f"dense, learned activation of {max(widths)} terms"
+        if widths[-1] == 1
+        else "repeated by a learned line"
+    )
 
 
 def same_width(shapes) -> tuple[int, ...]:
     """Widths of the dense stack with as many hidden units; the terms of a learned activation are not units."""
     learned = kind_of(shapes).startswith("dense")
-    units = [shape[:1] if learned else shape for shape in (shapes[0][0], *(hidden for _, hidden in shapes))]
+    units = [
+        shape[:1] if learned else shape
+        for shape in (shapes[0][0], *(hidden for _, hidden in shapes))
+    ]
     return tuple(math.prod(shape) for shape in units)
 
 
@@ -320,13 +401,17 @@ def released_shapes() -> pd.DataFrame:
     rows = []
     for name, layers in facts("released_shapes").groupby("experiment", sort=False):
         first = layers.iloc[0]
-        shapes = [(sizes(layer.input_dims), sizes(layer.hidden_size)) for layer in layers.itertuples()]
+        shapes = [
+            (sizes(layer.input_dims), sizes(layer.hidden_size)) for layer in layers.itertuples()
+        ]
         step = 1 if first.order == "1..N" else -1
         released = sum(ndlinear.count_macs(d, h, range(len(d))[::step]) for d, h in shapes)
         cheapest = sum(ndlinear.count_macs(d, h, ndlinear.cheapest_order(d, h)) for d, h in shapes)
         base, macs = chain_cost(sizes(first.baseline), first.baseline_bias == "yes")
         wide, wide_macs = chain_cost(same_width(shapes), first.baseline_bias == "yes")
-        boundaries = " → ".join("×".join(map(str, shape)) for shape in [shapes[0][0], *(h for _, h in shapes)])
+        boundaries = " → ".join(
+            "×".join(map(str, shape)) for shape in [shapes[0][0], *(h for _, h in shapes)]
+        )
         source = ":".join(filter(None, [first.file, first.line])) or "solved from the counts"
         rows.append({
             "experiment": name, "unit": first.unit, "shapes": boundaries, "source": source,

@@ -8,7 +8,14 @@ import html
 from .modes import PAPER, LabError, mode
 
 VERDICTS = ("holds", "holds-if", "fails", "undecided", "untestable", "open")
-SIGNS = {"holds": "✓", "holds-if": "✓*", "fails": "✗", "undecided": "≈", "untestable": "–", "open": "○"}
+SIGNS = {
+    "holds": "✓",
+    "holds-if": "✓*",
+    "fails": "✗",
+    "undecided": "≈",
+    "untestable": "–",
+    "open": "○",
+}
 # What a settled claim must say beside its rule, notebook and scope.
 ALSO_NEEDS = {"holds-if": "condition", "fails": "correction", "untestable": "reason"}
 # First part of a claim's id -> the area it belongs to.
@@ -66,7 +73,11 @@ def _problem(entry: dict) -> str | None:
     if verdict == "open":
         return None
     needed = ["reason"] if verdict == "untestable" else ["rule", "scope", "notebook"]
-    missing = [key for key in dict.fromkeys([*needed, ALSO_NEEDS.get(verdict)]) if key and not entry.get(key)]
+    missing = [
+        key
+        for key in dict.fromkeys([*needed, ALSO_NEEDS.get(verdict)])
+        if key and not entry.get(key)
+    ]
     return f"verdict {verdict!r} needs {', '.join(missing)}" if missing else None
 
 
@@ -126,7 +137,9 @@ def verdict(id: str, *, holds: bool | None, under: bool | None = None, note: str
             f"claim {id!r}: the ledger says {entry['verdict']!r}, the evidence says {found!r}. {note} "
             "If the evidence is right, change `verdict` in book/paper/claims.yml, and keep the rule that was written before the run."
         )
-    detail = entry.get("correction") or (f"holds if {entry['condition']}" if entry.get("condition") else "")
+    detail = entry.get("correction") or (
+        f"holds if {entry['condition']}" if entry.get("condition") else ""
+    )
     text = f"{SIGNS[found]} {found} · {id} · {entry['statement']}" + "".join(
         f" — {part}" for part in (detail, note) if part
     )

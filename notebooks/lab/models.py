@@ -78,7 +78,9 @@ class TTLinear(nn.Module):
         axes = (*hidden_size, *input_dims)
         ranks = tt_ranks(axes, rank)
         shapes = zip(ranks[:-1], axes, ranks[1:])
-        self.cores = nn.ParameterList(torch.randn(*shape) / math.sqrt(shape[0] * shape[1]) for shape in shapes)
+        self.cores = nn.ParameterList(
+            torch.randn(*shape) / math.sqrt(shape[0] * shape[1]) for shape in shapes
+        )
         self.bias = nn.Parameter(torch.zeros(math.prod(hidden_size)))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,7 +90,9 @@ class TTLinear(nn.Module):
         return F.linear(x, weight.view(len(self.bias), -1), self.bias)
 
 
-def cnn_head(head: str, classes: int | None, hidden=(64, 8, 8), width: int = 256, layer=NdLinear) -> nn.Sequential:
+def cnn_head(
+    head: str, classes: int | None, hidden=(64, 8, 8), width: int = 256, layer=NdLinear
+) -> nn.Sequential:
     """What follows the features (64, 8, 8): the part in which the networks of the comparison differ.
 
     Args:
@@ -114,7 +118,9 @@ def cnn(head: str = "dense", classes: int | None = 10, **options) -> nn.Sequenti
 
 
 # -------------------------------------------------------------------------------------------------- networks over time
-def feed_forward(width: int, hidden: int, terms: int | None = None, act=nn.ReLU, layer=NdLinear) -> nn.Sequential:
+def feed_forward(
+    width: int, hidden: int, terms: int | None = None, act=nn.ReLU, layer=NdLinear
+) -> nn.Sequential:
     """The block width -> hidden -> width. With ``terms``, NdLinear (width, 1) -> (hidden, terms) -> (width, 1) in its place."""
     if terms is None:
         return nn.Sequential(nn.Linear(width, hidden), act(), nn.Linear(hidden, width))
@@ -168,11 +174,17 @@ def series_classifier(dataset: str, method: str, heads: int = 4, layer=NdLinear)
     The outputs are the classes plus one, as labels counted from 1 would ask for.
     """
     channels, width, outputs, terms = UCR[dataset]
-    hidden, m = {"Base Model": (4 * width, None), "Base Model*": (width, None), "NdLinear": (width, terms)}[method]
+    hidden, m = {
+        "Base Model": (4 * width, None),
+        "Base Model*": (width, None),
+        "NdLinear": (width, terms),
+    }[method]
     return Encoder(channels, width, outputs, feed_forward(width, hidden, m, layer=layer), heads)
 
 
-def forecaster(method: str = "Linear", inputs: int = 6, width: int = 32, horizon: int = 12, heads: int = 4) -> Encoder:
+def forecaster(
+    method: str = "Linear", inputs: int = 6, width: int = 32, horizon: int = 12, heads: int = 4
+) -> Encoder:
     """The ETT Transformer. "Linear" has the default block of 2,048 hidden units: 138,124 parameters.
 
     "NdLinear" has (32, 1) -> (32, 1) twice; as in the released code it keeps the dense block beside it, ``unused``, which
@@ -211,18 +223,25 @@ def recurrent(
         return Recurrent(inputs, hidden, nn.Sequential(*dense))
     first, last = layer((hidden, 1), (hidden, 1)), layer((hidden, 1), (horizon, 1))
     return Recurrent(
-        inputs, hidden, nn.Sequential(nn.Unflatten(-1, (hidden, 1)), first, *dense[1:3], last, nn.Flatten())
+        inputs,
+        hidden,
+        nn.Sequential(nn.Unflatten(-1, (hidden, 1)), first, *dense[1:3], last, nn.Flatten()),
     )
 
 
 # ---------------------------------------------------------------------------------------------- tabular data, text head
 def mlp(*sizes: int) -> nn.Sequential:
     """Linear layers of these sizes with ReLU between them."""
-    layers = itertools.chain.from_iterable((nn.Linear(a, b), nn.ReLU()) for a, b in itertools.pairwise(sizes))
+    layers = itertools.chain.from_iterable(
+        (nn.Linear(a, b), nn.ReLU()) for a, b in itertools.pairwise(sizes)
+    )
     return nn.Sequential(*list(layers)[:-1])
 
 
-TABULAR = {"Cardio Disease": (11, (11, 64), 2), "Delivery Time": (14, (32, 64), 1)}  # inputs, hidden shape, outputs
+TABULAR = {
+    "Cardio Disease": (11, (11, 64), 2),
+    "Delivery Time": (14, (32, 64), 1),
+}  # inputs, hidden shape, outputs
 
 
 def tabular(dataset: str, method: str = "Linear", layer=NdLinear) -> nn.Sequential:
@@ -230,7 +249,13 @@ def tabular(dataset: str, method: str = "Linear", layer=NdLinear) -> nn.Sequenti
     inputs, hidden, outputs = TABULAR[dataset]
     if method == "Linear":
         return mlp(inputs, 128, 128, outputs)
-    layers = nn.Unflatten(-1, (inputs, 1)), layer((inputs, 1), hidden), nn.ReLU(), layer(hidden, hidden), nn.ReLU()
+    layers = (
+        nn.Unflatten(-1, (inputs, 1)),
+        layer((inputs, 1), hidden),
+        nn.ReLU(),
+        layer(hidden, hidden),
+        nn.ReLU(),
+    )
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(math.prod(hidden), outputs))
 
 
@@ -243,10 +268,14 @@ def text_head(method: str = "Linear", hidden: int = 2, layer=NdLinear) -> nn.Seq
     """
     if method == "Linear":
         return mlp(768, hidden, 2)
-    return nn.Sequential(nn.Unflatten(-1, (96, 8)), layer((96, 8), (2, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
+    return nn.Sequential(
+        nn.Unflatten(-1, (96, 8)), layer((96, 8), (2, 2)), nn.ReLU(), nn.Flatten(), nn.Linear(4, 2)
+    )
 
 
-def radius_mlp(method: str, width: int, depth: int, bias: bool = True, layer=NdLinear) -> nn.Sequential:
+def radius_mlp(
+    method: str, width: int, depth: int, bias: bool = True, layer=NdLinear
+) -> nn.Sequential:
     """The Radius Bump networks on 10 coordinates: "dense", 10-width-...-1, or "NdLinear", (2, 5) to (h, h), ..., (1, 1) with
     h = width / 4; ``depth`` linear layers in all. Input shape from the released code."""
     if method == "dense":
@@ -270,7 +299,8 @@ class ViTBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         q, k, v = (
-            part.unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in self.qkv(self.norms[0](x)).chunk(3, -1)
+            part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for part in self.qkv(self.norms[0](x)).chunk(3, -1)
         )
         x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2))
         return x + self.block(self.norms[1](x))
@@ -284,10 +314,14 @@ class ViT(nn.Module):
     the unused setting of the released script.
     """
 
-    def __init__(self, method: str, width: int, depth: int, classes: int, hidden: int = 512, layer=NdLinear):
+    def __init__(
+        self, method: str, width: int, depth: int, classes: int, hidden: int = 512, layer=NdLinear
+    ):
         super().__init__()
         patch, self.patch = 3 * 16 * 16, 16
-        self.embed = nn.Sequential(nn.LayerNorm(patch), nn.Linear(patch, width), nn.LayerNorm(width))
+        self.embed = nn.Sequential(
+            nn.LayerNorm(patch), nn.Linear(patch, width), nn.LayerNorm(width)
+        )
         self.positions = nn.Parameter(torch.zeros(1, 14 * 14 + 1, width))
         self.token = nn.Parameter(torch.zeros(1, 1, width))
         sizes = (width, 1) if method == "NdViT" else (hidden, None)
@@ -297,7 +331,10 @@ class ViT(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         patches = F.unfold(images, self.patch, stride=self.patch).mT
-        x = torch.cat([self.token.expand(len(images), -1, -1), self.embed(patches)], 1) + self.positions
+        x = (
+            torch.cat([self.token.expand(len(images), -1, -1), self.embed(patches)], 1)
+            + self.positions
+        )
         for block in self.blocks:
             x = block(x)
         return self.out(self.norm(x)[:, 0])
@@ -305,10 +342,27 @@ class ViT(nn.Module):
 
 # -------------------------------------------------------------------------------------- large models, to be counted only
 OPT = {  # as in the released configurations; `embed` is the default of the configuration class, which they leave as it is
-    "OPT-Small": {"layers": 12, "width": 768, "hidden": 3072, "positions": 512, "vocabulary": 50272, "embed": 768},
-    "OPT-Mid": {"layers": 24, "width": 1024, "hidden": 4096, "positions": 1024, "vocabulary": 50272, "embed": 768},
+    "OPT-Small": {
+        "layers": 12,
+        "width": 768,
+        "hidden": 3072,
+        "positions": 512,
+        "vocabulary": 50272,
+        "embed": 768,
+    },
+    "OPT-Mid": {
+        "layers": 24,
+        "width": 1024,
+        "hidden": 4096,
+        "positions": 1024,
+        "vocabulary": 50272,
+        "embed": 768,
+    },
 }
-OPT_INSIDE = {"OPT-Small": (2800, 8), "OPT-Mid": (4000, 4)}  # NdLinear between the two layers of a block
+OPT_INSIDE = {
+    "OPT-Small": (2800, 8),
+    "OPT-Mid": (4000, 4),
+}  # NdLinear between the two layers of a block
 DECODERS = {  # config.json of Qwen/Qwen3-1.7B-Base and meta-llama/Meta-Llama-3-8B
     "Qwen3-1.7B": {"layers": 28, "width": 2048, "hidden": 6144, "heads": 16, "kv_heads": 8, "head": 128,
                    "vocabulary": 151936, "tied": True, "qk_norm": True},
@@ -331,11 +385,15 @@ def opt(layers, width, hidden, positions, vocabulary, embed, inside=None) -> nn.
         "norm": nn.LayerNorm(width),
     }
     if embed != width:
-        body["project"] = nn.ModuleList([nn.Linear(embed, width, bias=False), nn.Linear(width, embed, bias=False)])
+        body["project"] = nn.ModuleList(
+            [nn.Linear(embed, width, bias=False), nn.Linear(width, embed, bias=False)]
+        )
     return nn.ModuleDict(body)
 
 
-def decoder(layers, width, hidden, heads, kv_heads, head, vocabulary, tied, qk_norm) -> nn.ModuleDict:
+def decoder(
+    layers, width, hidden, heads, kv_heads, head, vocabulary, tied, qk_norm
+) -> nn.ModuleDict:
     """The layers of a LLaMA-like language model under their usual names, so that adapters find their targets."""
 
     def layer():
@@ -343,10 +401,17 @@ def decoder(layers, width, hidden, heads, kv_heads, head, vocabulary, tied, qk_n
                   "o_proj": (heads * head, width), "gate_proj": (width, hidden), "up_proj": (width, hidden),
                   "down_proj": (hidden, width)}  # fmt: skip
         body = {name: nn.Linear(*shape, bias=False) for name, shape in shapes.items()}
-        norms = {"norm_1": width, "norm_2": width, **({"q_norm": head, "k_norm": head} if qk_norm else {})}
+        norms = {
+            "norm_1": width,
+            "norm_2": width,
+            **({"q_norm": head, "k_norm": head} if qk_norm else {}),
+        }
         return nn.ModuleDict(body | {name: nn.RMSNorm(n) for name, n in norms.items()})
 
-    body = {"tokens": nn.Embedding(vocabulary, width), "layers": nn.ModuleList(layer() for _ in range(layers))}
+    body = {
+        "tokens": nn.Embedding(vocabulary, width),
+        "layers": nn.ModuleList(layer() for _ in range(layers)),
+    }
     head_ = {} if tied else {"lm_head": nn.Linear(width, vocabulary, bias=False)}
     return nn.ModuleDict(body | {"norm": nn.RMSNorm(width)} | head_)
 
@@ -356,7 +421,10 @@ class LoRA(nn.Module):
 
     def __init__(self, base: nn.Linear, rank: int):
         super().__init__()
-        self.base, like = base.requires_grad_(False), {"device": base.weight.device, "dtype": base.weight.dtype}
+        self.base, like = (
+            base.requires_grad_(False),
+            {"device": base.weight.device, "dtype": base.weight.dtype},
+        )
         self.down = nn.Linear(base.in_features, rank, bias=False, **like)
         self.up = nn.Linear(rank, base.out_features, bias=False, **like)
         nn.init.zeros_(self.up.weight)
@@ -375,7 +443,13 @@ def apply_lora(model: nn.Module, rank: int, targets=TARGETS) -> nn.Module:
     return model
 
 
-def dit(nd_blocks: int = 0, nd_embedder: bool = False, depth: int = 28, width: int = 1152, classes: int = 1000):
+def dit(
+    nd_blocks: int = 0,
+    nd_embedder: bool = False,
+    depth: int = 28,
+    width: int = 1152,
+    classes: int = 1000,
+):
     """DiT-XL/2 on latents of 4 x 32 x 32. ``nd_blocks``: so many of its blocks have NdLinear (width, 1) -> (width, 1) twice
     in place of the MLP of four widths; ``nd_embedder``: the same in the timestep embedder. Positions are fixed, not trained.
     """
@@ -388,7 +462,9 @@ def dit(nd_blocks: int = 0, nd_embedder: bool = False, depth: int = 28, width: i
     def block(k):
         inside = feed_forward(width, width, 1) if k < nd_blocks else feed_forward(width, 4 * width)
         attention = nn.MultiheadAttention(width, 16)
-        return nn.ModuleDict({"attention": attention, "block": inside, "modulation": nn.Linear(width, 6 * width)})
+        return nn.ModuleDict(
+            {"attention": attention, "block": inside, "modulation": nn.Linear(width, 6 * width)}
+        )
 
     body = nn.ModuleDict({
         "patches": nn.Conv2d(4, width, 2, stride=2), "time": embedder(),

@@ -13,7 +13,9 @@ RESULTS = NOTEBOOKS / "results"
 MODES = ("replay", "smoke", "full")
 
 if str(ROOT) not in sys.path:
-    sys.path.insert(0, str(ROOT))  # the book's ndlinear.py, also where a package of that name is installed
+    sys.path.insert(
+        0, str(ROOT)
+    )  # the book's ndlinear.py, also where a package of that name is installed
 
 
 class LabError(RuntimeError):

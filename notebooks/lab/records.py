@@ -36,12 +36,16 @@ class RecordError(LabError):
 # ---------------------------------------------------------------------------------------------------------------- the file
 def canonical(value) -> str:
     """JSON with sorted keys and no spaces: equal text for equal values."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
 
 
 def digest(row: dict) -> str:
     """Checksum of a row without its own ``digest`` field."""
-    return hashlib.sha256(canonical({k: v for k, v in row.items() if k != "digest"}).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        canonical({k: v for k, v in row.items() if k != "digest"}).encode()
+    ).hexdigest()[:16]
 
 
 def _parse(path: pathlib.Path) -> tuple[list[dict], bytes]:
@@ -91,7 +95,9 @@ def _only_writer(path: pathlib.Path):
     try:
         lock.acquire(timeout=0)
     except filelock.Timeout as error:
-        raise RecordError(f"{path.name} is being written by another run; wait for it or stop it") from error
+        raise RecordError(
+            f"{path.name} is being written by another run; wait for it or stop it"
+        ) from error
     try:
         yield
     finally:
@@ -129,7 +135,9 @@ def _source_tree(thing) -> ast.AST:
         return ast.parse(repr(sorted(str(k) for k in vars(thing) if not k.startswith("__"))))
     lines, at = linecache.getlines(method.__code__.co_filename), method.__code__.co_firstlineno
     classes = [
-        n for n in ast.walk(ast.parse("".join(lines))) if isinstance(n, ast.ClassDef) and n.name == thing.__name__
+        n
+        for n in ast.walk(ast.parse("".join(lines)))
+        if isinstance(n, ast.ClassDef) and n.name == thing.__name__
     ]
     return next(n for n in classes if n.lineno <= at <= n.end_lineno)
 
@@ -160,7 +168,9 @@ def code_hash(run) -> str:
                 seen[name] = repr(value)
 
     visit(run, run.__globals__)
-    return hashlib.sha256(repr(sorted(seen.items(), key=lambda item: item[0])).encode()).hexdigest()[:16]
+    return hashlib.sha256(
+        repr(sorted(seen.items(), key=lambda item: item[0])).encode()
+    ).hexdigest()[:16]
 
 
 def _versions() -> dict[str, str]:
@@ -191,7 +201,9 @@ def processor() -> str:
     model = platform.processor() or platform.machine()
     with contextlib.suppress(OSError, StopIteration):
         lines = pathlib.Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        model = next(
+            line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")
+        )
     return f"{model}, {torch.get_num_threads()} threads"
 
 
@@ -229,10 +241,15 @@ def run_group(run, configs: list[dict], run_mode: str, together: bool = False) -
         canonical(results)
         outs = [{"status": "ok", **result} for result in results]
     except Exception as error:  # recorded, reported at the end, tried again next time
-        outs = [{"status": "failed", "error": f"{type(error).__name__}: {error}", "metrics": {}} for _ in configs]
+        outs = [
+            {"status": "failed", "error": f"{type(error).__name__}: {error}", "metrics": {}}
+            for _ in configs
+        ]
     memory, of = _peak_memory_mb()
     shared = {
-        "seconds": round((time.perf_counter() - began) / len(configs), 3),  # a group shares its time
+        "seconds": round(
+            (time.perf_counter() - began) / len(configs), 3
+        ),  # a group shares its time
         "peak_memory_mb": round(memory, 1),
         "peak_memory_of": of,
         "device": _device(),
@@ -259,7 +276,9 @@ def _check_grid(name: str, grid: list[dict]) -> None:
         try:
             canonical(config)
         except (TypeError, ValueError) as error:
-            raise RecordError(f"a configuration holds JSON values only: {error} in {config}") from error
+            raise RecordError(
+                f"a configuration holds JSON values only: {error} in {config}"
+            ) from error
     if len({canonical(c) for c in grid}) != len(grid):
         raise RecordError(f"{name}: a configuration stands twice in the grid")
 
@@ -305,11 +324,18 @@ def record(
         return _frame(complete(RESULTS / f"{name}.jsonl", grid, run, code, data, together))
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / f"{name}.jsonl"
-        return _frame(complete(path, _smoke_grid(grid, smoke or {}, smoke_seeds), run, code, data, together))
+        return _frame(
+            complete(path, _smoke_grid(grid, smoke or {}, smoke_seeds), run, code, data, together)
+        )
 
 
 def complete(
-    path: pathlib.Path, grid: list[dict], run, code: str, data: tuple[str, ...] = (), together: bool = False
+    path: pathlib.Path,
+    grid: list[dict],
+    run,
+    code: str,
+    data: tuple[str, ...] = (),
+    together: bool = False,
 ) -> list[dict]:
     """Run what the file lacks, append each row as it ends, and return the rows of the grid."""
     from .data import checksum
@@ -321,8 +347,14 @@ def complete(
             _set_torn_aside(path, torn)
         done = {r["key"] for r in rows if r["status"] == "ok" and r["code"] == code}
         missing = [c for c in grid if canonical(c) not in done]
-        fixed = {"experiment": path.stem, "code": code, "data": {d: checksum(d) for d in data if missing}}
-        for group, outcomes in cluster.map_groups(run, _groups(missing, together), together=together, label=path.stem):
+        fixed = {
+            "experiment": path.stem,
+            "code": code,
+            "data": {d: checksum(d) for d in data if missing},
+        }
+        for group, outcomes in cluster.map_groups(
+            run, _groups(missing, together), together=together, label=path.stem
+        ):
             now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
             for config, outcome in zip(group, outcomes):
                 row = {
@@ -345,7 +377,11 @@ def _select(name: str, rows: list[dict], grid: list[dict], code: str) -> list[di
     if not absent:
         return [newest[canonical(c)] for c in grid]
     keys = {canonical(c) for c in absent}
-    failed = {r["key"]: r["error"] for r in rows if r["status"] == "failed" and r["code"] == code and r["key"] in keys}
+    failed = {
+        r["key"]: r["error"]
+        for r in rows
+        if r["status"] == "failed" and r["code"] == code and r["key"] in keys
+    }
     stale = {r["key"] for r in rows if r["code"] != code} & keys
     why = (
         f"{len(failed)} failed, the first with {next(iter(failed.values()))!r}"
@@ -363,7 +399,9 @@ def _select(name: str, rows: list[dict], grid: list[dict], code: str) -> list[di
 def _frame(rows: list[dict]) -> pd.DataFrame:
     """One line per run: configuration, metrics, counts, cost."""
     kept = ("parameters", "macs", "seconds", "peak_memory_mb", "device", "curve")
-    return pd.DataFrame([{**r["config"], **r["metrics"], **{k: r[k] for k in kept if k in r}} for r in rows])
+    return pd.DataFrame(
+        [{**r["config"], **r["metrics"], **{k: r[k] for k in kept if k in r}} for r in rows]
+    )
 
 
 def read(name: str) -> list[dict]:

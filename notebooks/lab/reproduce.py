@@ -48,24 +48,46 @@ def rerun(experiment: str, folder: pathlib.Path, only: dict[str, str] | None = N
     recorded = _parse(RESULTS / record)[0]
     kept = [row for row in recorded if not chosen(row["config"], only or {})]
     if len(kept) == len(recorded):
-        raise LabError(f"no recorded row of {experiment!r} has {only}; the first one is {recorded[0]['config']}")
+        raise LabError(
+            f"no recorded row of {experiment!r} has {only}; the first one is {recorded[0]['config']}"
+        )
     print(
         f"{experiment}: {len(recorded) - len(kept)} of {len(recorded)} rows left out, {notebook.name} runs in full mode"
     )
     shutil.copy(ROOT / "ndlinear.py", folder)
     shutil.copytree(ROOT / "book" / "paper", folder / "book" / "paper")
     shutil.copy(ROOT / "book" / "references.bib", folder / "book")
-    shutil.copytree(NOTEBOOKS, folder / "notebooks", ignore=shutil.ignore_patterns(f"{experiment}.jsonl*", "*.lock"))
-    command = [sys.executable, "-m", "jupyter", "nbconvert", "--log-level=ERROR", "--to", "script", notebook.name]
+    shutil.copytree(
+        NOTEBOOKS,
+        folder / "notebooks",
+        ignore=shutil.ignore_patterns(f"{experiment}.jsonl*", "*.lock"),
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "jupyter",
+        "nbconvert",
+        "--log-level=ERROR",
+        "--to",
+        "script",
+        notebook.name,
+    ]
     subprocess.run(command, cwd=folder / "notebooks", check=True)
     (folder / "notebooks" / "results" / record).write_text(
         "".join(canonical(row) + "\n" for row in kept), encoding="utf-8"
     )
     environment = os.environ | {"NDL_MODE": "full", "MPLBACKEND": "Agg", "PYTHONPATH": ""}
-    subprocess.run([sys.executable, f"{notebook.stem}.py"], cwd=folder / "notebooks", env=environment, check=True)
+    subprocess.run(
+        [sys.executable, f"{notebook.stem}.py"],
+        cwd=folder / "notebooks",
+        env=environment,
+        check=True,
+    )
     again = _parse(folder / "notebooks" / "results" / record)[0][len(kept) :]
     if not again:
-        raise LabError(f"{notebook.name} names none of the rows that were left out: they are recorded beyond its grid")
+        raise LabError(
+            f"{notebook.name} names none of the rows that were left out: they are recorded beyond its grid"
+        )
     return again
 
 
@@ -82,14 +104,17 @@ def against(recorded: list[dict], again: list[dict]) -> pd.DataFrame:
     for kind, new in _by_kind(again, again[-1]["code"]).items():
         old = _by_kind(recorded, again[-1]["code"]).get(kind, [])
         if sorted(r["seed"] for r in old) != sorted(r["seed"] for r in new):
-            raise LabError(f"{kind}: seeds run again and recorded seeds differ, or the record was made by other code")
+            raise LabError(
+                f"{kind}: seeds run again and recorded seeds differ, or the record was made by other code"
+            )
         for metric in new[0]["metrics"]:
             mean, low, high = interval([r["metrics"][metric] for r in old])
             now, slack = interval([r["metrics"][metric] for r in new])[0], ROUNDING * abs(mean)
             inside = low - slack <= now <= high + slack
             table.append((kind, metric, mean, low, high, now, now == mean, inside))
     return pd.DataFrame(
-        table, columns=["configuration", "metric", "recorded", "low", "high", "again", "equal", "inside"]
+        table,
+        columns=["configuration", "metric", "recorded", "low", "high", "again", "equal", "inside"],
     )
 
 
@@ -98,7 +123,9 @@ def _by_kind(rows: list[dict], code: str) -> dict[str, list[dict]]:
     newest = {r["key"]: r for r in rows if r["status"] == "ok" and r["code"] == code}
     kinds: dict[str, list[dict]] = {}
     for row in newest.values():
-        kinds.setdefault(canonical({k: v for k, v in row["config"].items() if k != "seed"}), []).append(row)
+        kinds.setdefault(
+            canonical({k: v for k, v in row["config"].items() if k != "seed"}), []
+        ).append(row)
     return kinds
 
 
@@ -109,7 +136,9 @@ def main(arguments: list[str]) -> int:
     experiment, only = arguments[0], dict(a.split("=", 1) for a in arguments[1:])
     with tempfile.TemporaryDirectory() as folder:
         again = rerun(experiment, pathlib.Path(folder) / "ndlinear-book", only)
-    recorded = [row for row in _parse(RESULTS / f"{experiment}.jsonl")[0] if chosen(row["config"], only)]
+    recorded = [
+        row for row in _parse(RESULTS / f"{experiment}.jsonl")[0] if chosen(row["config"], only)
+    ]
     table = against(recorded, again)
     outside = table[~table["inside"]]
     print(

@@ -52,12 +52,17 @@ def table(
     for column, form in (formats or {}).items():
         frame[column] = [form.format(v) if pd.notna(v) else "" for v in frame[column]]
     frame = frame.rename(columns=lambda name: str(name).replace("_", " ")).rename_axis(columns=None)
-    body = frame.to_html(index=False, border=0, classes="ndl-table", escape=True, na_rep="", justify="left")
+    body = frame.to_html(
+        index=False, border=0, classes="ndl-table", escape=True, na_rep="", justify="left"
+    )
     body = re.sub(r"(?<=<td>)[^<]+", _in_one_piece, body)
     head = f"<p class='ndl-caption'>{html_.escape(caption)}</p>" if caption else ""
     text = (caption + "\n" if caption else "") + frame.to_string(index=False, na_rep="")
     label = html_.escape(caption or "table")
-    put(text, html=f'<div class="ndl-scroll" tabindex="0" role="region" aria-label="{label}">{head}{body}</div>')
+    put(
+        text,
+        html=f'<div class="ndl-scroll" tabindex="0" role="region" aria-label="{label}">{head}{body}</div>',
+    )
 
 
 def _in_one_piece(cell: re.Match) -> str:
@@ -73,7 +78,9 @@ def _merge(frame: pd.DataFrame, intervals: dict[str, str]) -> pd.DataFrame:
     for metric, form in intervals.items():
         low, high = f"{metric}_low", f"{metric}_high"
         cells = zip(frame[metric], frame[low], frame[high])
-        frame[metric] = [f"{form} [{form}, {form}]".format(*cell) if pd.notna(cell[0]) else "" for cell in cells]
+        frame[metric] = [
+            f"{form} [{form}, {form}]".format(*cell) if pd.notna(cell[0]) else "" for cell in cells
+        ]
         frame = frame.drop(columns=[low, high])
     return frame
 
@@ -104,7 +111,11 @@ def card(slug: str, *, read_first: list[str] | None = None, gpu: bool = False) -
     """The small table at the head of a chapter: claims settled here, what to read first, time in each mode, GPU or not."""
     from . import ledger, upkeep
 
-    settled = [c for c in ledger.claims() if c.get("notebook") == slug and c["verdict"] not in ("open", "untestable")]
+    settled = [
+        c
+        for c in ledger.claims()
+        if c.get("notebook") == slug and c["verdict"] not in ("open", "untestable")
+    ]
     links = [
         (
             f'<a href="#claim-{c["id"]}">{ledger.SIGNS[c["verdict"]]}&nbsp;{c["id"]}</a>',
@@ -113,7 +124,11 @@ def card(slug: str, *, read_first: list[str] | None = None, gpu: bool = False) -
         for c in settled
     ]
     rows = [
-        ("Settles", ", ".join(a for a, _ in links) or "no claim", ", ".join(b for _, b in links) or "no claim"),
+        (
+            "Settles",
+            ", ".join(a for a, _ in links) or "no claim",
+            ", ".join(b for _, b in links) or "no claim",
+        ),
         (
             "Read first",
             *[
@@ -125,7 +140,10 @@ def card(slug: str, *, read_first: list[str] | None = None, gpu: bool = False) -
         ("GPU", *["for a full run" if gpu else "not needed"] * 2),
     ]
     body = "".join(f"<tr><th scope='row'>{head}</th><td>{cell}</td></tr>" for head, cell, _ in rows)
-    put("\n".join(f"{head:<11}{cell}" for head, _, cell in rows), html=f'<table class="ndl-card">{body}</table>')
+    put(
+        "\n".join(f"{head:<11}{cell}" for head, _, cell in rows),
+        html=f'<table class="ndl-card">{body}</table>',
+    )
 
 
 def require(module: str, package: str | None = None):

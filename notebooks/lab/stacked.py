@@ -44,7 +44,9 @@ class Stack:
     def model(self, i: int, moment: str = "best") -> nn.Module:
         """Member ``i`` as an ordinary module, with its weights at a moment."""
         module = copy.deepcopy(self.skeleton)
-        module.load_state_dict({k: v[i].detach().clone() for k, v in self.weights[moment].items()}, assign=True)
+        module.load_state_dict(
+            {k: v[i].detach().clone() for k, v in self.weights[moment].items()}, assign=True
+        )
         return module
 
     def thin(self, i: int, points: int = 30) -> list[dict[str, float]]:
@@ -53,7 +55,9 @@ class Stack:
         at = sorted({round(k) for k in np.linspace(0, len(curve) - 1, min(points, len(curve)))})
         return [{k: float(f"{v:.5g}") for k, v in curve[j].items()} for j in at]
 
-    def evaluate(self, part, functions: dict[str, Callable], moment: str = "best") -> list[dict[str, float]]:
+    def evaluate(
+        self, part, functions: dict[str, Callable], moment: str = "best"
+    ) -> list[dict[str, float]]:
         """Functions (output, target) -> mean over samples, for every member; ``part``: one (x, y), or one for each member."""
         x, y = _stack_parts([part] * len(self.seeds) if isinstance(part[0], Tensor) else part)
         with torch.no_grad():
@@ -71,7 +75,9 @@ def _stack_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor
 
 def _forward(skeleton: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Tensor:
     """Outputs of all members; where there is dropout, each member has its own."""
-    return vmap(lambda w, inputs: functional_call(skeleton, w, (inputs,)), randomness="different")(weights, x)
+    return vmap(lambda w, inputs: functional_call(skeleton, w, (inputs,)), randomness="different")(
+        weights, x
+    )
 
 
 def _means(skeleton, weights, x, y, functions, batch: int = 2048) -> list[dict[str, float]]:
@@ -133,7 +139,9 @@ def fit(
     orders = [torch.Generator().manual_seed(seed) for seed in seeds]
     curves, best = [[] for _ in seeds], torch.full((len(seeds),), torch.inf)
     running = torch.ones(len(seeds), dtype=torch.bool)
-    kept = {moment: {k: v.detach().clone() for k, v in weights.items()} for moment in ("best", "stop")}
+    kept = {
+        moment: {k: v.detach().clone() for k, v in weights.items()} for moment in ("best", "stop")
+    }
     epoch = {moment: [0] * len(seeds) for moment in ("best", "stop", "end")}
     began = time.perf_counter()
     for now in range(1, epochs + 1):
@@ -141,11 +149,15 @@ def fit(
         if now % check_every and now != epochs:
             continue
         if not torch.isfinite(train).all():
-            raise LabError(f"a training loss is not finite in epoch {now}: {train}; lower lr={lr} or check the data")
+            raise LabError(
+                f"a training loss is not finite in epoch {now}: {train}; lower lr={lr} or check the data"
+            )
         with torch.no_grad():
             val = _means(skeleton.eval(), weights, x_val, y_val, functions)
         for curve, loss_now, point in zip(curves, train.tolist(), val):
-            curve.append({"epoch": now, "train_loss": loss_now} | {f"val_{k}": v for k, v in point.items()})
+            curve.append(
+                {"epoch": now, "train_loss": loss_now} | {f"val_{k}": v for k, v in point.items()}
+            )
         losses = torch.tensor([point["loss"] for point in val])
         better = running & (losses < best)
         best = torch.where(better, losses, best)
@@ -158,7 +170,9 @@ def fit(
             break
     _keep(kept["stop"], weights, running, epoch["stop"], now)
     kept["end"] = {k: v.detach() for k, v in weights.items()}
-    return Stack(list(seeds), skeleton, kept, epoch, (~running).tolist(), time.perf_counter() - began, curves)
+    return Stack(
+        list(seeds), skeleton, kept, epoch, (~running).tolist(), time.perf_counter() - began, curves
+    )
 
 
 def _members(
@@ -169,13 +183,20 @@ def _members(
     for seed in seeds:
         seed_everything(seed)
         models.append(make())
-    if any(isinstance(m, NOT_STACKED) for m in models[0].modules()) or next(models[0].buffers(), None) is not None:
-        raise LabError("batch normalisation and other models with buffers cannot be stacked: use lab.fit")
+    if (
+        any(isinstance(m, NOT_STACKED) for m in models[0].modules())
+        or next(models[0].buffers(), None) is not None
+    ):
+        raise LabError(
+            "batch normalisation and other models with buffers cannot be stacked: use lab.fit"
+        )
     if not dropout and any(isinstance(m, RANDOM) for m in models[0].modules()):
         raise LabError(
             "dropout cannot be stacked unasked, since each member draws its own: give dropout=True, or use lab.fit"
         )
-    weights = {k: v.detach().to(device).requires_grad_() for k, v in stack_module_state(models)[0].items()}
+    weights = {
+        k: v.detach().to(device).requires_grad_() for k, v in stack_module_state(models)[0].items()
+    }
     return copy.deepcopy(models[0]).to("meta"), weights
 
 
@@ -183,7 +204,9 @@ def _data(data: Split | Sequence[Split], members: int, device):
     """Training and validation part of all members, each a pair of stacked tensors."""
     splits = [data.to(device)] if isinstance(data, Split) else [split.to(device) for split in data]
     if len(splits) not in (1, members):
-        raise LabError(f"{len(splits)} splits for {members} seeds: give one for all, or one for each")
+        raise LabError(
+            f"{len(splits)} splits for {members} seeds: give one for all, or one for each"
+        )
     splits = splits * members if len(splits) == 1 else splits
     return _stack_parts([s.train for s in splits]), _stack_parts([s.val for s in splits])
 
@@ -195,7 +218,9 @@ def _one_epoch(skeleton, weights, x, y, loss, steps, orders, batch_size) -> Tens
     batches = [None]  # the whole set at once, in any order
     if 0 < batch_size < count:
         batches = (
-            torch.stack([torch.randperm(count, generator=g) for g in orders]).to(x.device).split(batch_size, dim=1)
+            torch.stack([torch.randperm(count, generator=g) for g in orders])
+            .to(x.device)
+            .split(batch_size, dim=1)
         )
     for index in batches:
         inputs, targets = (x, y) if index is None else (x[each, index], y[each, index])
@@ -207,7 +232,9 @@ def _one_epoch(skeleton, weights, x, y, loss, steps, orders, batch_size) -> Tens
     return total / count
 
 
-def _keep(kept: dict[str, Tensor], weights: dict[str, Tensor], which: Tensor, epochs: list[int], now: int) -> None:
+def _keep(
+    kept: dict[str, Tensor], weights: dict[str, Tensor], which: Tensor, epochs: list[int], now: int
+) -> None:
     """Copy the weights of some members, and note the epoch."""
     rows = which.nonzero().flatten().tolist()
     for i in rows:

@@ -9,7 +9,9 @@ from scipy import stats
 from .modes import LabError
 
 
-def interval(values, *, level: float = 0.95, method: str = "t", seed: int = 0) -> tuple[float, float, float]:
+def interval(
+    values, *, level: float = 0.95, method: str = "t", seed: int = 0
+) -> tuple[float, float, float]:
     """Mean of ``values`` with its interval: (mean, low, high). ``method`` is "t" or "bootstrap" (percentile, 10,000 draws).
 
     The interval of fewer than two values is (-inf, inf): one run decides nothing.
@@ -21,7 +23,11 @@ def interval(values, *, level: float = 0.95, method: str = "t", seed: int = 0) -
     if values.size < 2:
         return mean, -np.inf, np.inf
     if method == "t":
-        half = float(stats.t.ppf(0.5 + level / 2, values.size - 1) * values.std(ddof=1) / np.sqrt(values.size))
+        half = float(
+            stats.t.ppf(0.5 + level / 2, values.size - 1)
+            * values.std(ddof=1)
+            / np.sqrt(values.size)
+        )
         return mean, mean - half, mean + half
     if method == "bootstrap":
         draws = np.random.default_rng(seed).choice(values, (10_000, values.size)).mean(axis=1)
@@ -33,24 +39,42 @@ def interval(values, *, level: float = 0.95, method: str = "t", seed: int = 0) -
 def _columns(runs: pd.DataFrame, names) -> None:
     missing = [n for n in names if n not in runs]
     if missing:
-        raise LabError(f"the runs have no column {', '.join(missing)}; they have: {', '.join(map(str, runs.columns))}")
+        raise LabError(
+            f"the runs have no column {', '.join(missing)}; they have: {', '.join(map(str, runs.columns))}"
+        )
 
 
-def summary(runs: pd.DataFrame, by: str | list[str], metrics: str | list[str], *, method: str = "t") -> pd.DataFrame:
+def summary(
+    runs: pd.DataFrame, by: str | list[str], metrics: str | list[str], *, method: str = "t"
+) -> pd.DataFrame:
     """Mean and interval over seeds: one row per group (in order of appearance) with ``<metric>``, ``_low``, ``_high`` and ``n``."""
-    by, metrics = [by] if isinstance(by, str) else list(by), [metrics] if isinstance(metrics, str) else list(metrics)
+    by, metrics = (
+        [by] if isinstance(by, str) else list(by),
+        [metrics] if isinstance(metrics, str) else list(metrics),
+    )
     _columns(runs, by + metrics)
     rows = []
     for key, group in runs.groupby(by, sort=False):
         row = dict(zip(by, key)) | {"n": len(group)}
         for metric in metrics:
-            row |= dict(zip((metric, f"{metric}_low", f"{metric}_high"), interval(group[metric], method=method)))
+            row |= dict(
+                zip(
+                    (metric, f"{metric}_low", f"{metric}_high"),
+                    interval(group[metric], method=method),
+                )
+            )
         rows.append(row)
     return pd.DataFrame(rows)
 
 
 def compare(
-    runs: pd.DataFrame, metric: str, *, by: str = "model", baseline: str = "dense", pair=("seed",), method: str = "t"
+    runs: pd.DataFrame,
+    metric: str,
+    *,
+    by: str = "model",
+    baseline: str = "dense",
+    pair=("seed",),
+    method: str = "t",
 ) -> pd.DataFrame:
     """Paired differences to a baseline: one row per other arm with mean ``difference`` (arm minus baseline), ``low``, ``high``, ``n``.
 
@@ -64,9 +88,13 @@ def compare(
         )
     wide = runs.pivot(index=pair, columns=by, values=metric)
     if baseline not in wide:
-        raise LabError(f"no run of the baseline {baseline!r}; {by} is one of {', '.join(map(str, wide.columns))}")
+        raise LabError(
+            f"no run of the baseline {baseline!r}; {by} is one of {', '.join(map(str, wide.columns))}"
+        )
     if wide.isna().any().any():
-        raise LabError(f"some arms lack runs that others have (paired by {', '.join(pair)}): finish the grid first")
+        raise LabError(
+            f"some arms lack runs that others have (paired by {', '.join(pair)}): finish the grid first"
+        )
     arms = [arm for arm in runs[by].unique() if arm != baseline]
     rows = [(arm, *interval(wide[arm] - wide[baseline], method=method), len(wide)) for arm in arms]
     return pd.DataFrame(rows, columns=[by, "difference", "low", "high", "n"])

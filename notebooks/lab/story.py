@@ -19,7 +19,13 @@ COLOURS = {
     "untestable": "#8a8a96",
     "open": "#ffffff00",
 }
-PARTS = {"1": "The layer", "2": "Theory", "3": "Controlled experiments", "4": "Real data", "5": "Large models"}
+PARTS = {
+    "1": "The layer",
+    "2": "Theory",
+    "3": "Controlled experiments",
+    "4": "Real data",
+    "5": "Large models",
+}
 PARTS |= {"6": "Cost on hardware", "7": "Verdict"}
 SETTLED = ("holds", "holds-if", "fails", "undecided")  # judged by a cell
 
@@ -48,12 +54,17 @@ def needs(claim: dict) -> str:
     """What a test of a claim takes, in words, without the names of data sets and weights."""
     words = {"gpu": "GPU", "cpu": "processor", "data": "data", "weights": "weights"}
     kinds = {need.partition(":")[0] for need in claim["needs"]}
-    return ", ".join(word for kind, word in words.items() if kind in kinds) or "the runs of other claims"
+    return (
+        ", ".join(word for kind, word in words.items() if kind in kinds)
+        or "the runs of other claims"
+    )
 
 
 def takes(claim: dict) -> str:
     """The same with names: "GPU; data: CIFAR-10, CIFAR-100"."""
-    parts = [word for need, word in (("gpu", "GPU"), ("cpu", "processor")) if need in claim["needs"]]
+    parts = [
+        word for need, word in (("gpu", "GPU"), ("cpu", "processor")) if need in claim["needs"]
+    ]
     for kind in ("data", "weights"):
         names = [need.partition(":")[2] for need in claim["needs"] if need.startswith(kind + ":")]
         parts += [f"{kind}: {', '.join(names)}"] if names else []
@@ -62,8 +73,15 @@ def takes(claim: dict) -> str:
 
 def needed(claims: list[dict], kind: str) -> pd.DataFrame:
     """How many claims need each of the named things of a kind ("data" or "weights"), most needed first."""
-    named = [need.partition(":")[2] for claim in claims for need in claim["needs"] if need.startswith(kind + ":")]
-    return pd.Series(named, dtype=str).value_counts().rename_axis(kind).rename("claims").reset_index()
+    named = [
+        need.partition(":")[2]
+        for claim in claims
+        for need in claim["needs"]
+        if need.startswith(kind + ":")
+    ]
+    return (
+        pd.Series(named, dtype=str).value_counts().rename_axis(kind).rename("claims").reset_index()
+    )
 
 
 def evidence(claims: list[dict]) -> pd.DataFrame:
@@ -105,14 +123,22 @@ def _entry(id: str, question: str, why: str) -> tuple[str, str]:
     claim = ledger.claim(id)
     head, text = right(claim)
     sign = f"{ledger.SIGNS[claim['verdict']]} {claim['verdict']}"
-    lines = [f"    {h}: {p}" for h, p in (("Why it matters", why), ("Paper", claim["statement"]), (head, text)) if p]
+    lines = [
+        f"    {h}: {p}"
+        for h, p in (("Why it matters", why), ("Paper", claim["statement"]), (head, text))
+        if p
+    ]
     mark = f'<span class="ndl-badge ndl-{claim["verdict"]}">{sign}</span>'
     name = f'{mark} <a href="{html.escape(address(claim))}">{html.escape(id)}</a>'
-    parts = [f"<div><b>Paper:</b> {html.escape(claim['statement'])} {name if question else ''}</div>"]
+    parts = [
+        f"<div><b>Paper:</b> {html.escape(claim['statement'])} {name if question else ''}</div>"
+    ]
     parts += [f"<div><b>{html.escape(head)}:</b> {html.escape(text)}</div>"]
     parts += [f'<div class="ndl-meaning">Why it matters: {html.escape(why)}</div>'] if why else []
     title = html.escape(question) if question else name
-    return "\n".join([f"{question or id} ({sign} · {id})", *lines]), f"<dt>{title}</dt><dd>{''.join(parts)}</dd>"
+    return "\n".join(
+        [f"{question or id} ({sign} · {id})", *lines]
+    ), f"<dt>{title}</dt><dd>{''.join(parts)}</dd>"
 
 
 def tell(questions: dict[str, tuple[str, str]]) -> None:
@@ -131,7 +157,9 @@ def fold(ids: Iterable[str]) -> None:
         entries = [_entry(id, "", "") for id in members]
         lines += [f"{area} ({len(members)})", *(text for text, _ in entries)]
         body = _list(entry for _, entry in entries)
-        folded.append(f"<details><summary>{html.escape(area)} ({len(members)})</summary>{body}</details>")
+        folded.append(
+            f"<details><summary>{html.escape(area)} ({len(members)})</summary>{body}</details>"
+        )
     put("\n".join(lines) or "None.", html="".join(folded) or "None.")
 
 

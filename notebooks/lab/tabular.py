@@ -27,16 +27,26 @@ Weights = dict[str, Tensor]
 
 
 # ------------------------------------------------------------------------------------------------------------- the arms
-def folded(inputs: int, shape: tuple[int, int], hidden: tuple[int, int], outputs: int) -> nn.Sequential:
+def folded(
+    inputs: int, shape: tuple[int, int], hidden: tuple[int, int], outputs: int
+) -> nn.Sequential:
     """The tabular NdLinear network with its features arranged as ``shape``, filled up with zeros at the end.
 
     ``shape=(inputs, 1)`` is the network of the paper, `lab.models.tabular`; any other has two axes longer than one.
     """
     missing = math.prod(shape) - inputs
     if missing < 0:
-        raise LabError(f"{inputs} features do not fit into {shape}: it has {math.prod(shape)} places")
+        raise LabError(
+            f"{inputs} features do not fit into {shape}: it has {math.prod(shape)} places"
+        )
     layers = [nn.ZeroPad1d((0, missing))] if missing else []
-    layers += [nn.Unflatten(-1, shape), NdLinear(shape, hidden), nn.ReLU(), NdLinear(hidden, hidden), nn.ReLU()]
+    layers += [
+        nn.Unflatten(-1, shape),
+        NdLinear(shape, hidden),
+        nn.ReLU(),
+        NdLinear(hidden, hidden),
+        nn.ReLU(),
+    ]
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(math.prod(hidden), outputs))
 
 
@@ -44,7 +54,9 @@ def folded(inputs: int, shape: tuple[int, int], hidden: tuple[int, int], outputs
 def _modes(x: Tensor, layer: NdLinear, weights: Weights, name: str) -> Tensor:
     """(S, D_1, B, D_2) -> (S, H_1, B, H_2), mode 1 and then mode 2: no axis has to move in between."""
     s, b = x.shape[0], x.shape[2]
-    (w1, w2), (b1, b2) = [[weights[f"{name}.align_layers.{k}.{part}"] for k in (0, 1)] for part in ("weight", "bias")]
+    (w1, w2), (b1, b2) = [
+        [weights[f"{name}.align_layers.{k}.{part}"] for k in (0, 1)] for part in ("weight", "bias")
+    ]
     x = torch.baddbmm(b1[:, :, None], w1, x.flatten(2)).view(s, -1, x.shape[3])
     return torch.baddbmm(b2[:, None], x, w2.mT).view(s, -1, b, w2.shape[1])
 
@@ -65,7 +77,11 @@ def forward(network: nn.Sequential, weights: Weights, x: Tensor) -> Tensor:
             x = _modes(x, layer, weights, name)
         elif isinstance(layer, nn.Linear):
             weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
-            x = _read_out(x, weight, bias) if x.ndim == 4 else torch.baddbmm(bias[:, None], x, weight.mT)
+            x = (
+                _read_out(x, weight, bias)
+                if x.ndim == 4
+                else torch.baddbmm(bias[:, None], x, weight.mT)
+            )
         elif not isinstance(layer, nn.Flatten):  # ReLU, padding: entry by entry
             x = layer(x)
     return x
@@ -99,7 +115,12 @@ class Stack:
     seconds: float
     curves: list[list[dict[str, float]]] = field(repr=False)
 
-    def evaluate(self, parts: Sequence[tuple[Tensor, Tensor]], functions: dict[str, Callable], moment: str = "best"):
+    def evaluate(
+        self,
+        parts: Sequence[tuple[Tensor, Tensor]],
+        functions: dict[str, Callable],
+        moment: str = "best",
+    ):
         """Means over the rows of one part for each member: a list of dictionaries."""
         x, y = _stacked(parts)
         return _means(self.network, self.weights[moment], x.to(_device(self.weights)), y, functions)
@@ -128,7 +149,10 @@ def _means(network, weights, x, y, functions, rows: int = 1024) -> list[dict[str
         out = forward(network, weights, inputs)
         for name, function in functions.items():
             totals[name] += function(out, target).cpu() * target.shape[1]
-    return [{name: float(total[i]) / x.shape[1] for name, total in totals.items()} for i in range(len(x))]
+    return [
+        {name: float(total[i]) / x.shape[1] for name, total in totals.items()}
+        for i in range(len(x))
+    ]
 
 
 def fit(
@@ -158,7 +182,9 @@ def fit(
     """
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     network, weights = _members(make, seeds, device)
-    (x, y), (x_val, y_val) = [[t.to(device) for t in _stacked(p)] for p in zip(*[(s.train, s.val) for s in data])]
+    (x, y), (x_val, y_val) = [
+        [t.to(device) for t in _stacked(p)] for p in zip(*[(s.train, s.val) for s in data])
+    ]
     steps = torch.optim.AdamW(weights.values(), lr=lr, weight_decay=weight_decay, fused=True)
     orders = [torch.Generator().manual_seed(seed) for seed in seeds]
     kept = {name: value.detach().clone() for name, value in weights.items()}
@@ -168,7 +194,9 @@ def fit(
         train = _one_epoch(network, weights, x, y, loss, steps, orders, batch_size)
         found = _means(network, weights, x_val, y_val, {"loss": loss, **(scores or {})})
         for i, point in enumerate(found):
-            curves[i].append({"epoch": epoch, "train_loss": train[i]} | {f"val_{k}": v for k, v in point.items()})
+            curves[i].append(
+                {"epoch": epoch, "train_loss": train[i]} | {f"val_{k}": v for k, v in point.items()}
+            )
             if not math.isfinite(train[i] + point["loss"]):
                 raise LabError(
                     f"a loss of seed {seeds[i]} is not finite in epoch {epoch}: lower lr={lr} or check the data"
@@ -188,14 +216,21 @@ def _members(make, seeds, device) -> tuple[nn.Sequential, Weights]:
         seed_everything(seed)
         models.append(make())
     named = [dict(model.named_parameters()) for model in models]
-    weights = {name: torch.stack([each[name].detach() for each in named]).to(device) for name in named[0]}
-    return copy.deepcopy(models[0]).to("meta"), {name: value.requires_grad_() for name, value in weights.items()}
+    weights = {
+        name: torch.stack([each[name].detach() for each in named]).to(device) for name in named[0]
+    }
+    return copy.deepcopy(models[0]).to("meta"), {
+        name: value.requires_grad_() for name, value in weights.items()
+    }
 
 
 def _one_epoch(network, weights, x, y, loss, steps, orders, batch_size) -> list[float]:
     """One pass over the training rows, each member in its own order; the mean training loss of each member."""
     members, rows = y.shape
-    each, total = torch.arange(members, device=x.device)[:, None], torch.zeros(members, device=x.device)
+    each, total = (
+        torch.arange(members, device=x.device)[:, None],
+        torch.zeros(members, device=x.device),
+    )
     order = torch.stack([torch.randperm(rows, generator=g) for g in orders]).to(x.device)
     for index in order.split(batch_size, 1):
         steps.zero_grad(set_to_none=True)
@@ -211,14 +246,18 @@ def _one_epoch(network, weights, x, y, loss, steps, orders, batch_size) -> list[
 PEERS = ("constant", "linear", "boosting")
 
 
-def peer(name: str, split: Split, classes: bool, seed: int, most: int = 1000) -> tuple[object, dict]:
+def peer(
+    name: str, split: Split, classes: bool, seed: int, most: int = 1000
+) -> tuple[object, dict]:
     """A model that is no network, fitted on the training part: its answers to the test part and its counts.
 
     "constant": the most frequent class, or the mean target. "linear": logistic or linear regression without a penalty.
     "boosting": scikit-learn's histogram gradient boosting as it comes, with as many trees, up to ``most``, as are best on
     the validation part.
     """
-    (x, y), (x_val, y_val), (x_test, _) = [(a.numpy(), b.numpy()) for a, b in (split.train, split.val, split.test)]
+    (x, y), (x_val, y_val), (x_test, _) = [
+        (a.numpy(), b.numpy()) for a, b in (split.train, split.val, split.test)
+    ]
     if name == "constant":
         from sklearn import dummy
 
@@ -228,14 +267,20 @@ def peer(name: str, split: Split, classes: bool, seed: int, most: int = 1000) ->
         from sklearn import linear_model
 
         linear = (
-            linear_model.LogisticRegression(C=math.inf, max_iter=1000) if classes else linear_model.LinearRegression()
+            linear_model.LogisticRegression(C=math.inf, max_iter=1000)
+            if classes
+            else linear_model.LinearRegression()
         )
         return linear.fit(x, y).predict(x_test), {"parameters": x.shape[1] + 1, "macs": x.shape[1]}
     if name != "boosting":
         raise LabError(f"no model {name!r}: {', '.join(PEERS)}")
     from sklearn import ensemble
 
-    kind = ensemble.HistGradientBoostingClassifier if classes else ensemble.HistGradientBoostingRegressor
+    kind = (
+        ensemble.HistGradientBoostingClassifier
+        if classes
+        else ensemble.HistGradientBoostingRegressor
+    )
     model = kind(max_iter=most, early_stopping=False, random_state=seed).fit(x, y)
     losses = [
         _validation_loss(out, y_val, classes)
@@ -253,7 +298,9 @@ def _validation_loss(out, y, classes: bool) -> float:
     return float(((out - y) ** 2).mean())
 
 
-def runs(make, splits: Sequence[Split], units: Sequence[float], c: dict, seeds: Sequence[int]) -> list[dict]:
+def runs(
+    make, splits: Sequence[Split], units: Sequence[float], c: dict, seeds: Sequence[int]
+) -> list[dict]:
     """Train and test one arm of chapter 43 on several seeds: what its record keeps of each.
 
     Args:
@@ -262,9 +309,14 @@ def runs(make, splits: Sequence[Split], units: Sequence[float], c: dict, seeds: 
     """
     classes = not splits[0].train[1].is_floating_point()
     score = {"score": accuracy if classes else squared_error}
-    loss, settings = cross_entropy if classes else squared_error, {"lr": c["lr"], "batch_size": c["batch"]}
+    loss, settings = (
+        cross_entropy if classes else squared_error,
+        {"lr": c["lr"], "batch_size": c["batch"]},
+    )
     stack = fit(make, splits, seeds=seeds, loss=loss, scores=score, epochs=c["epochs"], **settings)
-    best, end = [stack.evaluate([s.test for s in splits], score, moment) for moment in ("best", "end")]
+    best, end = [
+        stack.evaluate([s.test for s in splits], score, moment) for moment in ("best", "end")
+    ]
     model = make()
     counts = {
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -274,7 +326,9 @@ def runs(make, splits: Sequence[Split], units: Sequence[float], c: dict, seeds: 
         {"score": unit * b["score"], "epoch": epoch, "score_last": unit * e["score"]}
         for unit, b, e, epoch in zip(units, best, end, stack.best)
     ]
-    return [{"metrics": found, "curve": stack.thin(i, 20), **counts} for i, found in enumerate(metrics)]
+    return [
+        {"metrics": found, "curve": stack.thin(i, 20), **counts} for i, found in enumerate(metrics)
+    ]
 
 
 # --------------------------------------------------------------------------------------------------------------- tables
@@ -286,7 +340,12 @@ def versus(runs: pd.DataFrame, arm: str, over: str) -> tuple[float, float, float
 
 def overview(runs: pd.DataFrame, over: str = "NdLinear") -> pd.DataFrame:
     """One row per arm, by score: counts, number of seeds, mean score, difference to one of them; the last two with intervals."""
-    table = runs.groupby("arm")[["parameters", "macs"]].first().reset_index().merge(summary(runs, "arm", "score"))
+    table = (
+        runs.groupby("arm")[["parameters", "macs"]]
+        .first()
+        .reset_index()
+        .merge(summary(runs, "arm", "score"))
+    )
     rows = [(arm, *versus(runs, arm, over)) for arm in table["arm"] if arm != over]
     columns = ["arm", "difference", "difference_low", "difference_high"]
     return table.merge(pd.DataFrame(rows, columns=columns), how="left").sort_values("score")

@@ -39,11 +39,15 @@ class Split:
         for name in ("train", "val", "test"):
             x, y = getattr(self, name)
             if len(x) != len(y) or len(x) == 0:
-                raise LabError(f"{name}: {len(x)} inputs and {len(y)} targets; both must be the same, positive number")
+                raise LabError(
+                    f"{name}: {len(x)} inputs and {len(y)} targets; both must be the same, positive number"
+                )
 
     def to(self, device) -> Split:
         """The same split on another device."""
-        return Split(*[tuple(t.to(device) for t in getattr(self, name)) for name in ("train", "val", "test")])
+        return Split(
+            *[tuple(t.to(device) for t in getattr(self, name)) for name in ("train", "val", "test")]
+        )
 
 
 @dataclass
@@ -59,7 +63,9 @@ class Fit:
 
     def thin(self, points: int = 30) -> list[dict[str, float]]:
         """At most ``points`` epochs of the curve, evenly spaced, the last included: what goes into a record."""
-        at = sorted({round(i) for i in np.linspace(0, len(self.curve) - 1, min(points, len(self.curve)))})
+        at = sorted(
+            {round(i) for i in np.linspace(0, len(self.curve) - 1, min(points, len(self.curve)))}
+        )
         return [{k: float(f"{v:.5g}") for k, v in self.curve[i].items()} for i in at]
 
 
@@ -76,7 +82,11 @@ def count_macs(model: nn.Module, sample: Tensor) -> int:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, part: tuple[Tensor, Tensor], loss: Callable, scores: dict[str, Callable], batch: int = 4096
+    model: nn.Module,
+    part: tuple[Tensor, Tensor],
+    loss: Callable,
+    scores: dict[str, Callable],
+    batch: int = 4096,
 ) -> dict[str, float]:
     """Loss and scores of a model, each a mean over samples, in evaluation mode and in batches."""
     model.eval()

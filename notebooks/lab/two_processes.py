@@ -32,7 +32,9 @@ def load(file: str) -> type:
 def build(layer_class: type) -> nn.Sequential:
     """Two layers in float64, the same numbers in every process."""
     torch.manual_seed(0)
-    return nn.Sequential(layer_class((4, 6), (8, 3)), nn.Tanh(), layer_class((8, 3), (2, 5))).double()
+    return nn.Sequential(
+        layer_class((4, 6), (8, 3)), nn.Tanh(), layer_class((8, 3), (2, 5))
+    ).double()
 
 
 def wrap(model: nn.Module, how: str) -> nn.Module:
@@ -70,7 +72,9 @@ def gap(layer_class: type, how: str, rank: int) -> float:
 def main(file: str, rank: int, store: str, size: int = 2) -> None:
     """What each process does."""
     torch.set_num_threads(1)
-    distributed.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=rank, world_size=size
+    )
     results: dict[str, float | str] = {}
     for how in ("ddp", "fsdp"):
         try:

@@ -47,7 +47,9 @@ def stamp(url: str) -> int:
         text = path.read_text(encoding="utf-8")
         new, found = re.subn(r'(?<="BOOK = \\")[^"\\]*(?=\\")', url, text)
         if found != 1:
-            raise LabError(f"{path.name} has {found} setup cells; copy the one of 00_template.ipynb")
+            raise LabError(
+                f"{path.name} has {found} setup cells; copy the one of 00_template.ipynb"
+            )
         if new != text:
             path.write_text(new, encoding="utf-8")
             changed += 1
@@ -65,9 +67,22 @@ def times() -> None:
     for path in CHAPTERS:
         for mode in ("replay", "smoke"):
             began = time.perf_counter()
-            command = [sys.executable, "-m", "pytest", "-q", "--nbmake", path.name, "-p", "no:cacheprovider"]
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "--nbmake",
+                path.name,
+                "-p",
+                "no:cacheprovider",
+            ]
             subprocess.run(
-                command, cwd=NOTEBOOKS, env=os.environ | {"NDL_MODE": mode}, check=True, stdout=subprocess.DEVNULL
+                command,
+                cwd=NOTEBOOKS,
+                env=os.environ | {"NDL_MODE": mode},
+                check=True,
+                stdout=subprocess.DEVNULL,
             )
             row = {
                 "experiment": "notebook-times",
@@ -92,7 +107,9 @@ def times_line(slug: str) -> str:
         if row["notebook"] == slug:
             newest[row["mode"]] = row["seconds"]
     parts = [f"{mode} {seconds:.0f} s" for mode, seconds in sorted(newest.items())]
-    names = {name for c in ledger.claims() if c.get("notebook") == slug for name in c.get("records", [])}
+    names = {
+        name for c in ledger.claims() if c.get("notebook") == slug for name in c.get("records", [])
+    }
     parts += full_line(sorted(names))
     return " · ".join(parts) or "not recorded yet"
 
@@ -104,11 +121,15 @@ def full_line(names: list[str]) -> list[str]:
     rows = []
     for name in names:
         found = [row for row in read(name) if row["status"] == "ok"]
-        rows += [row for row in found if row["code"] == found[-1]["code"]]  # not those of earlier code
+        rows += [
+            row for row in found if row["code"] == found[-1]["code"]
+        ]  # not those of earlier code
     if not rows:
         return []
     minutes = sum(row["seconds"] for row in rows) / 60
-    return [f"full {minutes:.1f} min for {len(rows)} runs on {', '.join(sorted({row['device'] for row in rows}))}"]
+    return [
+        f"full {minutes:.1f} min for {len(rows)} runs on {', '.join(sorted({row['device'] for row in rows}))}"
+    ]
 
 
 def main(arguments: list[str]) -> None:

@@ -33,7 +33,9 @@ SHAPE, FLAT = (64, 8, 8), 64 * 8 * 8  # the features in front of every head
 
 # ----------------------------------------------------------------------------------------------------------- the pictures
 @functools.lru_cache(maxsize=1)
-def pictures(name: str, images: int, seed: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+def pictures(
+    name: str, images: int, seed: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """``images`` training pictures that the seed draws, equally many of each class, and the official test part.
 
     Args:
@@ -45,7 +47,11 @@ def pictures(name: str, images: int, seed: int) -> tuple[tuple[Tensor, Tensor], 
     data = load(name)
     exact = images <= EXACT and "train_exact" in data.splits
     (x, y), (x_test, y_test) = data.part("train_exact" if exact else "train"), data.part("test")
-    each, draw, classes = max(1, images // len(data.names)), np.random.default_rng(seed), range(len(data.names))
+    each, draw, classes = (
+        max(1, images // len(data.names)),
+        np.random.default_rng(seed),
+        range(len(data.names)),
+    )
     of = [np.flatnonzero(y == c) for c in classes]
     if min(map(len, of)) < each:
         raise LabError(
@@ -54,8 +60,13 @@ def pictures(name: str, images: int, seed: int) -> tuple[tuple[Tensor, Tensor], 
     chosen = np.sort(np.concatenate([draw.permutation(found)[:each] for found in of]))
     x = x[chosen].astype(np.float32)
     mean, deviation = x.mean((0, 2, 3), keepdims=True), x.std((0, 2, 3), keepdims=True)
-    parts = [((part - mean) / deviation, classes) for part, classes in ((x, y[chosen]), (x_test, y_test))]
-    return tuple((torch.from_numpy(part.astype(np.float32)), torch.tensor(classes)) for part, classes in parts)
+    parts = [
+        ((part - mean) / deviation, classes) for part, classes in ((x, y[chosen]), (x_test, y_test))
+    ]
+    return tuple(
+        (torch.from_numpy(part.astype(np.float32)), torch.tensor(classes))
+        for part, classes in parts
+    )
 
 
 # -------------------------------------------------------------------------------------------------------------- the heads
@@ -104,7 +115,9 @@ def trl(classes: int, rank: tuple[int, ...] = (32, 4, 4)) -> nn.Module:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         make = require("tltorch", "tensorly-torch").TRL
-        layer = make(SHAPE, (classes,), rank=(*rank, classes), factorization="tucker", bias=True, verbose=0)
+        layer = make(
+            SHAPE, (classes,), rank=(*rank, classes), factorization="tucker", bias=True, verbose=0
+        )
     with torch.no_grad():
         layer.weight.normal_(0, 1 / math.sqrt(3 * FLAT))
         layer.bias.zero_()
@@ -172,20 +185,29 @@ def train(
             total += float(loss.detach()) * len(index)
         curve.append({"epoch": epoch + 1, "train_loss": total / len(x)})
         if not math.isfinite(total):
-            raise LabError(f"the training loss is {total} in epoch {epoch + 1}: lower lr={lr} or check the data")
+            raise LabError(
+                f"the training loss is {total} in epoch {epoch + 1}: lower lr={lr} or check the data"
+            )
     return curve
 
 
 @torch.no_grad()
 def evaluate(model: nn.Module, data: tuple[Tensor, Tensor], batch: int = 500) -> dict[str, float]:
     """Accuracy, share with the class among the five largest logits (Acc@5) and loss, in the precision of `train`."""
-    device, totals = next(model.parameters()).device, dict.fromkeys(("accuracy", "top_five", "loss"), 0.0)
+    device, totals = (
+        next(model.parameters()).device,
+        dict.fromkeys(("accuracy", "top_five", "loss"), 0.0),
+    )
     model.eval()
     for x, y in zip(*(tensor.split(batch) for tensor in data)):
         with torch.autocast(device.type, torch.bfloat16):
             out = model(x.to(device).contiguous(memory_format=torch.channels_last)).float()
         y = y.to(device)
-        for name, score in (("accuracy", accuracy), ("top_five", top_five), ("loss", F.cross_entropy)):
+        for name, score in (
+            ("accuracy", accuracy),
+            ("top_five", top_five),
+            ("loss", F.cross_entropy),
+        ):
             totals[name] += float(score(out, y)) * len(y)
     return {name: total / len(data[0]) for name, total in totals.items()}
 
@@ -203,7 +225,10 @@ def counts(net: nn.Module, batch: int = 128) -> dict[str, float]:
     """Parameters, multiply-adds of one picture and of a batch, and the latter with five operations for each number that enters a
     batch norm, in thousands of millions; nothing is computed."""
     net, images = copy.deepcopy(net).to("meta"), torch.zeros(batch, 3, 32, 32, device="meta")
-    giga = {"G macs, batch": count_macs(net, images) / 1e9, "with batch norm": operations(net, images) / 1e9}
+    giga = {
+        "G macs, batch": count_macs(net, images) / 1e9,
+        "with batch norm": operations(net, images) / 1e9,
+    }
     return {"parameters": size(net), "macs": count_macs(net, images[:1])} | giga
 
 
@@ -229,7 +254,9 @@ def both_ways(out: bool | None, piece: bool | None) -> dict[str, bool | None]:
     return {"holds": False, "under": True} if piece is False else {"holds": piece}
 
 
-def accuracies(runs: pd.DataFrame, metric: str, stated: Callable, against: Callable) -> pd.DataFrame:
+def accuracies(
+    runs: pd.DataFrame, metric: str, stated: Callable, against: Callable
+) -> pd.DataFrame:
     """A table of heads: parameters, seeds, ``percent`` with its interval (from three seeds on), training loss,
     ``printed``, difference to the dense head.
 
@@ -238,20 +265,39 @@ def accuracies(runs: pd.DataFrame, metric: str, stated: Callable, against: Calla
         against: arm -> (mean, low, high) of its difference to "dense" in points; asked for where both have the same seeds.
     """
     runs = runs.assign(percent=100 * runs[f"test_{metric}"], training_loss=runs["train_loss"])
-    table = summary(runs, ["arm", "parameters"], ["percent", "training_loss"]).rename(columns={"n": "seeds"})
-    ends = zip(table["percent"], table.pop("percent_low"), table.pop("percent_high"), table["seeds"])
-    table["percent"] = [f"{m:.1f}" + (f" [{low:.1f}, {high:.1f}]" if n > 2 else "") for m, low, high, n in ends]
+    table = summary(runs, ["arm", "parameters"], ["percent", "training_loss"]).rename(
+        columns={"n": "seeds"}
+    )
+    ends = zip(
+        table["percent"], table.pop("percent_low"), table.pop("percent_high"), table["seeds"]
+    )
+    table["percent"] = [
+        f"{m:.1f}" + (f" [{low:.1f}, {high:.1f}]" if n > 2 else "") for m, low, high, n in ends
+    ]
     table["printed"] = [stated(arm) for arm in table["arm"]]
     seeds = {arm: set(part["seed"]) for arm, part in runs.groupby("arm")}
-    alike = [arm != "dense" and seeds[arm] == seeds.get("dense") and len(seeds[arm]) > 1 for arm in table["arm"]]
+    alike = [
+        arm != "dense" and seeds[arm] == seeds.get("dense") and len(seeds[arm]) > 1
+        for arm in table["arm"]
+    ]
     differences = [against(arm) if ask else None for arm, ask in zip(table["arm"], alike)]
-    table["minus dense"] = ["{:+.1f} [{:+.1f}, {:+.1f}]".format(*d) if d else "" for d in differences]
+    table["minus dense"] = [
+        "{:+.1f} [{:+.1f}, {:+.1f}]".format(*d) if d else "" for d in differences
+    ]
     return table.drop(columns=["training_loss_low", "training_loss_high"])
 
 
-def dots(axis, place: float, values, look: str, stated: float | None = None, aside: float = -0.3) -> None:
+def dots(
+    axis, place: float, values, look: str, stated: float | None = None, aside: float = -0.3
+) -> None:
     """Every seed of one arm with mean and interval (from three seeds on), and the printed value as a star."""
     low, high = interval(values)[1:] if len(values) > 2 else (None, None)
     figures.seeds(axis, place, values, look, low=low, high=high)
     if stated:
-        axis.plot(place + aside, stated, figures.marker("paper"), markersize=9, color=figures.colour("paper"))
+        axis.plot(
+            place + aside,
+            stated,
+            figures.marker("paper"),
+            markersize=9,
+            color=figures.colour("paper"),
+        )

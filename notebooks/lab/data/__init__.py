@@ -36,7 +36,9 @@ __all__ = [
 ]
 
 SOURCES: dict[str, Source] = {
-    source.name: source for family in (bundled, ett, images, series, tables, texts) for source in family.SOURCES
+    source.name: source
+    for family in (bundled, ett, images, series, tables, texts)
+    for source in family.SOURCES
 }
 
 
@@ -75,7 +77,9 @@ def _digest(raw: Raw) -> str:
     for array in (raw.x, raw.y):
         if array is not None:
             digest.update("\n".join(array).encode() if array.dtype == object else array.tobytes())
-            array.setflags(write=False)  # cached and shared: a reader gets an error, not a changed data set
+            array.setflags(
+                write=False
+            )  # cached and shared: a reader gets an error, not a changed data set
     return digest.hexdigest()[:16]
 
 
@@ -92,16 +96,24 @@ def _compare(layout: Layout, raw: Raw) -> None:
     """Refuse data whose shapes, class counts or values are not those that are known."""
 
     def differ(found, expected):
-        return len(found) != len(expected) or any(e not in (None, f) for f, e in zip(found, expected))
+        return len(found) != len(expected) or any(
+            e not in (None, f) for f, e in zip(found, expected)
+        )
 
     for part, (shape, counts) in layout.expect.items():
         index = raw.splits.get(part, slice(None))
         found = raw.x[index].shape
         if differ(found, shape):
             raise DataError(f"the {part} part is {found}, expected {shape}")
-        if counts is not None and differ(cases := np.bincount(raw.y[index], minlength=len(raw.names)).tolist(), counts):
+        if counts is not None and differ(
+            cases := np.bincount(raw.y[index], minlength=len(raw.names)).tolist(), counts
+        ):
             raise DataError(f"cases per class in the {part} part are {cases}, expected {[*counts]}")
-    if layout.content and "shape and counts" in {f.proof for f in layout.files} and _digest(raw) != layout.content:
+    if (
+        layout.content
+        and "shape and counts" in {f.proof for f in layout.files}
+        and _digest(raw) != layout.content
+    ):
         raise DataError(f"the values have the checksum {_digest(raw)}, expected {layout.content}")
 
 
@@ -115,17 +127,35 @@ def _from_files(source: Source) -> tuple[Raw, str]:
     try:
         found = [obtain(file) for file in layout.files]
     except DataError as error:
-        lacks = [f.name for lay in source.layouts[1:] if any(map(find, lay.files)) for f in lay.files if not find(f)]
-        hint = f" ({folder()} also holds another form of {source.name}, but lacks {', '.join(lacks)}.)" if lacks else ""
+        lacks = [
+            f.name
+            for lay in source.layouts[1:]
+            if any(map(find, lay.files))
+            for f in lay.files
+            if not find(f)
+        ]
+        hint = (
+            f" ({folder()} also holds another form of {source.name}, but lacks {', '.join(lacks)}.)"
+            if lacks
+            else ""
+        )
         raise DataError(f"{error}{hint}") from error
     try:
         raw = _parse(layout, tuple(content for content, _ in found))
         _compare(layout, raw)
     except DataError as error:
         fresh = any(unchecked for _, unchecked in found)
-        where = ", ".join(f"what {file.url} sent" if fresh else str(find(file)) for file in layout.files)
-        left = "Nothing of it was kept." if fresh else "It was left as it is; move it away and run again"
-        raise DataError(f"{where}: {error}. {left}{'' if fresh else f', or {layout.files[0].how()}.'}") from error
+        where = ", ".join(
+            f"what {file.url} sent" if fresh else str(find(file)) for file in layout.files
+        )
+        left = (
+            "Nothing of it was kept."
+            if fresh
+            else "It was left as it is; move it away and run again"
+        )
+        raise DataError(
+            f"{where}: {error}. {left}{'' if fresh else f', or {layout.files[0].how()}.'}"
+        ) from error
     for file, (content, unchecked) in zip(layout.files, found):
         if unchecked:
             keep(file, content)
@@ -152,9 +182,14 @@ def load(name: str, stand_in: bool = False) -> Data:
     """
     if name not in SOURCES:
         raise DataError(f"no data set {name!r}; there are: {', '.join(SOURCES)}")
-    data = _load(name, (stand_in or mode() == "smoke") and SOURCES[name].layouts[0].sample is not None)
+    data = _load(
+        name, (stand_in or mode() == "smoke") and SOURCES[name].layouts[0].sample is not None
+    )
     if data.stand_in:
-        print(f"{name}: a seeded stand-in of the same form" + ("" if stand_in else ", for smoke runs only"))
+        print(
+            f"{name}: a seeded stand-in of the same form"
+            + ("" if stand_in else ", for smoke runs only")
+        )
     return data
 
 
@@ -167,7 +202,9 @@ def note(name: str, checksum: str) -> str:
     """What a reader must know about the data of recorded runs, by the checksum that their rows carry; reads no data."""
     known = [layout.note for layout in SOURCES[name].layouts if layout.content == checksum]
     return (
-        known[0] if known else f"A form of {name} that is not in the registry: its values have the checksum {checksum}."
+        known[0]
+        if known
+        else f"A form of {name} that is not in the registry: its values have the checksum {checksum}."
     )
 
 

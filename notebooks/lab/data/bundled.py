@@ -12,7 +12,9 @@ def _sklearn(loader: str) -> Layout:
         try:
             from sklearn import datasets
         except ModuleNotFoundError as error:
-            raise DataError(f"{loader} ships with scikit-learn: pip install scikit-learn") from error
+            raise DataError(
+                f"{loader} ships with scikit-learn: pip install scikit-learn"
+            ) from error
         bunch = getattr(datasets, loader)()
         x = np.asarray(bunch.images if "images" in bunch else bunch.data, np.float32)
         names = bunch.get("target_names", bunch.get("feature_names"))

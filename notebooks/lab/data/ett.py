@@ -16,7 +16,9 @@ def read(content: bytes) -> Raw:
     """(time, 7) from a file of the publisher."""
     frame = pd.read_csv(io.BytesIO(content))
     if tuple(frame.columns) != ("date", *COLUMNS):
-        raise DataError(f"expected the columns date, {', '.join(COLUMNS)}, found {', '.join(frame.columns)}")
+        raise DataError(
+            f"expected the columns date, {', '.join(COLUMNS)}, found {', '.join(frame.columns)}"
+        )
     return Raw(frame[[*COLUMNS]].to_numpy(np.float32), None, COLUMNS)
 
 
@@ -33,7 +35,9 @@ def _source(name: str, about: str, rows: int, size: int, sha256: str, content: s
     file, expect = File(f"ett/{name}.csv", address, size, sha256), {"whole": ((rows, 7), None)}
     about = f"Electricity transformer temperature, {name}, {about}: 6 loads and the oil temperature"
     layout = Layout((file,), read, sample, expect, "The publisher's file, byte for byte.", content)
-    return Source(name.lower(), about, "https://github.com/zhouhaoyi/ETDataset", "CC BY-ND 4.0", (layout,))
+    return Source(
+        name.lower(), about, "https://github.com/zhouhaoyi/ETDataset", "CC BY-ND 4.0", (layout,)
+    )
 
 
 SOURCES = (

@@ -45,12 +45,14 @@ class File:
     def how(self) -> str:
         """How to get the file by hand, as the end of an error message."""
         facts = [] if self.size is None else [f"{self.size:,} bytes"]
-        facts += [f"{kind} {getattr(self, kind)}" for kind in ("sha256", "md5") if getattr(self, kind)]
-        source = self.by_hand or (f"get {self.url} by hand" if self.url else "get the file again from where it came")
-        told = f" ({', '.join(facts)})" if facts else ""
-        return (
-            f"{source}{told} and put it at {folder() / self.name}, or set NDL_DATA to the folder that holds {self.name}"
+        facts += [
+            f"{kind} {getattr(self, kind)}" for kind in ("sha256", "md5") if getattr(self, kind)
+        ]
+        source = self.by_hand or (
+            f"get {self.url} by hand" if self.url else "get the file again from where it came"
         )
+        told = f" ({', '.join(facts)})" if facts else ""
+        return f"{source}{told} and put it at {folder() / self.name}, or set NDL_DATA to the folder that holds {self.name}"
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,11 @@ def find(file: File) -> pathlib.Path | None:
 def verified(content: bytes, file: File, place: str) -> bytes:
     """The content, if its size and checksums are those of the file; else a `DataError`."""
     found = {"size": len(content)}
-    found |= {kind: getattr(hashlib, kind)(content).hexdigest() for kind in ("sha256", "md5") if getattr(file, kind)}
+    found |= {
+        kind: getattr(hashlib, kind)(content).hexdigest()
+        for kind in ("sha256", "md5")
+        if getattr(file, kind)
+    }
     if any(getattr(file, kind) not in (None, value) for kind, value in found.items()):
         told = ", ".join(f"{kind} {value}" for kind, value in found.items())
         raise DataError(
@@ -144,7 +150,9 @@ def _download(file: File) -> bytes:
     if mode() == "smoke":
         raise DataError(f"{file.name} is not in {folder()}, and smoke mode does not download")
     if not file.url:
-        raise DataError(f"{file.name} is not in {folder()} and cannot be downloaded without an account: {file.how()}.")
+        raise DataError(
+            f"{file.name} is not in {folder()} and cannot be downloaded without an account: {file.how()}."
+        )
     try:
         with urllib.request.urlopen(file.url, timeout=60) as answer:
             content = answer.read((file.size or LARGEST) + 1)
@@ -169,7 +177,9 @@ def write(place: pathlib.Path, content: bytes, replace: bool = False) -> None:
         finally:
             pathlib.Path(part.name).unlink(missing_ok=True)
     except OSError as error:
-        raise DataError(f"{place} cannot be written ({error}); set NDL_DATA to a folder that can be written") from error
+        raise DataError(
+            f"{place} cannot be written ({error}); set NDL_DATA to a folder that can be written"
+        ) from error
 
 
 def keep(file: File, content: bytes) -> None:

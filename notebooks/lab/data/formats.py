@@ -24,7 +24,9 @@ def _numbers(rows: list[str], channels: int, separator: str = ",", label: int = 
         try:
             x.append(np.array(fields, np.float32))
         except ValueError as error:
-            raise DataError(f"case {number} holds something that is not a number ({error})") from error
+            raise DataError(
+                f"case {number} holds something that is not a number ({error})"
+            ) from error
     if not rows or np.isnan(values := np.stack(x)).any():
         raise DataError("values are missing" if rows else "it holds no cases")
     return values.reshape(len(values), channels, -1), labels
@@ -46,7 +48,9 @@ def _body(content: bytes, comment: str) -> list[str]:
         raise DataError("the line @data is missing")
     if "@timestamps true" in lower:
         raise DataError("series with time stamps are not read here")
-    return [line for line in lines[lower.index("@data") + 1 :] if line and not line.startswith(comment)]
+    return [
+        line for line in lines[lower.index("@data") + 1 :] if line and not line.startswith(comment)
+    ]
 
 
 def read_ts(content: bytes) -> Cases:
@@ -63,7 +67,9 @@ def read_arff(content: bytes) -> Cases:
     rows = _body(content, "%")
     breaks = {row.count("\\n") for row in rows}
     if len(breaks) > 1:
-        raise DataError(f"cases have different numbers of channels: {sorted(b + 1 for b in breaks)}")
+        raise DataError(
+            f"cases have different numbers of channels: {sorted(b + 1 for b in breaks)}"
+        )
     rows = [row.replace("\\n", ",").replace('"', "").replace("'", "") for row in rows]
     return _numbers(rows, 1 + max(breaks, default=0))
 
@@ -71,7 +77,10 @@ def read_arff(content: bytes) -> Cases:
 def read_tsv(content: bytes) -> Cases:
     """The UCR format: one case of one channel a row, tabs between, the label first."""
     return _numbers(
-        [row for row in content.decode("utf-8-sig", errors="replace").splitlines() if row.strip()], 1, "\t", label=0
+        [row for row in content.decode("utf-8-sig", errors="replace").splitlines() if row.strip()],
+        1,
+        "\t",
+        label=0,
     )
 
 
@@ -82,17 +91,29 @@ def join(train: Cases, test: Cases) -> Raw:
     names = tuple(sorted(labels, key=(lambda name: (int(name), name)) if numbers else None))
     y = np.array([names.index(name) for name in [*train[1], *test[1]]], np.int64)
     n = len(train[0])
-    return Raw(np.concatenate([train[0], test[0]]), y, names, {"train": slice(0, n), "test": slice(n, len(y))})
+    return Raw(
+        np.concatenate([train[0], test[0]]),
+        y,
+        names,
+        {"train": slice(0, n), "test": slice(n, len(y))},
+    )
 
 
-FORMATS: dict[str, Callable[[bytes], Cases]] = {".ts": read_ts, ".arff": read_arff, ".tsv": read_tsv}
+FORMATS: dict[str, Callable[[bytes], Cases]] = {
+    ".ts": read_ts,
+    ".arff": read_arff,
+    ".tsv": read_tsv,
+}
 
 
 def write_ts(cases: Cases, name: str = "Sample") -> bytes:
     x, labels = cases
     head = f"#{name}\n@problemName {name}\n@timeStamps false\n@univariate {x.shape[1] == 1}\n@equalLength true\n"
     head += f"@seriesLength {x.shape[2]}\n@classLabel true {' '.join(sorted(set(labels)))}\n@data\n"
-    rows = [":".join(",".join(map(str, channel)) for channel in case) + f":{label}" for case, label in zip(x, labels)]
+    rows = [
+        ":".join(",".join(map(str, channel)) for channel in case) + f":{label}"
+        for case, label in zip(x, labels)
+    ]
     return (head + "\n".join(rows) + "\n").encode()
 
 
@@ -103,7 +124,10 @@ def write_arff(cases: Cases, name: str = "Sample") -> bytes:
     head += points if x.shape[1] == 1 else f"@attribute series relational\n{points}@end series\n"
     head += f"@attribute target {{{','.join(sorted(set(labels)))}}}\n\n@data\n"
     rows = ["\\n".join(",".join(map(str, channel)) for channel in case) for case in x]
-    rows = [f"{row},{label}" if x.shape[1] == 1 else f"'{row}',{label}" for row, label in zip(rows, labels)]
+    rows = [
+        f"{row},{label}" if x.shape[1] == 1 else f"'{row}',{label}"
+        for row, label in zip(rows, labels)
+    ]
     return (head + "\n".join(rows) + "\n").encode()
 
 

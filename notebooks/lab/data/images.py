@@ -21,7 +21,11 @@ class _ArraysOnly(pickle.Unpickler):
     """Opens pickles that hold plain containers and NumPy arrays; a pickle can name nothing else, so it can do no harm."""
 
     def find_class(self, module, name):
-        allowed = {"_reconstruct": np.empty(0).__reduce__()[0], "ndarray": np.ndarray, "dtype": np.dtype}
+        allowed = {
+            "_reconstruct": np.empty(0).__reduce__()[0],
+            "ndarray": np.ndarray,
+            "dtype": np.dtype,
+        }
         if module.startswith("numpy") and name in allowed:
             return allowed[name]
         if (module, name) == ("_codecs", "encode"):
@@ -41,7 +45,9 @@ def _archive(train: tuple[str, ...], test: str, meta: str, labels: bytes, classe
             parts = [member(name) for name in (*train, test)]
             names = tuple(name.decode() for name in member(meta)[classes])
         y = np.concatenate([np.asarray(part[labels], np.int64) for part in parts])
-        x = np.concatenate([np.asarray(part[b"data"], np.uint8).reshape(-1, 3, 32, 32) for part in parts])
+        x = np.concatenate(
+            [np.asarray(part[b"data"], np.uint8).reshape(-1, 3, 32, 32) for part in parts]
+        )
         start = len(y) - len(parts[-1][labels])
         return Raw(x, y, names, {"train": slice(0, start), "test": slice(start, len(y))})
 
@@ -55,7 +61,9 @@ def _pictures(count: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarr
     return (colour[y] + rng.integers(-40, 41, (count, 3, 32, 32))).astype(np.uint8), y
 
 
-def _archive_sample(train: tuple[str, ...], test: str, meta: str, labels: bytes, classes: bytes, count: int):
+def _archive_sample(
+    train: tuple[str, ...], test: str, meta: str, labels: bytes, classes: bytes, count: int
+):
     def sample() -> tuple[bytes]:
         members = {meta: {classes: [f"class {i}".encode() for i in range(count)]}}
         for seed, name in enumerate((*train, test)):
@@ -78,13 +86,19 @@ def _strips(content: bytes) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     from PIL import Image, features
 
     if not features.check("webp"):
-        raise DataError("these pictures are WebP, which this Pillow cannot read: pip install --upgrade pillow")
+        raise DataError(
+            "these pictures are WebP, which this Pillow cannot read: pip install --upgrade pillow"
+        )
     with np.load(io.BytesIO(content)) as file:
         webp, offsets, step = file["webp"].tobytes(), file["offsets"], int(file["step"])
         y, names = file["labels"].astype(np.int64), tuple(map(str, file["classes"]))
-    strips = [Image.open(io.BytesIO(webp[i:j])).convert("RGB") for i, j in itertools.pairwise(offsets)]
+    strips = [
+        Image.open(io.BytesIO(webp[i:j])).convert("RGB") for i, j in itertools.pairwise(offsets)
+    ]
     x = np.concatenate([np.asarray(strip).reshape(-1, 32, 32, 3) for strip in strips])
-    x = x if step == 1 else x * np.uint8(step) + np.uint8(step // 2)  # the middle of the values that were merged
+    x = (
+        x if step == 1 else x * np.uint8(step) + np.uint8(step // 2)
+    )  # the middle of the values that were merged
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)), y, names
 
 
@@ -95,7 +109,12 @@ def _read_strips(*contents: bytes) -> Raw:
     splits = {"train": slice(0, ends[-2]), "test": slice(ends[-2], ends[-1])}
     if len(parts) == 3:
         splits |= {"train_exact": slice(0, ends[1]), "train_6bit": slice(ends[1], ends[2])}
-    return Raw(np.concatenate([x for x, _, _ in parts]), np.concatenate([y for _, y, _ in parts]), parts[0][2], splits)
+    return Raw(
+        np.concatenate([x for x, _, _ in parts]),
+        np.concatenate([y for _, y, _ in parts]),
+        parts[0][2],
+        splits,
+    )
 
 
 def _strips_sample(classes: int, steps: tuple[int, ...]):
@@ -105,7 +124,10 @@ def _strips_sample(classes: int, steps: tuple[int, ...]):
         contents = []
         for seed, step in enumerate(steps):
             x, y = _pictures(100, classes, seed)
-            strips = [x[i : i + 40].transpose(0, 2, 3, 1).reshape(-1, 32, 3) // step for i in range(0, 100, 40)]
+            strips = [
+                x[i : i + 40].transpose(0, 2, 3, 1).reshape(-1, 32, 3) // step
+                for i in range(0, 100, 40)
+            ]
             packed = [io.BytesIO() for _ in strips]
             for strip, file in zip(strips, packed):
                 Image.fromarray(strip).save(file, "WEBP", lossless=True, method=0)
@@ -126,8 +148,12 @@ def _expect(classes: int, train: int, **more: int) -> dict:
     return {part: ((n, 3, 32, 32), (n // classes,) * classes) for part, n in parts.items()}
 
 
-def _cifar(name: str, about: str, classes: int, proof: dict, members: tuple, strips: Layout) -> Source:
-    archive = File(f"{name}-python.tar.gz", f"https://www.cs.toronto.edu/~kriz/{name}-python.tar.gz", **proof)
+def _cifar(
+    name: str, about: str, classes: int, proof: dict, members: tuple, strips: Layout
+) -> Source:
+    archive = File(
+        f"{name}-python.tar.gz", f"https://www.cs.toronto.edu/~kriz/{name}-python.tar.gz", **proof
+    )
     official = Layout(
         (archive,),
         _archive(*members),

@@ -39,8 +39,12 @@ def _read_npz(content: bytes) -> Raw:
     with np.load(io.BytesIO(content)) as file:
         labels = {part: file[f"y_{part}"].tolist() for part in ("train", "test")}
         if "classes" in file:
-            labels = {part: [str(file["classes"][i]) for i in values] for part, values in labels.items()}
-        train, test = [(file[f"X_{part}"], [str(name) for name in labels[part]]) for part in ("train", "test")]
+            labels = {
+                part: [str(file["classes"][i]) for i in values] for part, values in labels.items()
+            }
+        train, test = [
+            (file[f"X_{part}"], [str(name) for name in labels[part]]) for part in ("train", "test")
+        ]
     return join(train, test)
 
 
@@ -90,14 +94,29 @@ def _samples(
     def npz():
         (x, y), (x_test, y_test) = cases()
         if names[0].isdigit():
-            return (_npz(X_train=x, y_train=np.array(y, int), X_test=x_test, y_test=np.array(y_test, int)),)
+            return (
+                _npz(
+                    X_train=x, y_train=np.array(y, int), X_test=x_test, y_test=np.array(y_test, int)
+                ),
+            )
         y, y_test = ([names.index(label) for label in labels] for labels in (y, y_test))
-        return (_npz(X_train=x, y_train=np.array(y), X_test=x_test, y_test=np.array(y_test), classes=np.array(names)),)
+        return (
+            _npz(
+                X_train=x,
+                y_train=np.array(y),
+                X_test=x_test,
+                y_test=np.array(y_test),
+                classes=np.array(names),
+            ),
+        )
 
     def micro():
         x, y = cases()[0]
         return (
-            _npz(X_micro=(x * 1e6).round().astype(np.int32), y=np.array([label == "abnormal" for label in y], int)),
+            _npz(
+                X_micro=(x * 1e6).round().astype(np.int32),
+                y=np.array([label == "abnormal" for label in y], int),
+            ),
         )
 
     return {
@@ -120,7 +139,9 @@ def _archive(
 ) -> Source:
     """A set of the archive: its zip, its two text files unpacked, and a copy as arrays if there is one."""
     cases = cases or {part: sum(numbers) for part, numbers in counts.items()}
-    expect = {part: ((n, *shape), counts.get(part, (None,) * len(names))) for part, n in cases.items()}
+    expect = {
+        part: ((n, *shape), counts.get(part, (None,) * len(names))) for part, n in cases.items()
+    }
     page, sample = f"{SITE}/description.php?Dataset={name}", _samples(name, *shape, names)
     by_hand = f"get {name}.zip from {page}"
     ending = ".tsv" if shape[0] == 1 else ".ts"
@@ -140,7 +161,9 @@ def _archive(
         Layout(files, _pair(ending), sample[ending], expect, exact),
     ]
     if copy and "_train_only" in copy[0].name:
-        layouts.append(Layout((copy[0],), _read_micro, sample["micro"], {"train": expect["train"]}, *copy[1:]))
+        layouts.append(
+            Layout((copy[0],), _read_micro, sample["micro"], {"train": expect["train"]}, *copy[1:])
+        )
     elif copy:
         layouts.append(Layout((copy[0],), _read_npz, sample["npz"], expect, *copy[1:]))
     return Source(name.lower(), about, page, "not stated", tuple(layouts))
@@ -158,7 +181,11 @@ SOURCES = (
         {"train": (14, 9), "test": (428, 433)},
         ("1", "2"),
         (
-            _copy("ECGFiveDays", 326_556, "a4db77d40e2b80c2d195d60f18651952ed4a3d3a2f263b26348b170e997e0b9d"),
+            _copy(
+                "ECGFiveDays",
+                326_556,
+                "a4db77d40e2b80c2d195d60f18651952ed4a3d3a2f263b26348b170e997e0b9d",
+            ),
             "The official 23 training and 861 test cases at single precision.",
             "7393ef5ef09918e3",
         ),
@@ -170,7 +197,11 @@ SOURCES = (
         {"train": (292, 177, 10, 19, 2), "test": (2627, 1590, 86, 175, 22)},
         ("1", "2", "3", "4", "5"),
         (
-            _copy("ECG5000", 2_440_812, "87ee3286a40b105d07b0a997be4c123169fb9b78b1ac170c813a56f1cd2b3f86"),
+            _copy(
+                "ECG5000",
+                2_440_812,
+                "87ee3286a40b105d07b0a997be4c123169fb9b78b1ac170c813a56f1cd2b3f86",
+            ),
             "The official 500 training and 4,500 test cases at single precision; the first test case is rounded to 4 decimals.",
             "60d18f54a627e650",
         ),
@@ -183,7 +214,9 @@ SOURCES = (
         ("1", "2", "3"),
         (
             _copy(
-                "ChlorineConcentration", 2_044_125, "1d581104e64d0a30db1bf3e44181990e6c235e5d5fb074bcb343630a0f632e4f"
+                "ChlorineConcentration",
+                2_044_125,
+                "1d581104e64d0a30db1bf3e44181990e6c235e5d5fb074bcb343630a0f632e4f",
             ),
             "The official 467 training cases at single precision and 3,840 test cases; the test part is rounded to 4 decimals.",
             "c0e04e2340879a90",
@@ -197,7 +230,9 @@ SOURCES = (
         ("abnormal", "normal"),
         (
             _copy(
-                "Heartbeat_train_only", 10_024_734, "67949f448857b0803095f8753d3871dd27bad2579be00321a21405673f184971"
+                "Heartbeat_train_only",
+                10_024_734,
+                "67949f448857b0803095f8753d3871dd27bad2579be00321a21405673f184971",
             ),
             "The 204 official training cases alone, exact; the 205 test cases are missing, so no score here is one on the "
             f"official test part. For both parts get Heartbeat.zip from {SITE}/description.php?Dataset=Heartbeat and put it "
@@ -213,7 +248,11 @@ SOURCES = (
         {"train": (43, 39, 34, 35), "test": (43, 40, 34, 35)},
         ("Badminton_Clear", "Badminton_Smash", "Squash_BackhandBoast", "Squash_ForehandBoast"),
         (
-            _copy("RacketSports", 149_958, "acd2fcab4a4d0dbdfbcc9097f229b33856a3ccf674ca3a0d1105ab313f573625"),
+            _copy(
+                "RacketSports",
+                149_958,
+                "acd2fcab4a4d0dbdfbcc9097f229b33856a3ccf674ca3a0d1105ab313f573625",
+            ),
             "The official 151 training and 152 test cases at single precision. Not a set of the paper: it has the channels of "
             "LSST, and stands under its own name.",
             "8e0cbf90a8316153",

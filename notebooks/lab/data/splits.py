@@ -8,7 +8,11 @@ import torch
 from ..modes import LabError
 from ..training import Split
 
-SCALES = {"entry": lambda x: 0, "channel": lambda x: tuple(i for i in range(x.ndim) if i != 1), "all": lambda x: None}
+SCALES = {
+    "entry": lambda x: 0,
+    "channel": lambda x: tuple(i for i in range(x.ndim) if i != 1),
+    "all": lambda x: None,
+}
 
 
 def _scaler(x: np.ndarray, standardise: str):
@@ -23,7 +27,9 @@ def _scaler(x: np.ndarray, standardise: str):
 
 def _check(standardise: str) -> None:
     if standardise not in (*SCALES, "none"):
-        raise LabError(f"standardise={standardise!r} is not one of {', '.join(map(repr, (*SCALES, 'none')))}")
+        raise LabError(
+            f"standardise={standardise!r} is not one of {', '.join(map(repr, (*SCALES, 'none')))}"
+        )
 
 
 def _targets(y) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -36,11 +42,21 @@ def _targets(y) -> tuple[np.ndarray, list[np.ndarray]]:
 
 def _cut(groups: list[np.ndarray], shares, rng) -> list[np.ndarray]:
     """Indices of the parts: each group is cut by the cumulated shares, the pieces are joined and shuffled."""
-    cuts = [np.split(rng.permutation(g), np.rint(np.cumsum(shares) * len(g)).astype(int)) for g in groups]
+    cuts = [
+        np.split(rng.permutation(g), np.rint(np.cumsum(shares) * len(g)).astype(int))
+        for g in groups
+    ]
     return [rng.permutation(np.concatenate(c)) for c in zip(*cuts)]
 
 
-def split(x, y, *, seed: int, parts: tuple[float, float, float] = (0.6, 0.2, 0.2), standardise: str = "entry") -> Split:
+def split(
+    x,
+    y,
+    *,
+    seed: int,
+    parts: tuple[float, float, float] = (0.6, 0.2, 0.2),
+    standardise: str = "entry",
+) -> Split:
     """Random training, validation and test part; classes keep their shares; inputs are scaled by the training part alone.
 
     Args:
@@ -77,4 +93,6 @@ def official(data, *, seed: int, val: float = 0.2, standardise: str = "entry") -
     scale = _scaler(x[train].astype(np.float32), standardise)
     pairs = ((x[train], y[train]), (x[held], y[held]), (x_test, _targets(y_test)[0]))
     # scaled arrays are new, but `x_test` alone may be a read-only view of the data set: tensors need their own memory
-    return Split(*[(torch.from_numpy(scale(a.astype(np.float32))), torch.tensor(b)) for a, b in pairs])
+    return Split(
+        *[(torch.from_numpy(scale(a.astype(np.float32))), torch.tensor(b)) for a, b in pairs]
+    )

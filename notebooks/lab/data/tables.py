@@ -9,7 +9,19 @@ import pandas as pd
 
 from .files import DataError, File, Layout, Raw, Source
 
-CARDIO = ("age", "gender", "height", "weight", "ap_hi", "ap_lo", "cholesterol", "gluc", "smoke", "alco", "active")
+CARDIO = (
+    "age",
+    "gender",
+    "height",
+    "weight",
+    "ap_hi",
+    "ap_lo",
+    "cholesterol",
+    "gluc",
+    "smoke",
+    "alco",
+    "active",
+)
 FOOD_CODED = ("Type_of_order", "Type_of_vehicle", "weather_description", "Traffic_Level")
 FOOD = (
     "Delivery_person_Age",
@@ -32,7 +44,9 @@ FOOD = (
 def _columns(frame: pd.DataFrame, wanted: tuple[str, ...]) -> None:
     missing = [name for name in wanted if name not in frame.columns]
     if missing:
-        raise DataError(f"the columns {', '.join(missing)} are missing; it has {', '.join(map(str, frame.columns))}")
+        raise DataError(
+            f"the columns {', '.join(missing)} are missing; it has {', '.join(map(str, frame.columns))}"
+        )
 
 
 def _rows(frame: pd.DataFrame) -> np.ndarray:
@@ -51,7 +65,9 @@ def read_cardio(content: bytes) -> Raw:
 
 def read_food(content: bytes) -> Raw:
     """Rows with a missing value are dropped; the four text columns become numbers from 0 in alphabetical order."""
-    frame = pd.read_csv(io.BytesIO(content), na_values=["#VALUE!"])  # an error of the spreadsheet it came from
+    frame = pd.read_csv(
+        io.BytesIO(content), na_values=["#VALUE!"]
+    )  # an error of the spreadsheet it came from
     _columns(frame, (*FOOD, "TARGET"))
     frame = frame[[*FOOD, "TARGET"]].dropna().copy()
     for column in FOOD_CODED:
@@ -112,7 +128,8 @@ SOURCES = (
                 (
                     File(
                         "tabular/cardio_train.csv",
-                        _COPY + "caravanuden/cardio/173b356aa308fc9806d0191f67d9421a9f0bee92/cardio_train.csv",
+                        _COPY
+                        + "caravanuden/cardio/173b356aa308fc9806d0191f67d9421a9f0bee92/cardio_train.csv",
                         by_hand=f"get cardio_train.csv from {_CARDIO} (an account is needed)",
                     ),
                 ),
@@ -134,7 +151,8 @@ SOURCES = (
                 (
                     File(
                         "tabular/food_delivery_time.csv",
-                        _COPY + "Krzysztof-1/Modelling-Food-Delivery-Time/56d642063d097d70ac44a3c5ed0f3cb52d2162ed"
+                        _COPY
+                        + "Krzysztof-1/Modelling-Food-Delivery-Time/56d642063d097d70ac44a3c5ed0f3cb52d2162ed"
                         "/data/Food_Time_Data_Set.csv",
                         by_hand=f"get Food_Time_Data_Set.csv from {_FOOD} (an account is needed)",
                     ),

@@ -17,7 +17,14 @@ COLA = ("source", "label", "mark", "sentence")
 
 def _tsv(content: bytes, **how) -> pd.DataFrame:
     """A table with tabs between the columns; quotes and words such as NA or null are text like any other."""
-    return pd.read_csv(io.BytesIO(content), sep="\t", quoting=csv.QUOTE_NONE, keep_default_na=False, dtype=str, **how)
+    return pd.read_csv(
+        io.BytesIO(content),
+        sep="\t",
+        quoting=csv.QUOTE_NONE,
+        keep_default_na=False,
+        dtype=str,
+        **how,
+    )
 
 
 def _members(content: bytes, names: Iterable[str]) -> list[bytes]:
@@ -28,7 +35,9 @@ def _members(content: bytes, names: Iterable[str]) -> list[bytes]:
 def _raw(parts: dict[str, tuple[list[str], list]], names: tuple[str, ...]) -> Raw:
     """One array of sentences from all parts, in order; labels that are not public are -1."""
     ends = np.cumsum([0, *(len(sentences) for sentences, _ in parts.values())]).tolist()
-    x = np.array([sentence.strip() for sentences, _ in parts.values() for sentence in sentences], object)
+    x = np.array(
+        [sentence.strip() for sentences, _ in parts.values() for sentence in sentences], object
+    )
     y = np.array([int(label) for _, labels in parts.values() for label in labels], np.int64)
     if not set(y.tolist()) <= {-1, 0, 1} or len(x) != len(y):
         raise DataError("labels must be 0 or 1")
@@ -44,12 +53,16 @@ def _sst2_part(content: bytes) -> tuple[list[str], list]:
     frame = _tsv(content)
     text = next((name for name in ("sentence", "content") if name in frame), None)
     if text is None or not {"label", "index"} & set(frame.columns):
-        raise DataError(f"expected the columns sentence and label, found {', '.join(frame.columns)}")
+        raise DataError(
+            f"expected the columns sentence and label, found {', '.join(frame.columns)}"
+        )
     return frame[text].tolist(), frame["label"].tolist() if "label" in frame else [-1] * len(frame)
 
 
 def read_sst2(train: bytes, dev: bytes, test: bytes) -> Raw:
-    return _raw({"train": _sst2_part(train), "dev": _sst2_part(dev), "test": _sst2_part(test)}, SST2_NAMES)
+    return _raw(
+        {"train": _sst2_part(train), "dev": _sst2_part(dev), "test": _sst2_part(test)}, SST2_NAMES
+    )
 
 
 def read_sst2_zip(content: bytes) -> Raw:
@@ -59,7 +72,10 @@ def read_sst2_zip(content: bytes) -> Raw:
 def _sentences(n: int, seed: int) -> tuple[list[str], list[int]]:
     """Made-up sentences whose last word tells the class; one of them is a word that tables often take for missing."""
     rng, y = np.random.default_rng(seed), (np.arange(n) % 2).tolist()
-    subjects, ends = ["the film", 'a "quiet" story', "its cast", "null"], (["is dull", "fails"], ["is fine", "shines"])
+    subjects, ends = (
+        ["the film", 'a "quiet" story', "its cast", "null"],
+        (["is dull", "fails"], ["is fine", "shines"]),
+    )
     return [f"{rng.choice(subjects)} {rng.choice(ends[label])} ." for label in y], y
 
 
@@ -76,7 +92,9 @@ def _sst2_texts(glue: bool) -> list[str]:
     for seed, n in enumerate((40, 20, 20)):
         rows = list(zip(*_sentences(n, seed)))
         if glue and seed == 2:
-            texts.append("index\tsentence\n" + "".join(f"{i}\t{s}\n" for i, (s, _) in enumerate(rows)))
+            texts.append(
+                "index\tsentence\n" + "".join(f"{i}\t{s}\n" for i, (s, _) in enumerate(rows))
+            )
         elif glue:
             texts.append("sentence\tlabel\n" + "".join(f"{s} \t{label}\n" for s, label in rows))
         else:
@@ -85,7 +103,14 @@ def _sst2_texts(glue: bool) -> list[str]:
 
 
 def sst2_zip_sample() -> tuple[bytes]:
-    return (_zip({f"SST-2/{part}.tsv": text for part, text in zip(("train", "dev", "test"), _sst2_texts(glue=True))}),)
+    return (
+        _zip(
+            {
+                f"SST-2/{part}.tsv": text
+                for part, text in zip(("train", "dev", "test"), _sst2_texts(glue=True))
+            }
+        ),
+    )
 
 
 def sst2_sample() -> tuple[bytes, ...]:
@@ -102,18 +127,26 @@ def read_cola(*contents: bytes) -> Raw:
     frames = [_tsv(content, header=None) for content in contents]
     if any(frame.shape[1] != len(COLA) for frame in frames):
         raise DataError(f"expected four columns without a header: {', '.join(COLA)}")
-    raw = _raw({part: (frame[3].tolist(), frame[1].tolist()) for part, frame in zip(COLA_PARTS, frames)}, COLA_NAMES)
+    raw = _raw(
+        {part: (frame[3].tolist(), frame[1].tolist()) for part, frame in zip(COLA_PARTS, frames)},
+        COLA_NAMES,
+    )
     raw.splits["dev"] = slice(raw.splits["dev_in"].start, raw.splits["dev_out"].stop)
     return raw
 
 
 def read_cola_zip(content: bytes) -> Raw:
-    return read_cola(*_members(content, [f"cola_public/raw/{name}.tsv" for name in COLA_PARTS.values()]))
+    return read_cola(
+        *_members(content, [f"cola_public/raw/{name}.tsv" for name in COLA_PARTS.values()])
+    )
 
 
 def cola_sample() -> tuple[bytes, ...]:
     parts = [_sentences(n, seed) for seed, n in enumerate((40, 20, 20))]
-    rows = [[f"gj04\t{label}\t{'' if label else '*'}\t{text}\n" for text, label in zip(*part)] for part in parts]
+    rows = [
+        [f"gj04\t{label}\t{'' if label else '*'}\t{text}\n" for text, label in zip(*part)]
+        for part in parts
+    ]
     return tuple("".join(part).encode() for part in rows)
 
 
@@ -138,7 +171,9 @@ def read_wikitext(*contents: bytes) -> Raw:
 
 
 def read_wikitext_zip(content: bytes) -> Raw:
-    return read_wikitext(*_members(content, [f"wikitext-2/wiki.{part}.tokens" for part in WIKI_PARTS]))
+    return read_wikitext(
+        *_members(content, [f"wikitext-2/wiki.{part}.tokens" for part in WIKI_PARTS])
+    )
 
 
 def wikitext_sample() -> tuple[bytes, ...]:
@@ -148,16 +183,25 @@ def wikitext_sample() -> tuple[bytes, ...]:
 
 def wikitext_zip_sample() -> tuple[bytes]:
     texts = [part.decode() for part in wikitext_sample()]
-    return (_zip({f"wikitext-2/wiki.{part}.tokens": text for part, text in zip(WIKI_PARTS, texts)}),)
+    return (
+        _zip({f"wikitext-2/wiki.{part}.tokens": text for part, text in zip(WIKI_PARTS, texts)}),
+    )
 
 
 # ---------------------------------------------------------------------------------------------------------- the registry
 def _plain(folder: str, ending: str, *files: tuple[str, int, str]) -> tuple[File, ...]:
-    return tuple(File(f"text/{folder}/{name}.{ending}", size=size, sha256=sha256) for name, size, sha256 in files)
+    return tuple(
+        File(f"text/{folder}/{name}.{ending}", size=size, sha256=sha256)
+        for name, size, sha256 in files
+    )
 
 
 _SST2 = {"train": ((67_349,), (29_780, 37_569)), "dev": ((872,), (428, 444))}
-_COLA = {"train": ((8551,), (None, None)), "dev_in": ((527,), (None, None)), "dev_out": ((516,), (None, None))}
+_COLA = {
+    "train": ((8551,), (None, None)),
+    "dev_in": ((527,), (None, None)),
+    "dev_out": ((516,), (None, None)),
+}
 _WIKI = {"train": ((36_718,), None), "valid": ((3760,), None), "test": ((4358,), None)}
 
 SOURCES = (
@@ -186,9 +230,21 @@ SOURCES = (
                 _plain(
                     "SST-2",
                     "tsv",
-                    ("train", 3_806_081, "e981ceb4fe6c9acd1c79851d0d091b9e78103f1f2a399ca83dda27915d41c56c"),
-                    ("dev", 94_414, "84207e6be5873fb18db798cc6faec86871f5a426554650ff64a1c34e87665f6f"),
-                    ("test", 193_576, "fcd46f967b7b8efd8b5398481dadf873886298d092195167af907fd532e81e1c"),
+                    (
+                        "train",
+                        3_806_081,
+                        "e981ceb4fe6c9acd1c79851d0d091b9e78103f1f2a399ca83dda27915d41c56c",
+                    ),
+                    (
+                        "dev",
+                        94_414,
+                        "84207e6be5873fb18db798cc6faec86871f5a426554650ff64a1c34e87665f6f",
+                    ),
+                    (
+                        "test",
+                        193_576,
+                        "fcd46f967b7b8efd8b5398481dadf873886298d092195167af907fd532e81e1c",
+                    ),
                 ),
                 read_sst2,
                 sst2_sample,
@@ -221,9 +277,21 @@ SOURCES = (
                 _plain(
                     "CoLA",
                     "tsv",
-                    ("in_domain_train", 428_578, "f320a10f92d3bce6b29152fde322a362eac39238e50d8de0c8815457fdf4fc12"),
-                    ("in_domain_dev", 25_957, "77176f6a03faa5a1c4f23c69971fc1bff565931112fb65af47b2d6e24b7f42f7"),
-                    ("out_of_domain_dev", 27_754, "201b9c57b2a20f1282242eec0ed8995729e3be19c29a46c047b3727338836c05"),
+                    (
+                        "in_domain_train",
+                        428_578,
+                        "f320a10f92d3bce6b29152fde322a362eac39238e50d8de0c8815457fdf4fc12",
+                    ),
+                    (
+                        "in_domain_dev",
+                        25_957,
+                        "77176f6a03faa5a1c4f23c69971fc1bff565931112fb65af47b2d6e24b7f42f7",
+                    ),
+                    (
+                        "out_of_domain_dev",
+                        27_754,
+                        "201b9c57b2a20f1282242eec0ed8995729e3be19c29a46c047b3727338836c05",
+                    ),
                 ),
                 read_cola,
                 cola_sample,
@@ -258,9 +326,21 @@ SOURCES = (
                 _plain(
                     "wikitext-2",
                     "txt",
-                    ("train", 10_797_148, "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f"),
-                    ("valid", 1_121_681, "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8"),
-                    ("test", 1_256_449, "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0"),
+                    (
+                        "train",
+                        10_797_148,
+                        "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
+                    ),
+                    (
+                        "valid",
+                        1_121_681,
+                        "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
+                    ),
+                    (
+                        "test",
+                        1_256_449,
+                        "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
+                    ),
                 ),
                 read_wikitext,
                 wikitext_sample,
