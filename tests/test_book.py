@@ -216,6 +216,15 @@ def test_front_page_counts_are_those_of_the_ledger(html):
     assert sum(shown.values()) == len(ledger.claims())
 
 
+def test_every_public_name_of_the_module_is_documented(html):
+    import ndlinear
+
+    page = soup(html / "book" / "api.html")
+    for name in ndlinear.__all__:
+        entry = page.find(id=f"ndlinear.{name}")
+        assert entry is not None and entry.find_next("dd").text.strip(), f"{name} has no docstring"
+
+
 @pytest.mark.parametrize("name", CHAPTERS)
 def test_chapters_carry_their_outputs(html, name):
     page = soup(html / name)

@@ -21,6 +21,7 @@ sys.path[:0] = [
     str(pathlib.Path(__file__).resolve().parent),
     str(pathlib.Path(__file__).resolve().parents[2] / "notebooks"),
 ]
+import ndlapi  # noqa: E402
 import ndlbuild  # noqa: E402
 import ndlruns  # noqa: E402
 import ndltables  # noqa: E402
@@ -202,6 +203,7 @@ class Deviations(BookDirective):
 def setup(app) -> dict:
     ndlbuild.kernel_environment(pathlib.Path(app.srcdir), os.environ)
     app.connect("config-inited", on_config, priority=900)
+    app.connect("autodoc-process-docstring", ndlapi.on_docstring)
     app.connect("doctree-read", on_doctree)
     app.connect("html-page-context", on_page)
     app.connect("build-finished", on_finish)
