@@ -9,10 +9,11 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 
 import pandas as pd
 
-from .modes import ROOT, LabError, mode
+from .modes import LabError, mode
 
 
 def _in_jupyter() -> bool:
@@ -146,23 +147,56 @@ def card(slug: str, *, read_first: list[str] | None = None, gpu: bool = False) -
     )
 
 
-def require(module: str, package: str | None = None):
-    """Import an optional library; on Colab install it first, without touching the torch and numpy that are there.
+# What pip installs for an optional library where that is not the library's own name. tensorly-torch does not ask for tensorly.
+PACKAGES = {
+    "distributed": ("dask[distributed]",),
+    "numba": ("aeon",),
+    "onnxscript": ("onnx", "onnxscript"),
+    "tltorch": ("tensorly", "tensorly-torch"),
+}
 
+
+def require(*modules: str):
+    """Import optional libraries; on Colab install what is missing, beside the torch and numpy that are there.
+
+    Args:
+        modules: names as in an import statement; name all that a chapter needs together, so that one line installs them.
+    Returns:
+        The module, or a tuple of several.
     Raises:
-        LabError: the library is missing; the message names the command that installs it.
+        LabError: a library is missing; the message names the line that installs it.
     """
-    try:
-        return importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name != module.partition(".")[0]:
-            raise
-    package = package or module
-    if "COLAB_RELEASE_TAG" in os.environ:
-        import numpy
-        import torch
+    missing = _missing(modules)
+    if missing and "COLAB_RELEASE_TAG" in os.environ:
+        subprocess.run([sys.executable, "-m", *install_line(missing).split()], check=False)
+        importlib.invalidate_caches()
+        missing = _missing(modules)
+    if missing:
+        problems = "; ".join(str(error) for error in missing.values())
+        raise LabError(f"{problems}. Install it and run this cell again: {install_line(missing)}")
+    found = [importlib.import_module(module) for module in modules]
+    return found[0] if len(found) == 1 else tuple(found)
 
-        pins = [f"torch=={torch.__version__.partition('+')[0]}", f"numpy=={numpy.__version__}"]
-        subprocess.run([sys.executable, "-m", "pip", "install", "-q", package, *pins], check=True)
-        return importlib.import_module(module)
-    raise LabError(f"this cell uses {package}: pip install {package} -c {ROOT / 'constraints.txt'}")
+
+def _missing(modules: tuple[str, ...]) -> dict[str, ModuleNotFoundError]:
+    """The modules that cannot be imported because something is not installed, each with the error that says what."""
+    missing = {}
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            missing[module] = error
+    return missing
+
+
+def install_line(modules: Iterable[str]) -> str:
+    """The pip command for optional libraries. It names the torch and numpy in use, so that pip leaves them or refuses."""
+    import numpy
+    import torch
+
+    packages = []
+    for module in modules:
+        library = module.partition(".")[0]
+        packages += PACKAGES.get(library, (library,))
+    pins = [f"torch=={torch.__version__.partition('+')[0]}", f"numpy=={numpy.__version__}"]
+    return " ".join(["pip", "install", *dict.fromkeys(packages), *pins])
