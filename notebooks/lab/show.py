@@ -147,11 +147,12 @@ def card(slug: str, *, read_first: list[str] | None = None, gpu: bool = False) -
     )
 
 
-# What pip installs for an optional library where that is not the library's own name. tensorly-torch does not ask for tensorly.
+# What pip installs for an optional library where that is not the library's own name alone: tensorly-torch does not ask for
+# tensorly, and a chapter that writes ONNX files also runs them.
 PACKAGES = {
     "distributed": ("dask[distributed]",),
     "numba": ("aeon",),
-    "onnxscript": ("onnx", "onnxscript"),
+    "onnxscript": ("onnx", "onnxscript", "onnxruntime"),
     "tltorch": ("tensorly", "tensorly-torch"),
 }
 
