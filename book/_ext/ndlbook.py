@@ -1,6 +1,6 @@
 """The Sphinx extension of the book.
 
-It lets the notebooks find their code, keeps the execution cache honest, ships MathJax inside the book, sets repository
+It sets the mode of the notebooks, keeps the execution cache honest, ships MathJax inside the book, sets repository
 links only where an address is known, and provides the directives of book/*.md:
 
     {claims-table}  {claims-counts}  {deviations} boxes | corrections  {run-status} runs | chapters  {build-status}
@@ -11,21 +11,15 @@ import os
 import pathlib
 import platform
 import re
-import sys
 
+import ndlapi
+import ndlbuild
+import ndlruns
+import ndltables
 from docutils import nodes
 from docutils.statemachine import StringList
+from lab import ledger, records
 from sphinx.util.docutils import SphinxDirective
-
-sys.path[:0] = [
-    str(pathlib.Path(__file__).resolve().parent),
-    str(pathlib.Path(__file__).resolve().parents[2] / "notebooks"),
-]
-import ndlapi  # noqa: E402
-import ndlbuild  # noqa: E402
-import ndlruns  # noqa: E402
-import ndltables  # noqa: E402
-from lab import ledger, records  # noqa: E402
 
 TIMES = "notebook-times"  # the record of `python -m lab.upkeep times`
 
@@ -201,7 +195,8 @@ class Deviations(BookDirective):
 
 
 def setup(app) -> dict:
-    ndlbuild.kernel_environment(pathlib.Path(app.srcdir), os.environ)
+    ndlbuild.refuse_other_checkout(pathlib.Path(app.srcdir))
+    os.environ["NDL_MODE"] = ndlbuild.MODE  # kernels inherit it
     app.connect("config-inited", on_config, priority=900)
     app.connect("autodoc-process-docstring", ndlapi.on_docstring)
     app.connect("doctree-read", on_doctree)
