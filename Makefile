@@ -42,21 +42,21 @@ floor.txt: pyproject.toml
 
 # Times the layer and its peers on this machine, adds the rows to notebooks/results and prints the tables of chapter 60.
 bench: $(VENV)/book.installed
-	$(RUN) -m lab.bench
+	$(RUN) -m lab.chapters.speed
 
 environment: $(VENV)/test.installed
-	$(RUN) -m lab.upkeep environment
+	$(RUN) -m lab.tools.upkeep environment
 
 stamp: $(VENV)/book.installed
-	$(RUN) -m lab.upkeep stamp "$(URL)"
+	$(RUN) -m lab.tools.upkeep stamp "$(URL)"
 
 times: $(VENV)/test.installed
-	$(RUN) -m lab.upkeep times
+	$(RUN) -m lab.tools.upkeep times
 
 # an experiment again, from nothing, against its record: make reproduce EXPERIMENT=template-example
 # a part of one, by the values of its configurations: make reproduce EXPERIMENT=radius-bump ONLY="width=16 depth=2"
 reproduce: $(VENV)/book.installed
-	$(RUN) -m lab.reproduce "$(EXPERIMENT)" $(ONLY)
+	$(RUN) -m lab.tools.reproduce "$(EXPERIMENT)" $(ONLY)
 
 clean:
 	rm -rf $(VENV) book/_build floor.txt .pytest_cache .ruff_cache .hypothesis .coverage*

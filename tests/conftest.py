@@ -1,33 +1,16 @@
-"""Tests run against the `ndlinear` and `lab` of their own checkout; some share a browser or a web server."""
+"""What tests share: the same random numbers in each run of a test, a browser, a web server."""
 
 import functools
 import http.server
 import os
-import pathlib
 import random
 import shutil
 import threading
 import zlib
 
-import lab
 import numpy
 import pytest
 import torch
-
-import ndlinear
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-HOMES = {"ndlinear": ROOT, "lab": ROOT / "notebooks" / "lab"}
-
-
-def pytest_configure():
-    """Refuse to test another checkout than the one that is looked at."""
-    for module in (ndlinear, lab):
-        home = pathlib.Path(module.__file__).resolve().parent
-        if home != HOMES[module.__name__]:
-            raise pytest.UsageError(
-                f"{module.__name__} comes from {home}: run `make test`, or set PYTHONPATH={ROOT}:{ROOT / 'notebooks'}"
-            )
 
 
 @pytest.hookimpl(tryfirst=True)

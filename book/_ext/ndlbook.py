@@ -18,10 +18,11 @@ import ndlruns
 import ndltables
 from docutils import nodes
 from docutils.statemachine import StringList
-from lab import ledger, records
+from lab import records
+from lab.page import ledger
 from sphinx.util.docutils import SphinxDirective
 
-TIMES = "notebook-times"  # the record of `python -m lab.upkeep times`
+TIMES = "notebook-times"  # the record of `python -m lab.tools.upkeep times`
 
 
 # --- events ------------------------------------------------------------------------------------------------------

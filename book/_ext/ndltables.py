@@ -12,7 +12,7 @@ import re
 
 import yaml
 from docutils import nodes
-from lab.ledger import SIGNS, area
+from lab.page.ledger import SIGNS, area
 
 HERE = pathlib.Path(__file__).resolve().parent
 

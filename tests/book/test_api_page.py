@@ -1,13 +1,11 @@
 """Docstrings written for a terminal become reStructuredText without a warning and without losing a character."""
 
-import importlib
 import inspect
-import sys
 
 import docutils.core
 import docutils.nodes
+import ndlapi
 import pytest
-from lab import modes
 
 import ndlinear
 
@@ -35,14 +33,7 @@ Example:
 """
 
 
-@pytest.fixture(scope="module")
-def ndlapi():
-    sys.path.insert(0, str(modes.ROOT / "book" / "_ext"))
-    yield importlib.import_module("ndlapi")
-    sys.path.pop(0)
-
-
-def read(ndlapi, docstring: str) -> docutils.nodes.document:
+def read(docstring: str) -> docutils.nodes.document:
     """The docstring as docutils understands it; any complaint of docutils is an error."""
     lines = docstring.rstrip("\n").split("\n")
     ndlapi.on_docstring(None, "function", "f", None, None, lines)
@@ -51,8 +42,8 @@ def read(ndlapi, docstring: str) -> docutils.nodes.document:
     return docutils.core.publish_doctree(text, settings_overrides=settings)
 
 
-def test_sentences_columns_and_examples_are_told_apart(ndlapi):
-    document = read(ndlapi, PLAIN)
+def test_sentences_columns_and_examples_are_told_apart():
+    document = read(PLAIN)
     paragraphs = [node.astext() for node in document.findall(docutils.nodes.paragraph)]
     assert paragraphs == [
         "Multiply *args by weight_ |x| and **search: see load_lora and back\\slash.",
@@ -65,20 +56,20 @@ def test_sentences_columns_and_examples_are_told_apart(ndlapi):
     assert [n.astext() for n in document.findall(docutils.nodes.doctest_block)] == [">>> 1 + 1\n2"]
 
 
-def test_sections_are_read_by_napoleon(ndlapi):
-    text = read(ndlapi, GOOGLE).astext()
+def test_sections_are_read_by_napoleon():
+    text = read(GOOGLE).astext()
     assert "One sentence about D_k and *args." in text
     assert "input (*batch, D_1), of any dtype." in text and "which mode_ comes first" in text
     assert ">>> 2 * 3\n6" in text and "ValueError" in text and "Args:" not in text
 
 
 @pytest.mark.parametrize("name", ndlinear.__all__)
-def test_docstrings_of_the_module_give_no_warning(ndlapi, name):
+def test_docstrings_of_the_module_give_no_warning(name):
     public = getattr(ndlinear, name)
     members = (
         [m for n, m in vars(public).items() if n[:1] != "_"] if inspect.isclass(public) else []
     )
     docstrings = [thing.__doc__ for thing in (public, *members)]  # own ones, not inherited
     for docstring in map(inspect.cleandoc, filter(None, docstrings)):
-        words = read(ndlapi, docstring).astext().split()
+        words = read(docstring).astext().split()
         assert len(words) >= 0.9 * len(docstring.split()), "text was lost"

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 
+import lab
 import pytest
 import yaml
 from lab import modes
@@ -218,11 +219,10 @@ def test_the_top_level_holds_the_book_and_what_tools_look_for_there():
     assert names == book | tools | {"CITATION.cff"}
 
 
-def test_a_second_checkout_is_told_apart(tmp_path):
-    """Its tests stop with advice when Python finds the first one's lab, and run when PYTHONPATH names their own."""
+def test_a_second_checkout_is_tested_by_its_own_code(tmp_path):
+    """Also where the first one's lab and module stand on the path, as an editable installation puts them there."""
     other = tmp_path / "ndlinear-book"
     (other / "tests").mkdir(parents=True)
-    (other / "notebooks").mkdir()
     shutil.copytree(ROOT / "notebooks" / "lab", other / "notebooks" / "lab")
     shutil.copytree(ROOT / "book" / "paper", other / "book" / "paper")
     for name in ("ndlinear.py", "pyproject.toml", "tests/conftest.py"):
@@ -233,10 +233,17 @@ def test_a_second_checkout_is_told_apart(tmp_path):
         f"    assert lab.__file__.startswith({str(other)!r})\n"
         f"    assert ndlinear.__file__.startswith({str(other)!r})\n"
     )
-    first = run_tests(other, f"{ROOT}:{ROOT / 'notebooks'}")
-    assert first.returncode == 4 and "set PYTHONPATH=" in first.stderr, first.stdout + first.stderr
-    own = run_tests(other, f"{other}:{other / 'notebooks'}")
-    assert own.returncode == 0 and "1 passed" in own.stdout, own.stdout + own.stderr
+    done = run_tests(other, f"{ROOT}:{ROOT / 'notebooks'}")
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_lab_is_installed_from_its_folder():
+    """Every room is inside the one folder that pyproject.toml maps to the name."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11")
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["tool"]
+    asked = tools["setuptools"]
+    assert asked["packages"] == ["lab"] and asked["py-modules"] == ["ndlinear"]
+    assert (ROOT / asked["package-dir"]["lab"] / "__init__.py").samefile(lab.__file__)
 
 
 def run_tests(folder: pathlib.Path, path: str) -> subprocess.CompletedProcess:

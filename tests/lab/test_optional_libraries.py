@@ -14,8 +14,7 @@ import lab
 import numpy
 import pytest
 import torch
-from lab import LabError, modes
-from lab import show as machine
+from lab import LabError, machine, modes
 
 COLAB_HAS = ("torch", "numpy", "scipy", "pandas", "matplotlib", "seaborn", "scikit-learn", "tqdm")
 COLAB_HAS += ("pyyaml", "filelock", "ipykernel", "ipywidgets")
@@ -195,7 +194,7 @@ def unguarded(source: str) -> list[str]:
 
 
 SOURCES = sorted([*modes.NOTEBOOKS.glob("*.ipynb"), *(modes.NOTEBOOKS / "lab").rglob("*.py")])
-OWN_MESSAGE = {"cluster.py", "where.py"}  # NDL_CLUSTER without dask has a message of its own
+OWN_MESSAGE = {"where.py"}  # NDL_CLUSTER without dask has a message of its own
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)
