@@ -1,4 +1,4 @@
-"""What a build of the book depends on and ships: the state of its sources, the kernels' environment, the repository, MathJax."""
+"""What a build of the book depends on and ships: the state of its sources, the repository, MathJax."""
 
 import hashlib
 import importlib.metadata
@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 
+import lab
 from sphinx.errors import ConfigError
 
 MODE = "replay"  # the book shows recorded runs and never trains
@@ -95,15 +96,14 @@ def book_state(root: pathlib.Path) -> str:
     return digest.hexdigest()
 
 
-def kernel_environment(root: pathlib.Path, environ: dict) -> None:
-    """Kernels inherit the environment: import path and mode go there."""
-    paths = [
-        str(root),
-        str(root / "notebooks"),
-        *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)),
-    ]
-    environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    environ["NDL_MODE"] = MODE
+def refuse_other_checkout(root: pathlib.Path) -> None:
+    """The pages must come from the lab beside them; an installed lab of another checkout would tell other numbers."""
+    home, found = root / "notebooks" / "lab", pathlib.Path(lab.__file__).parent
+    if home.resolve() != found.resolve():
+        raise ConfigError(
+            f"lab comes from {found}, not from {home}: build with `make book`, or set "
+            f"PYTHONPATH={root}{os.pathsep}{root / 'notebooks'}"
+        )
 
 
 # --- where the repository is -------------------------------------------------------------------------------------

@@ -3,24 +3,24 @@
 import json
 import os
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
 
 import nbformat
+import ndlbook
+import ndlbuild
+import ndlcache
+import ndlruns
+import ndltables
 import pytest
 import yaml
 from bs4 import BeautifulSoup
+from lab import modes
+from lab.page import ledger
+from sphinx.errors import ConfigError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-ndlbuild = pytest.importorskip(
-    "ndlbuild", reason="the book's requirements are not installed: make test"
-)
-import ndlcache  # noqa: E402
-import ndlruns  # noqa: E402
-import ndltables  # noqa: E402
-from lab.page import ledger  # noqa: E402
 
 CLAIM = {
     "id": "layer-x",
@@ -249,15 +249,22 @@ def test_the_lab_writes_down_what_is_read(tmp_path):
     assert not any("chapters/" in name for _, name in found), "no chapter's module was imported"
 
 
-def test_kernels_get_path_and_mode(tmp_path):
-    environ = {"PYTHONPATH": "/elsewhere", "NDL_MODE": "full"}
-    ndlbuild.kernel_environment(tmp_path, environ)
-    assert environ["PYTHONPATH"].split(":") == [
-        str(tmp_path),
-        str(tmp_path / "notebooks"),
-        "/elsewhere",
-    ]
-    assert environ["NDL_MODE"] == "replay", "building the book must never train"
+def test_a_lab_of_another_checkout_is_refused(tmp_path):
+    ndlbuild.refuse_other_checkout(modes.ROOT)
+    with pytest.raises(ConfigError, match=r"lab comes from .*make book.*PYTHONPATH="):
+        ndlbuild.refuse_other_checkout(tmp_path)
+
+
+def test_building_the_book_never_trains(monkeypatch):
+    class App:
+        srcdir = str(modes.ROOT)
+
+        def __getattr__(self, name):
+            return lambda *arguments, **options: None
+
+    monkeypatch.setenv("NDL_MODE", "full")
+    ndlbook.setup(App())
+    assert os.environ["NDL_MODE"] == "replay"
 
 
 # --- repository --------------------------------------------------------------------------------------------------
@@ -389,30 +396,3 @@ def test_a_miniature_book_with_an_address(tmp_path, monkeypatch):
         ".ndl-box blockquote"
     )
     assert (tmp_path / "book" / "_build" / "state").exists()
-
-
-# --- workflows ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda p: p.stem
-)
-def test_workflow_is_sound(path):
-    text = path.read_text(encoding="utf8")
-    for job in yaml.safe_load(text)["jobs"].values():
-        steps = job["steps"]
-        used = [step["uses"] for step in steps if "uses" in step]
-        assert all(name.startswith("actions/") for name in used), (
-            f"{path.name}: official actions only, found {used}"
-        )
-        if any("run" in step for step in steps):
-            assert job["defaults"]["run"]["shell"] == "bash", (
-                f"{path.name}: bash, so that pipes fail"
-            )
-    targets = set(
-        (ROOT / "Makefile").read_text(encoding="utf8").split(".PHONY:")[1].splitlines()[0].split()
-    )
-    assert set(re.findall(r"run: make (\w+)", text)) <= targets, (
-        f"{path.name} calls a target that the Makefile lacks"
-    )
-    assert "constraints.txt" in text
