@@ -25,11 +25,6 @@ from ..train.stacked import Stack
 COORDINATES = 10  # of the inputs of Radius Bump
 
 
-def numbers(text: str) -> tuple[int, ...]:
-    """Sizes or modes that a configuration writes as text: "8x4x2" or "1,3,2"."""
-    return tuple(int(n) for n in text.replace("x", ",").split(","))
-
-
 class Fold(nn.Module):
     """(B, ...) -> (B, D_1, ..., D_N), then the axes of the data in another order: axis ``axes[k]``, counted from 1, comes k-th."""
 
