@@ -401,9 +401,9 @@ def classical(
 
 def _minirocket():
     """aeon's MiniRocket; in smoke mode without its compiler, which takes longer than everything else."""
-    numba = require("numba", "aeon")
+    numba = require("numba")
     before, numba.config.DISABLE_JIT = numba.config.DISABLE_JIT, mode() == "smoke"
     try:
-        return require("aeon.transformations.collection.convolution_based", "aeon").MiniRocket
+        return require("aeon.transformations.collection.convolution_based").MiniRocket
     finally:
         numba.config.DISABLE_JIT = before

@@ -93,7 +93,7 @@ def spread(layer: TTLinear, outputs: int) -> TTLinear:
 
 def tcl() -> nn.Module:
     """The tensor contraction layer of tensorly-torch, (64, 8, 8) -> (64, 8, 8), without biases as there by default."""
-    return require("tltorch", "tensorly-torch").TCL(SHAPE, rank=SHAPE, bias=False)
+    return require("tltorch").TCL(SHAPE, rank=SHAPE, bias=False)
 
 
 def trl(classes: int, rank: tuple[int, ...] = (32, 4, 4)) -> nn.Module:
@@ -105,7 +105,7 @@ def trl(classes: int, rank: tuple[int, ...] = (32, 4, 4)) -> nn.Module:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        make = require("tltorch", "tensorly-torch").TRL
+        make = require("tltorch").TRL
         layer = make(
             SHAPE, (classes,), rank=(*rank, classes), factorization="tucker", bias=True, verbose=0
         )
