@@ -322,9 +322,7 @@ def training_functions(notebook: pathlib.Path) -> dict[str, types.FunctionType]:
         if isinstance(call, ast.Call) and ast.unparse(call.func) == "lab.record":
             name, run = call.args[0], call.args[2]
             if isinstance(run, ast.Name):
-                found[ast.literal_eval(name) if isinstance(name, ast.Constant) else "grids"] = (
-                    definitions(notebook, run.id)[run.id]
-                )
+                found[ast.unparse(name).strip("'")] = definitions(notebook, run.id)[run.id]
     return found
 
 
