@@ -39,7 +39,6 @@ MATHJAX = (
     "sre/mathmaps/base.json",
     "sre/mathmaps/en.json",
 )
-KEEP_CACHES = 4
 
 
 # --- what the notebooks see --------------------------------------------------------------------------------------
@@ -64,11 +63,15 @@ def source_files(root: pathlib.Path) -> list[pathlib.Path]:
     )
 
 
+def versions_key() -> str:
+    """Hash of the mode and of all versions that may change what a notebook prints."""
+    parts = (MODE, platform.python_version(), *(f"{p}=={version(p)}" for p in PACKAGES))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
 def cache_key(root: pathlib.Path) -> str:
     """Hash of sources, records, facts, versions and mode: same key, same outputs."""
-    digest = hashlib.sha256()
-    for text in (MODE, platform.python_version(), *(f"{p}=={version(p)}" for p in PACKAGES)):
-        digest.update(text.encode() + b"\0")
+    digest = hashlib.sha256(versions_key().encode())
     for path in source_files(root):
         digest.update(str(path.relative_to(root)).encode() + b"\0")
         digest.update(hashlib.sha256(path.read_bytes()).digest())
@@ -101,13 +104,6 @@ def refuse_other_checkout(root: pathlib.Path) -> None:
             f"lab comes from {found}, not from {home}: build with `make book`, or set "
             f"PYTHONPATH={root}{os.pathsep}{root / 'notebooks'}"
         )
-
-
-def prune_caches(folder: pathlib.Path, keep: int = KEEP_CACHES) -> None:
-    """Keep the newest execution caches, so that switching between two states stays fast."""
-    if folder.is_dir():
-        for old in sorted(folder.iterdir(), key=lambda p: p.stat().st_mtime, reverse=True)[keep:]:
-            shutil.rmtree(old, ignore_errors=True)
 
 
 # --- where the repository is -------------------------------------------------------------------------------------
