@@ -54,9 +54,10 @@ times: $(VENV)/test.installed
 	$(RUN) -m lab.tools.upkeep times
 
 # an experiment again, from nothing, against its record: make reproduce EXPERIMENT=template-example
+# with ADOPT=1, rows of earlier code count as rows of the present code if all means agree
 # a part of one, by the values of its configurations: make reproduce EXPERIMENT=radius-bump ONLY="width=16 depth=2"
 reproduce: $(VENV)/book.installed
-	$(RUN) -m lab.tools.reproduce "$(EXPERIMENT)" $(ONLY)
+	$(RUN) -m lab.tools.reproduce "$(EXPERIMENT)" $(ONLY) $(if $(ADOPT),--adopt)
 
 clean:
 	rm -rf $(VENV) book/_build floor.txt .pytest_cache .ruff_cache .hypothesis .coverage*

@@ -206,8 +206,8 @@ def setup(app) -> dict:
     ndlbuild.refuse_other_checkout(pathlib.Path(app.srcdir))
     os.environ["NDL_MODE"] = ndlbuild.MODE  # kernels inherit it
     app.connect("config-inited", on_config, priority=900)
-    app.connect("autodoc-process-docstring", ndlapi.on_docstring)
     app.connect("env-before-read-docs", on_read)
+    app.connect("autodoc-process-docstring", ndlapi.on_docstring)
     app.connect("doctree-read", on_doctree)
     app.connect("html-page-context", on_page)
     app.connect("build-finished", on_finish)
