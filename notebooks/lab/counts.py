@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import re
 
 import pandas as pd
 import torch
@@ -15,12 +16,18 @@ from ndlinear import cheapest_order, count_parameters
 ALL_ORDERS_UP_TO = 4  # modes: 24 orders
 
 
+def sizes(text: str) -> tuple[int, ...]:
+    """The sizes, or modes, that a configuration or a table writes as text: "64x8x8", "64,8,8" or "64 8 8"."""
+    return tuple(int(number) for number in re.split("[x, ]+", text))
+
+
 def saved_entries(input_dims, hidden_size, order=None) -> int:
     """Entries per sample that autograd keeps when every mode is trained: the inputs of all steps, in the given order."""
-    sizes, total = list(input_dims), 0
-    for k in range(len(sizes)) if order is None else order:
-        total += math.prod(sizes)
-        sizes[k] = hidden_size[k]
+    now = list(input_dims)
+    total = 0
+    for k in range(len(now)) if order is None else order:
+        total += math.prod(now)
+        now[k] = hidden_size[k]
     return total
 
 

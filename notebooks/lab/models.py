@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -230,12 +231,16 @@ def recurrent(
 
 
 # ---------------------------------------------------------------------------------------------- tabular data, text head
-def mlp(*sizes: int) -> nn.Sequential:
+def mlp(*sizes: int, bias: bool = True) -> nn.Sequential:
     """Linear layers of these sizes with ReLU between them."""
-    layers = itertools.chain.from_iterable(
-        (nn.Linear(a, b), nn.ReLU()) for a, b in itertools.pairwise(sizes)
-    )
-    return nn.Sequential(*list(layers)[:-1])
+    pairs = itertools.pairwise(sizes)
+    return nn.Sequential(*relu_between(nn.Linear(a, b, bias=bias) for a, b in pairs))
+
+
+def relu_between(layers: Iterable[nn.Module]) -> list[nn.Module]:
+    """The layers in their order, with ReLU between each two."""
+    followed = [part for layer in layers for part in (layer, nn.ReLU())]
+    return followed[:-1]
 
 
 TABULAR = {
@@ -274,17 +279,20 @@ def text_head(method: str = "Linear", hidden: int = 2, layer=NdLinear) -> nn.Seq
 
 
 def radius_mlp(
-    method: str, width: int, depth: int, bias: bool = True, layer=NdLinear
+    method: str, width: int | tuple[int, ...], depth: int, bias: bool = True, layer=NdLinear
 ) -> nn.Sequential:
-    """The Radius Bump networks on 10 coordinates: "dense", 10-width-...-1, or "NdLinear", (2, 5) to (h, h), ..., (1, 1) with
-    h = width / 4; ``depth`` linear layers in all. Input shape from the released code."""
+    """The Radius Bump networks on 10 coordinates, (n, 10) -> (n, 1): ``depth`` linear layers with ReLU between.
+
+    "dense": 10-width-...-1; "NdLinear": (2, 5) to the hidden shape, ..., to (1, 1). The input shape comes from the
+    released code. ``width``: of the dense layers; NdLinear then has the hidden shape (width / 4, width / 4), unless the
+    shape itself is given.
+    """
     if method == "dense":
-        return mlp(10, *[width] * (depth - 1), 1)
-    h = width // 4
-    shapes = [(2, 5), *[(h, h)] * (depth - 1), (1, 1)]
+        return mlp(10, *[width] * (depth - 1), 1, bias=bias)
+    hidden = (width // 4, width // 4) if isinstance(width, int) else tuple(width)
+    shapes = [(2, 5), *[hidden] * (depth - 1), (1, 1)]
     layers = [layer(a, b, bias=bias) for a, b in itertools.pairwise(shapes)]
-    between = itertools.chain.from_iterable((each, nn.ReLU()) for each in layers)
-    return nn.Sequential(nn.Unflatten(-1, (2, 5)), *list(between)[:-1], nn.Flatten())
+    return nn.Sequential(nn.Unflatten(-1, (2, 5)), *relu_between(layers), nn.Flatten())
 
 
 # ------------------------------------------------------------------------------------------------- vision transformers

@@ -18,16 +18,11 @@ from torch import Tensor, nn
 from .. import models
 from ..counts import count_macs
 from ..data import load, official
-from ..train.loop import Split, fit, seed_everything
+from ..data.splits import some_of_each
+from ..train.loop import Split, fit, predict, seed_everything
 from ..train.stacked import Stack
 
 COORDINATES = 10  # of the inputs of Radius Bump
-EXACT = 20_000  # pictures of the part "train_exact" in the form of CIFAR-100 that has one
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Sizes or modes that a configuration writes as text: "8x4x2" or "1,3,2"."""
-    return tuple(int(n) for n in text.replace("x", ",").split(","))
 
 
 class Fold(nn.Module):
@@ -88,19 +83,17 @@ def tuned(runs: pd.DataFrame, key: list[str], metric: str = "val_accuracy") -> p
 
 
 def pictures(images: int, seed: int = 0) -> Split:
-    """CIFAR-100, channels centred and scaled: the first ``images`` training pictures, equally many of each class, a tenth of
-    them for validation, and the official test part. Pictures kept exactly are taken, where the data set names them."""
+    """CIFAR-100, channels centred and scaled: the first ``images`` training pictures, equally many of each class, a
+    tenth of them for validation, and the official test part."""
     data = load("cifar100")
-    exact = images <= EXACT and "train_exact" in data.splits
-    (x, y), (x_test, y_test) = data.part("train_exact" if exact else "train"), data.part("test")
-    of_each = max(images // len(data.names), 1)
-    chosen = np.sort(
-        np.concatenate([np.flatnonzero(y == c)[:of_each] for c in range(len(data.names))])
+    x, y = some_of_each(data, images)
+    x_test, y_test = data.part("test")
+    parts = {"train": slice(0, len(y)), "test": slice(len(y), len(y) + len(y_test))}
+    small = dataclasses.replace(
+        data, x=np.concatenate([x, x_test]), y=np.concatenate([y, y_test]), splits=parts
     )
-    x, y = np.concatenate([x[chosen], x_test]), np.concatenate([y[chosen], y_test])
-    parts = {"train": slice(0, len(chosen)), "test": slice(len(chosen), len(y))}
-    small = dataclasses.replace(data, x=x, y=y, splits=parts)
-    return official(small, seed=seed, val=0.1 if of_each >= 10 else 0.5, standardise="channel")
+    few = len(y) < 10 * len(data.names)
+    return official(small, seed=seed, val=0.5 if few else 0.1, standardise="channel")
 
 
 @functools.lru_cache(maxsize=1)
@@ -122,11 +115,6 @@ def features(images: int, epochs: int, seed: int = 0) -> Split:
         batch_size=128,
         seed=seed,
     )
-    body = trained.model[0].eval()
-    device = next(body.parameters()).device
-
-    @torch.no_grad()
-    def see(x: Tensor) -> Tensor:
-        return torch.cat([body(part.to(device)).cpu() for part in x.split(256)])
-
-    return Split(*[(see(x), y) for x, y in (split.train, split.val, split.test)])
+    body = trained.model[0]
+    parts = (split.train, split.val, split.test)
+    return Split(*[(predict(body, x, batch=256), y) for x, y in parts])

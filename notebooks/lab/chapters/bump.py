@@ -15,19 +15,20 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from ndlinear import NdLinear, cheapest_order, count_macs, count_parameters
+from ndlinear import cheapest_order, count_macs, count_parameters
 
+from .. import models
 from ..modes import LabError
 from ..page.facts import facts
 from ..page.figures import label
 from ..stats import interval, summary
 
-INPUTS, DIMS, RADIUS = 10, (2, 5), 0.8
+INPUTS = 10
+DIMS = (2, 5)
+RADIUS = 0.8
 SIGMAS = (0.1, 0.2, 0.3)  # the difficulties of the paper
-POOL, TEST_SEED = (
-    2000,
-    1_000_000,
-)  # samples that a seed may draw from; the seed of the test set that all runs share
+POOL = 2000  # samples that a seed may draw from
+TEST_SEED = 1_000_000  # of the test set that all runs share
 
 
 def inputs(count: int, seed: int) -> Tensor:
@@ -49,19 +50,14 @@ def draw(seed: int, train: int, test: int) -> tuple[Tensor, Tensor]:
 
 
 def network(arm: str, size: int | tuple[int, ...], depth: int, bias: bool = True) -> nn.Sequential:
-    """(n, 10) -> (n,): ``depth`` layers with ReLU between. Dense: ``size`` units a layer; NdLinear: the hidden shape ``size``,
-    for inputs arranged as (2, 5)."""
-    if arm == "dense":
-        sizes, layer = [INPUTS, *[size] * (depth - 1), 1], nn.Linear
-        start: list[nn.Module] = []
-    elif arm == "ndlinear":
-        sizes, layer = [DIMS, *[tuple(size)] * (depth - 1), (1,) * len(size)], NdLinear
-        start = [nn.Unflatten(1, DIMS)]
-    else:
+    """`lab.models.radius_mlp` with one number as answer, (n, 10) -> (n,).
+
+    ``size``: units of each hidden layer ("dense"), or the hidden shape ("ndlinear").
+    """
+    methods = {"dense": "dense", "ndlinear": "NdLinear"}
+    if arm not in methods:
         raise LabError(f"arm {arm!r}: 'dense' or 'ndlinear'")
-    layers = [layer(a, b, bias=bias) for a, b in itertools.pairwise(sizes)]
-    body = [part for one in layers for part in (one, nn.ReLU())][:-1]
-    return nn.Sequential(*start, *body, nn.Flatten(0))
+    return nn.Sequential(*models.radius_mlp(methods[arm], size, depth, bias), nn.Flatten(0))
 
 
 def lengths(cells: int = 1 << 14) -> tuple[np.ndarray, np.ndarray]:

@@ -3,7 +3,7 @@
 The networks are those of `models.series_classifier`, at the sizes that give the printed counts. With one channel and without
 positions, attention needs no products of queries and keys (`TiltedMean`), and an NdLinear block with an axis of length one is a
 dense block with a piecewise linear activation (`PiecewiseLinear`). Both are the same functions of the same parameters with
-the same gradients, several times faster; tests/test_lab_classifiers.py holds them against the plain modules.
+the same gradients, several times faster; tests/lab/test_classifiers.py holds them against the plain modules.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ class TiltedMean(torch.autograd.Function):
                 for values, t, s, p in zip(*parts)
             ]
         )
-        mean, square = sums[:, 1] / sums[:, 0], sums[:, 2] / sums[:, 0]
+        mean = sums[:, 1] / sums[:, 0]
+        square = sums[:, 2] / sums[:, 0]
         ctx.save_for_backward(square - mean * mean)
         return mean
 
@@ -115,10 +116,8 @@ def hinges(t: Tensor, w: Tensor, c: Tensor, v: Tensor) -> Tensor:
     at = torch.where(w == 0, torch.where(c > 0, -math.inf, math.inf), -c / w).detach()
     knots, order = at.sort()
     w, c, v = w[order], c[order], v[order]
-    rank, piece = (
-        torch.arange(len(w), device=w.device),
-        torch.arange(len(w) + 1, device=w.device)[:, None],
-    )
+    rank = torch.arange(len(w), device=w.device)
+    piece = torch.arange(len(w) + 1, device=w.device)[:, None]
     active = torch.where(w >= 0, rank < piece, rank >= piece).to(w.dtype)  # (pieces, units)
     return PiecewiseLinear.apply(t, knots, active @ (v * w), active @ (v * c))
 
@@ -129,10 +128,8 @@ class SingletonBlock(nn.Module):
 
     def __init__(self, width: int, hidden: int, terms: int):
         super().__init__()
-        self.first, self.second = (
-            NdLinear((width, 1), (hidden, terms)),
-            NdLinear((hidden, terms), (width, 1)),
-        )
+        self.first = NdLinear((width, 1), (hidden, terms))
+        self.second = NdLinear((hidden, terms), (width, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         (inner, w), (bias, c) = self.first.weights, self.first.biases
@@ -215,28 +212,28 @@ class Classifier(models.Encoder):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        x = (
-            self.attend(x)
-            if self.short
-            else self.embed(x)
-            if self.positions is None
-            else self.embed(x) + self.positions
-        )
         if self.short:
-            after = self.layer.norms[0](x)
+            after = self.layer.norms[0](self.attend(x))
             return self.out(self.layer.norms[1](after + self.layer.block(after)).mean(1))
+        x = self.embed(x)
+        if self.positions is not None:
+            x = x + self.positions
         return self.out(self.layer(x).mean(1))
 
     def attend(self, x: Tensor) -> Tensor:
         """(B, T, 1) -> (B, T, d): the embedded series plus its attention, before the first norm."""
-        attention, values = self.layer.attention, x[..., 0]
-        heads, width = attention.num_heads, attention.embed_dim
-        by, const = self.embed.weight[:, 0], self.embed.bias
+        attention = self.layer.attention
+        heads = attention.num_heads
+        width = attention.embed_dim
+        values = x[..., 0]
+        by = self.embed.weight[:, 0]
+        const = self.embed.bias
         # a token is x_t by + const; so are its query, key and value, head by head: (3, heads, d / heads)
         scaled = (attention.in_proj_weight @ by).view(3, heads, -1)
         fixed = F.linear(const, attention.in_proj_weight, attention.in_proj_bias).view(3, heads, -1)
         root = math.sqrt(width // heads)
-        tilt, start = (scaled[0] * scaled[1]).sum(-1) / root, (fixed[0] * scaled[1]).sum(-1) / root
+        tilt = (scaled[0] * scaled[1]).sum(-1) / root
+        start = (fixed[0] * scaled[1]).sum(-1) / root
         theta = values[..., None] * tilt + start  # (B, T, heads)
         means = TiltedMean.apply(values, theta.flatten(1)).view_as(theta)
         out = attention.out_proj.weight.view(width, heads, -1)
@@ -268,11 +265,10 @@ def plain(
     """The same classifier from plain modules alone, without short cuts: to compare with, and (`models.Cheapest`) to count."""
     _, row, classes = SETS[dataset]
     printed, width, _, terms = models.UCR[row]
-    inner = (
-        models.feed_forward(width, width, terms, layer=layer)
-        if arm == "ndlinear"
-        else block(arm, width, terms, steps, layer)
-    )
+    if arm == "ndlinear":
+        inner = models.feed_forward(width, width, terms, layer=layer)
+    else:
+        inner = block(arm, width, terms, steps, layer)
     return models.Encoder(channels or printed, width, classes + 1, inner, heads)
 
 
@@ -311,7 +307,8 @@ def series(dataset: str) -> dict[str, tuple[Tensor, Tensor]]:
 def _scaled(parts: dict) -> dict[str, tuple[Tensor, Tensor]]:
     """(n, channels, steps) to (n, steps, channels), each channel centred and scaled by the training part."""
     x = parts["train"][0]
-    mean, deviation = x.mean((0, 2), keepdims=True), x.std((0, 2), keepdims=True)
+    mean = x.mean((0, 2), keepdims=True)
+    deviation = x.std((0, 2), keepdims=True)
     scale = np.where(deviation > 0, deviation, 1)
     return {
         name: (
@@ -329,7 +326,8 @@ def heartbeat(seed: int, frames: int = 27, held: float = 0.2) -> dict[str, tuple
     x, y = data.part("train")
     block = x.shape[2] // frames
     x = x[..., : frames * block].reshape(len(x), x.shape[1], frames, block).mean(-1)
-    rng, kept = np.random.default_rng(seed), np.ones(len(y), bool)
+    rng = np.random.default_rng(seed)
+    kept = np.ones(len(y), bool)
     for k in np.unique(y):
         kept[rng.permutation(np.flatnonzero(y == k))[: round(held * np.sum(y == k))]] = False
     return _scaled({"train": (x[kept], y[kept]), "test": (x[~kept], y[~kept])})

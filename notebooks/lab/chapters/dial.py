@@ -1,6 +1,6 @@
 """Dial-a-bias: targets between a separable and an entangled part of a square input, training, crossing points, decisions.
 
-All components have mean 0 and variance 1 over the distribution of the inputs and are uncorrelated (tests/test_lab_dial.py
+All components have mean 0 and variance 1 over the distribution of the inputs and are uncorrelated (tests/lab/test_dial.py
 holds the formulas against samples), so the share of a target's variance that belongs to each is known, and so is the error
 of the best constant.
 """
@@ -131,8 +131,10 @@ def scaled(x: Tensor) -> Tensor:
 
 def draw(reading: str, alpha: float, samples: int, seed: int, tests: int = 10_000) -> Split:
     """``samples`` fresh samples, four fifths for training and one for validation, and ``tests`` further ones for testing."""
-    x, x_test = inputs(samples, seed), inputs(tests, seed + 1_000_000)
-    at, y = samples * 4 // 5, target(x, reading, alpha)
+    x = inputs(samples, seed)
+    x_test = inputs(tests, seed + 1_000_000)
+    y = target(x, reading, alpha)
+    at = samples * 4 // 5
     x = scaled(x)
     return Split(
         (x[:at], y[:at]), (x[at:], y[at:]), (scaled(x_test), target(x_test, reading, alpha))
@@ -204,19 +206,24 @@ def ridge(
     data: Split, penalties: Sequence[float] = (1e-6, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 ) -> nn.Module:
     """The linear model of least squares with the penalty (times the number of samples) that validates best, as a module."""
-    x, y = data.train[0].flatten(1).double(), data.train[1].double()
-    mean, level = x.mean(0), y.mean()
+    x = data.train[0].flatten(1).double()
+    y = data.train[1].double()
+    mean = x.mean(0)
+    level = y.mean()
     values, vectors = torch.linalg.eigh((x - mean).T @ (x - mean) / len(x))
     moments = vectors.T @ ((x - mean).T @ (y - level)) / len(x)
-    best, model = math.inf, None
+    best = math.inf
+    model = None
     for penalty in penalties:
         layer = nn.Linear(x.shape[1], 1)
         weight = vectors @ (moments / (values.clamp_min(0) + penalty)[:, None])
-        layer.weight.data, layer.bias.data = weight.T.float(), (level - mean @ weight).float()
+        layer.weight.data = weight.T.float()
+        layer.bias.data = (level - mean @ weight).float()
         candidate = nn.Sequential(nn.Flatten(), layer)
         val = F.mse_loss(predict(candidate, data.val[0]), data.val[1]).item()
         if val < best:
-            best, model = val, candidate
+            best = val
+            model = candidate
     return model
 
 
@@ -225,7 +232,8 @@ def learnt(model: nn.Module, x: Tensor, reading: str, alpha: float) -> dict[str,
 
     ``x``: inputs as models get them, see `scaled`.
     """
-    out, parts = predict(model, x)[:, 0], components(x / math.sqrt(12) + 0.5, READINGS[reading][1])
+    parts = components(x / math.sqrt(12) + 0.5, READINGS[reading][1])
+    out = predict(model, x)[:, 0]
     out = out - out.mean()
     return {
         name: ((out * parts[name]).mean() / parts[name].square().mean() / factor).item()

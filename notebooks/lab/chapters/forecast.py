@@ -1,4 +1,4 @@
-"""Forecasting the oil temperature of an electricity transformer: windows, two protocols, the networks, and what needs none.
+"""Forecasting the oil temperature of an electricity transformer: windows, two protocols, models.
 
 A window holds `STEPS` rows of the inputs and, as targets, the `HORIZON` oil temperatures that follow. The inputs are the six
 load columns, as in the released script; with ``history`` the oil temperature's own past comes with them. Data and errors are
@@ -8,6 +8,7 @@ scaled so that each column runs from 0 to 1 on the rows that the scaler has seen
 from __future__ import annotations
 
 import functools
+import math
 
 import numpy as np
 import pandas as pd
@@ -23,7 +24,8 @@ from ..modes import LabError
 from ..stats import all_of, at_least, interval, summary
 from ..train.loop import Split, seed_everything
 
-STEPS, HORIZON = 24, 12
+STEPS = 24
+HORIZON = 12
 PENALTIES = (1e-6, 1e-4, 1e-2, 1.0, 100.0)
 
 
@@ -82,11 +84,9 @@ def split(protocol: str, table: np.ndarray, seed: int, every: int, history: bool
     """The data of one run: "chronological", the same for all seeds, or "shuffled"."""
     if protocol not in ("chronological", "shuffled"):
         raise LabError(f"no protocol {protocol!r}; there are chronological and shuffled")
-    return (
-        chronological(table, every, history)
-        if protocol == "chronological"
-        else shuffled(table, seed, every, history)
-    )
+    if protocol == "chronological":
+        return chronological(table, every, history)
+    return shuffled(table, seed, every, history)
 
 
 # -------------------------------------------------------------------------------------------------------------- networks
@@ -102,7 +102,8 @@ class Attention(models.EncoderLayer):
         self, width: int, heads: int, block: nn.Module, dropout: float, everywhere: bool = False
     ):
         super().__init__(width, heads, block)
-        self.drop, self.everywhere = nn.Dropout(dropout), everywhere
+        self.drop = nn.Dropout(dropout)
+        self.everywhere = everywhere
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, steps, width) -> (B, width)."""
@@ -112,7 +113,8 @@ class Attention(models.EncoderLayer):
 
     def attend(self, asks: Tensor, x: Tensor) -> Tensor:
         """What `self.attention` computes: (B, queries, width) and (B, steps, width) -> (B, queries, width)."""
-        own, width = self.attention, x.shape[-1]
+        own = self.attention
+        width = x.shape[-1]
         (w_q, w_kv), (b_q, b_kv) = (
             p.split((width, 2 * width)) for p in (own.in_proj_weight, own.in_proj_bias)
         )
@@ -131,11 +133,9 @@ class Transformer(nn.Module):
     def __init__(self, channels: int, layer: Attention, horizon: int = HORIZON):
         super().__init__()
         width = layer.norms[0].normalized_shape[0]
-        self.embed, self.layer, self.out = (
-            nn.Linear(channels, width),
-            layer,
-            nn.Linear(width, horizon),
-        )
+        self.embed = nn.Linear(channels, width)
+        self.layer = layer
+        self.out = nn.Linear(width, horizon)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.layer(self.embed(x)))
@@ -174,7 +174,8 @@ def transformer(
     "ndlinear-modes" is (24, 32) -> (24, 32) twice, over time and channels; "released-own" is "ndlinear", and "released" the
     same with the dense block of the parent class in its place in evaluation mode.
     """
-    dropout, dense = 0.1, {"dense": 2048, "dense-width": width, "dense-params": 50}
+    dropout = 0.1
+    dense = {"dense": 2048, "dense-width": width, "dense-params": 50}
     if arm in dense:
         first, last = nn.Linear(width, dense[arm]), nn.Linear(dense[arm], width)
     elif arm == "ndlinear-modes":
@@ -217,10 +218,8 @@ def recurrent(arm: str, channels: int = 6) -> nn.Module:
     of 64 units: (24, 64) -> (12, 24) -> (12, 1). "dense-params" has its parameters: 64 units, the last state, 26 units, 12.
     """
     if arm in ("dense", "dense-width", "ndlinear", "ndlinear-paper"):
-        hidden, method = (
-            96 if arm == "dense" else 64,
-            "NdLinear" if arm.startswith("nd") else "Linear",
-        )
+        hidden = 96 if arm == "dense" else 64
+        method = "NdLinear" if arm.startswith("nd") else "Linear"
         layer = functools.partial(NdLinear, init="paper" if arm == "ndlinear-paper" else "linear")
         return Recurrent(
             channels, hidden, models.recurrent(method, channels, hidden, layer=layer).head
@@ -286,16 +285,19 @@ def ridge(data: Split, penalties=PENALTIES) -> nn.Sequential:
     x, y = (part.flatten(1).double() for part in data.train)
     centre, middle = x.mean(0), y.mean(0)
     gram, cross = (x - centre).T @ (x - centre), (x - centre).T @ (y - middle)
-    best, lowest = None, float("inf")
+    best = None
+    lowest = math.inf
     for penalty in penalties:
         weight = torch.linalg.solve(gram + penalty * torch.eye(len(gram), dtype=gram.dtype), cross)
         error = F.mse_loss(
             (data.val[0].flatten(1) - centre) @ weight + middle, data.val[1].double()
         ).item()
         if error < lowest:
-            best, lowest = weight, error
+            best = weight
+            lowest = error
     linear = nn.Linear(*best.shape)
-    linear.weight.data, linear.bias.data = best.T.float(), (middle - centre @ best).float()
+    linear.weight.data = best.T.float()
+    linear.bias.data = (middle - centre @ best).float()
     return nn.Sequential(nn.Flatten(), linear)
 
 

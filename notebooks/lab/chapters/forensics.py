@@ -10,6 +10,7 @@ import pandas as pd
 
 import ndlinear
 
+from ..counts import sizes
 from ..modes import LabError
 from ..page.facts import fact, facts
 from ..page.ledger import claim
@@ -341,11 +342,6 @@ def printed_trends() -> pd.DataFrame:
 
 
 # ------------------------------------------------------------------------------------------------------ released shapes
-def sizes(text: str) -> tuple[int, ...]:
-    """The numbers in a cell such as "64 8 8" or "64,8,8"."""
-    return tuple(map(int, text.replace(",", " ").split()))
-
-
 def chain_cost(widths: tuple[int, ...], bias: bool) -> tuple[int, int]:
     """Parameters and multiply-adds of linear layers of these widths, one after the other."""
     macs = sum(a * b for a, b in itertools.pairwise(widths))

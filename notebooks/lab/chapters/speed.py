@@ -28,6 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import ndlinear
 
 from .. import memory
+from ..counts import sizes
 from ..data import folder
 from ..machine import module_digest, require
 from ..modes import NOTEBOOKS, LabError, mode
@@ -97,11 +98,6 @@ CASES |= {
     for c in CASES.values()
     if c.where == "adapter"
 }
-
-
-def sizes(text: str) -> tuple[int, ...]:
-    """(64, 8, 8) from "64x8x8", as a configuration holds it."""
-    return tuple(map(int, text.split("x")))
 
 
 def config(case: Case, **more) -> dict:

@@ -2,7 +2,7 @@
 
 At 32 rows a step, most of the time of `lab.fit` and `lab.stacked.fit` goes into starting operations. Here the members of a
 stack go through batched products in a layout that needs no copy between two modes, and one fused optimiser step follows;
-tests/test_lab_tabular.py compares losses, gradients and whole trainings with `lab.fit`.
+tests/lab/test_tabular.py compares losses, gradients and whole trainings with `lab.fit`.
 """
 
 from __future__ import annotations
@@ -275,11 +275,16 @@ def runs(
     """
     classes = not splits[0].train[1].is_floating_point()
     score = {"score": accuracy if classes else squared_error}
-    loss, settings = (
-        cross_entropy if classes else squared_error,
-        {"lr": c["lr"], "batch_size": c["batch"]},
+    stack = fit(
+        make,
+        splits,
+        seeds=seeds,
+        loss=cross_entropy if classes else squared_error,
+        scores=score,
+        epochs=c["epochs"],
+        lr=c["lr"],
+        batch_size=c["batch"],
     )
-    stack = fit(make, splits, seeds=seeds, loss=loss, scores=score, epochs=c["epochs"], **settings)
     best, end = [
         stack.evaluate([s.test for s in splits], score, moment) for moment in ("best", "end")
     ]

@@ -21,15 +21,14 @@ from torch.nn import functional as F
 from .. import memory, timing
 from ..counts import count_macs, operations
 from ..data import load
+from ..data.splits import some_of_each
 from ..machine import require
 from ..models import CPLinear, TTLinear, cnn_features, size
-from ..modes import LabError
 from ..page import figures
 from ..stats import interval, summary
 from ..train import loop
 from ..train.scores import accuracy, top_five
 
-EXACT = 20_000  # pictures of the part "train_exact" in the form of CIFAR-100 that has one
 SHAPE = (64, 8, 8)  # the features in front of every head
 FLAT = math.prod(SHAPE)
 
@@ -48,28 +47,17 @@ def pictures(
         Two pairs: float32 (n, 3, 32, 32), each channel centred and scaled by the drawn pictures, and int64 classes.
     """
     data = load(name)
-    exact = images <= EXACT and "train_exact" in data.splits
-    (x, y), (x_test, y_test) = data.part("train_exact" if exact else "train"), data.part("test")
-    each, draw, classes = (
-        max(1, images // len(data.names)),
-        np.random.default_rng(seed),
-        range(len(data.names)),
-    )
-    of = [np.flatnonzero(y == c) for c in classes]
-    if min(map(len, of)) < each:
-        raise LabError(
-            f"{name} has {len(y):,} training pictures here, too few for {images:,} equally many of each class"
-        )
-    chosen = np.sort(np.concatenate([draw.permutation(found)[:each] for found in of]))
-    x = x[chosen].astype(np.float32)
-    mean, deviation = x.mean((0, 2, 3), keepdims=True), x.std((0, 2, 3), keepdims=True)
-    parts = [
-        ((part - mean) / deviation, classes) for part, classes in ((x, y[chosen]), (x_test, y_test))
-    ]
-    return tuple(
-        (torch.from_numpy(part.astype(np.float32)), torch.tensor(classes))
-        for part, classes in parts
-    )
+    x, y = some_of_each(data, images, seed)
+    x_test, y_test = data.part("test")
+    x = x.astype(np.float32)
+    mean = x.mean((0, 2, 3), keepdims=True)
+    deviation = x.std((0, 2, 3), keepdims=True)
+
+    def pair(part, classes) -> tuple[Tensor, Tensor]:
+        scaled = ((part - mean) / deviation).astype(np.float32)
+        return torch.from_numpy(scaled), torch.tensor(classes)
+
+    return pair(x, y), pair(x_test, y_test)
 
 
 # -------------------------------------------------------------------------------------------------------------- the heads

@@ -96,3 +96,30 @@ def official(data, *, seed: int, val: float = 0.2, standardise: str = "entry") -
     return Split(
         *[(torch.from_numpy(scale(a.astype(np.float32))), torch.tensor(b)) for a, b in pairs]
     )
+
+
+EXACT = 20_000  # pictures in the part "train_exact" of a data set that has one
+
+
+def some_of_each(data, images: int, seed: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """``images`` training pictures and their classes, equally many of each class, in the order of the data set.
+
+    Pictures kept exactly are taken, where the data set names them (part "train_exact") and has enough.
+
+    Args:
+        data: a `Data` with classes as targets. seed: which ones are drawn; None: the first of each class.
+    """
+    exact = images <= EXACT and "train_exact" in data.splits
+    x, y = data.part("train_exact" if exact else "train")
+    each = max(images // len(data.names), 1)
+    of = [np.flatnonzero(y == c) for c in range(len(data.names))]
+    if min(map(len, of)) < each:
+        raise LabError(
+            f"{data.name} has {len(y):,} training pictures here, too few for {images:,}, "
+            "equally many of each class"
+        )
+    if seed is not None:
+        draw = np.random.default_rng(seed)
+        of = [draw.permutation(found) for found in of]
+    chosen = np.sort(np.concatenate([found[:each] for found in of]))
+    return x[chosen], y[chosen]

@@ -108,7 +108,7 @@ def evaluate(
 def predict(model: nn.Module, x: Tensor, batch: int = 2048) -> Tensor:
     """The model's outputs in evaluation mode, computed in batches where its weights lie."""
     model.eval()
-    device = next(model.parameters()).device
+    device = next((weight.device for weight in model.parameters()), x.device)
     return torch.cat([model(part.to(device)).cpu() for part in x.split(batch)])
 
 
