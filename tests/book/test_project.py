@@ -8,6 +8,7 @@ import types
 
 import pytest
 from lab import LabError, modes
+from lab.page.card import times_line
 from lab.tools import upkeep
 
 ROOT = modes.ROOT
@@ -100,15 +101,18 @@ def test_upkeep_command_line(monkeypatch, tmp_path, capsys):
 
 
 def test_times_are_recorded_and_shown(monkeypatch, tmp_path):
-    monkeypatch.setattr(upkeep, "NOTEBOOKS", tmp_path)
-    (tmp_path / "results").mkdir()
+    record = modes.RESULTS / "notebook-times.jsonl"
+    before = record.read_bytes()
+    monkeypatch.setattr(modes, "RESULTS", tmp_path)
     (tmp_path / "99_x.ipynb").write_text("{}")
     monkeypatch.setattr(upkeep, "CHAPTERS", [tmp_path / "99_x.ipynb"])
     monkeypatch.setattr(
         upkeep, "subprocess", types.SimpleNamespace(run=lambda *a, **k: None, DEVNULL=None)
     )
     upkeep.main(["times"])
-    assert re.fullmatch(r"replay \d+ s · smoke \d+ s", upkeep.times_line("99_x"))
+    assert re.fullmatch(r"replay \d+ s · smoke \d+ s", times_line("99_x"))
+    assert len((tmp_path / "notebook-times.jsonl").read_text().splitlines()) == 2
+    assert record.read_bytes() == before, "a test never writes into the project's records"
 
 
 CELL = re.compile(r"^# @title Setup")
