@@ -69,8 +69,8 @@ class Only:
     folder: pathlib.Path
 
     def chosen(self, config: dict) -> bool:
-        """Whether a configuration has these values, written as text."""
-        return all(str(config.get(key)) == value for key, value in self.values.items())
+        """Whether a configuration has these values, written as text; "0|1|2" means any of them."""
+        return all(str(config.get(key)) in value.split("|") for key, value in self.values.items())
 
 
 def only_experiment() -> Only | None:

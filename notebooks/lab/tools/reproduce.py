@@ -1,7 +1,7 @@
 """Run a recorded experiment again: ``python -m lab.tools.reproduce EXPERIMENT [KEY=VALUE ...] [--adopt]`` (in notebooks/).
 
 The notebook that owns the experiment runs up to its record, and there only the configurations that have the values named, such
-as ``radius-bump width=16 depth=2``, are run, into a folder of their own. For each configuration and metric the mean over seeds
+as ``radius-bump width=16 "seed=0|1|2"``, are run, into a folder of their own. For each configuration and metric the mean over seeds
 of the new runs must then lie in the 95 % interval of the recorded ones. Times are not judged: ``make bench`` measures those.
 
 With ``--adopt``, rows recorded by earlier code count as rows of the present code if all means agree: the table of migrations gets
@@ -27,6 +27,7 @@ from ..records.store import canonical, parse
 from ..stats import interval
 
 ROUNDING = 1e-6  # relative: what the interval of equal values allows
+FEWEST_SEEDS = 3  # from which on an interval is asked, not equality
 TIMES = ("speed", "overhead-time", "cnn-latency")  # experiments whose numbers are times
 
 
@@ -97,13 +98,25 @@ def against(experiment: str, recorded: list[dict], again: list[dict]) -> pd.Data
     for kind, new in _by_kind(again).items():
         old = [old_rows[row["key"]] for row in new]
         for metric in new[0]["metrics"]:
-            mean, low, high = interval([row["metrics"][metric] for row in old])
-            now = interval([row["metrics"][metric] for row in new])[0]
-            slack = ROUNDING * abs(mean)
-            inside = low - slack <= now <= high + slack
-            table.append((kind, metric, mean, low, high, now, now == mean, inside))
+            values = [[row["metrics"][metric] for row in rows] for rows in (old, new)]
+            table.append((kind, metric, *_compared(*values)))
     columns = ["configuration", "metric", "recorded", "low", "high", "again", "equal", "inside"]
     return pd.DataFrame(table, columns=columns)
+
+
+def _compared(old: list, new: list) -> tuple:
+    """Recorded mean, its interval, the new mean, whether they are equal, and whether the new one lies inside.
+
+    Words, and numbers of fewer than three seeds, whose interval says little, must be equal.
+    """
+    if not all(isinstance(value, (int, float)) for value in old + new):
+        return old[0], old[0], old[0], new[0], old == new, old == new
+    mean, low, high = interval(old)
+    if len(old) < FEWEST_SEEDS:
+        low = high = mean
+    now = interval(new)[0]
+    slack = ROUNDING * abs(mean)
+    return mean, low, high, now, now == mean, low - slack <= now <= high + slack
 
 
 def _fields_of_old_rows(recorded: list[dict], again: list[dict]) -> list[str]:
