@@ -22,8 +22,8 @@ import pandas as pd
 from .. import modes
 from ..machine import device, peak_memory_mb, versions
 from ..modes import LabError, mode, new_rows_folder
-from . import budget, fingerprint, store
-from .store import RecordError, append, canonical, only_writer, parse, set_torn_aside
+from . import budget, fingerprint, store, where
+from .store import RecordError, Writer, canonical, only_writer, parse, set_torn_aside
 from .where import InProcess, executor, progress
 
 
@@ -164,7 +164,7 @@ def _as_completed(pool, experiment: Experiment, groups, data) -> Iterator[tuple[
     origin = Origin(experiment.reached(), _versions_that_count(), data)
     futures = {pool.submit(run_group, experiment, group, mode(), origin): group for group in groups}
     try:
-        for future in concurrent.futures.as_completed(futures):
+        for future in where.as_completed(pool, futures):
             outcomes = future.result()
             refused = [out["error"] for out in outcomes if out["status"] == "refused"]
             if refused:
@@ -278,6 +278,7 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
         rows, torn = parse(path)
         if torn:
             set_torn_aside(path, torn)
+        writer = Writer(path)
         done = _done(experiment, _known(path, rows), code)
         missing = [c for c in grid if canonical(c) not in done]
         data = {d: checksum(d) for d in experiment.data if missing}
@@ -287,7 +288,7 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
             now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
             for config, outcome in zip(group, outcomes):
                 known = {"key": canonical(config), "config": config, "seed": config["seed"]}
-                append(path, {**fixed, **known, **outcome, "time": now})
+                writer.append({**fixed, **known, **outcome, "time": now})
         rows = _known(path, parse(path)[0])
     left = [c for c in grid if canonical(c) not in {r["key"] for r in rows}]
     if left and budget.LEFT_OUT:
