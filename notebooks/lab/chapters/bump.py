@@ -57,7 +57,11 @@ def network(arm: str, size: int | tuple[int, ...], depth: int, bias: bool = True
     methods = {"dense": "dense", "ndlinear": "NdLinear"}
     if arm not in methods:
         raise LabError(f"arm {arm!r}: 'dense' or 'ndlinear'")
-    return nn.Sequential(*models.radius_mlp(methods[arm], size, depth, bias), nn.Flatten(0))
+    layers = models.radius_mlp(methods[arm], size, depth, bias)
+    kept = [
+        layer for layer in layers if not isinstance(layer, nn.Flatten)
+    ]  # one at the end, not two
+    return nn.Sequential(*kept, nn.Flatten(0))
 
 
 def lengths(cells: int = 1 << 14) -> tuple[np.ndarray, np.ndarray]:

@@ -10,12 +10,15 @@ an entry that says what was run again. Records are never changed.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 
 import pandas as pd
 
@@ -35,11 +38,24 @@ def owner(experiment: str) -> pathlib.Path:
     """The notebook that records an experiment."""
     for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")):
         code = script(path)
-        if "lab.record(" in code and f'"{experiment}"' in code:
+        if "lab.record(" in code and any(
+            re.fullmatch(name, experiment) for name in _names(ast.parse(code))
+        ):
             return path
     raise LabError(
         f"no notebook records {experiment!r}; recorded are {', '.join(p.stem for p in modes.RESULTS.glob('*.jsonl'))}"
     )
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    """Every text in a script that can name an experiment, as a pattern: f"ucr-{name}" is any name that begins so."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield re.escape(node.value)
+        elif isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
+            fixed = [part.value if isinstance(part, ast.Constant) else "" for part in node.values]
+            if re.fullmatch(r"[a-z0-9]+-", fixed[0]):
+                yield "[a-z0-9-]+".join(map(re.escape, [fixed[0], *filter(None, fixed[1:])]))
 
 
 def script(notebook: pathlib.Path) -> str:
