@@ -251,10 +251,10 @@ def test_nearest_works_in_double_and_leaves_the_matrix_alone():
 def test_a_layer_survives_the_way_through_a_dense_layer(layer):
     linear = nd.to_linear(layer)
     back = nd.NdLinear.from_linear(linear, layer.input_dims, layer.hidden_size)
-    assert type(back) is nd.NdLinear and back.transform_outer and back.fit.weight_error < 1e-6
+    assert type(back) is nd.NdLinear and back.transform_outer and back.approximation.weight_error < 1e-6
     torch.testing.assert_close(nd.kronecker_weight(back), linear.weight, atol=1e-6, rtol=1e-6)
     if layer.transform_outer and linear.bias is not None:
-        assert back.fit.bias_error < 1e-6
+        assert back.approximation.bias_error < 1e-6
         torch.testing.assert_close(nd.total_bias(back).flatten(), linear.bias, atol=1e-5, rtol=1e-5)
     assert (back.biases[0] is None) == (linear.bias is None)
 
@@ -271,10 +271,10 @@ def test_rank_one_bias_is_the_least_squares_fit(dims, hidden):
     basis, target = torch.stack(columns, 1).detach().numpy(), linear.bias.detach().numpy()
     best = basis @ np.linalg.lstsq(basis, target, rcond=None)[0]
     np.testing.assert_allclose(nd.total_bias(layer).detach().flatten().numpy(), best, atol=1e-10)
-    assert layer.fit.bias_error == pytest.approx(
+    assert layer.approximation.bias_error == pytest.approx(
         np.linalg.norm(target - best) / np.linalg.norm(target)
     )
-    assert 0.01 < layer.fit.bias_error < 1
+    assert 0.01 < layer.approximation.bias_error < 1
 
 
 @pytest.mark.parametrize("rank", [1, 2, 5, 12])
@@ -283,20 +283,29 @@ def test_more_terms_and_the_full_bias(rank, bias):
     linear = dense(12, 20, bias)
     layer = nd.NdLinearSum.from_linear(linear, (4, 5), (3, 4), rank)
     values = torch.linalg.svdvals(blocks(linear.weight, (4, 5), (3, 4)))
-    assert layer.fit.weight_error == pytest.approx(
+    assert layer.approximation.weight_error == pytest.approx(
         (values[rank:].norm() / values.norm()).item(), abs=1e-12
     )
-    assert layer.fit.bias_error == 0 and layer.rank == len(layer.terms) == rank
+    assert layer.approximation.bias_error == 0 and layer.rank == len(layer.terms) == rank
     x = torch.randn(7, 20, dtype=torch.float64)
     gap = (layer(x.unflatten(1, (4, 5))).flatten(1) - linear(x)).abs().max()
     assert gap < 1e-10 if rank == 12 else gap > 1e-2
     if bias:
         assert torch.equal(layer.bias.flatten(), linear.bias)
     if rank > 1:
-        other = nd.NdLinear.from_linear(linear, (4, 5), (3, 4), rank)
-        assert type(other) is nd.NdLinearSum and torch.equal(
-            other(x.unflatten(1, (4, 5))), layer(x.unflatten(1, (4, 5)))
-        )
+        cure = rf"rank={rank}; .* NdLinearSum.from_linear\(linear, \(4, 5\), \(3, 4\), rank={rank}\)"
+        with pytest.raises(ValueError, match=cure):
+            nd.NdLinear.from_linear(linear, (4, 5), (3, 4), rank)
+
+
+@pytest.mark.parametrize("kind", [nd.NdLinear, nd.NdLinearSum])
+def test_from_linear_of_a_class_returns_that_class(kind):
+    class Mine(kind):
+        pass
+
+    layer = Mine.from_linear(dense(6, 20), (4, 5), (3, 2))
+    assert type(layer) is Mine and layer.approximation.weight_error > 0
+    assert repr(layer).startswith("Mine((4, 5), (3, 2), ")
 
 
 def test_dense_equivalents_and_fits_draw_no_random_numbers():
@@ -309,7 +318,7 @@ def test_dense_equivalents_and_fits_draw_no_random_numbers():
     nd.to_linear(layer)
     adapter.merge()
     nd.NdLinear.from_linear(linear, (2, 3, 2), (2, 2, 2), restarts=3)
-    nd.NdLinear.from_linear(linear, (3, 4), (2, 4), rank=2)
+    nd.NdLinearSum.from_linear(linear, (3, 4), (2, 4), rank=2)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -317,10 +326,10 @@ def test_from_linear_keeps_the_dtype_trains_and_passes_the_search_on():
     linear = nn.Linear(12, 8, dtype=torch.bfloat16)
     layer = nd.NdLinear.from_linear(linear, (2, 3, 2), (2, 2, 2), restarts=2, sweeps=3)
     assert all(p.dtype == torch.bfloat16 and p.requires_grad for p in layer.parameters())
-    assert 0 < layer.fit.weight_error < 1
-    assert nd.NdLinear((2, 3), (3, 2)).fit is None
-    rough = nd.NdLinear.from_linear(dense(8, 12), (2, 3, 2), (2, 2, 2), sweeps=1).fit.weight_error
-    fine = nd.NdLinear.from_linear(dense(8, 12), (2, 3, 2), (2, 2, 2), restarts=20).fit.weight_error
+    assert 0 < layer.approximation.weight_error < 1
+    assert nd.NdLinear((2, 3), (3, 2)).approximation is None
+    rough = nd.NdLinear.from_linear(dense(8, 12), (2, 3, 2), (2, 2, 2), sweeps=1).approximation.weight_error
+    fine = nd.NdLinear.from_linear(dense(8, 12), (2, 3, 2), (2, 2, 2), restarts=20).approximation.weight_error
     assert fine < rough
 
 
