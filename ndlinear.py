@@ -1064,8 +1064,9 @@ def _gather(layer: NdLinear, compiling: bool) -> tuple[list, list, bool]:
     biases = []
     as_made = compiling or not any(_GLOBAL_HOOKS) or not _is_watched()
     for mode, shape in zip(layer._modules["align_layers"]._modules.values(), layer._shapes):
-        weight = mode._parameters.get("weight")
-        bias = mode._parameters.get("bias")
+        parameters = mode._parameters
+        weight = parameters.get("weight")
+        bias = parameters.get("bias")
         weights.append(weight)
         biases.append(bias)
         if (
@@ -1100,7 +1101,8 @@ def _planned(layer: NdLinear, x: Tensor, weights: list, biases: list, compiling:
         )
         return y.reshape(*batch, *layer.hidden_size)
     trains = torch.is_grad_enabled() and _any_requires_grad(x, weights, biases)
-    plan = layer.plan(batch.numel(), trains)
+    samples = batch.numel()
+    plan = layer._plans.get((samples.bit_length(), trains)) or layer.plan(samples, trains)
     operands = _operands(layer, plan, weights, biases)
     if not trains:
         y = _run(plan, _fast_product, x, *operands)
@@ -1175,15 +1177,17 @@ def _fast_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
 
     Outer products, sums in place, and oneDNN, which beats BLAS where there is much to do.
     """
-    if bias is not None and bias.ndim == x.ndim:
+    axes = x.ndim
+    if bias is not None and bias.ndim == axes:
         y = _fast_product(x, weight)
         y.view(-1, *bias.shape).add_(bias)
         return y
-    if x.ndim == 3:
+    if axes == 3:
         return _product(x, weight, bias)
-    if weight.shape[1] == 1:
+    h, d = weight.shape
+    if d == 1:
         return x * weight.t() if bias is None else torch.addcmul(bias, x, weight.t())
-    much = x.numel() * (len(weight) + 2) >= 2**25 and x.dtype is torch.float32 and x.is_cpu
+    much = x.numel() * (h + 2) >= 2**25 and x.dtype is torch.float32 and x.is_cpu
     if much and _onednn_linear is not None and not _dispatch_modes():
         return _onednn_linear(x, weight.contiguous(), bias, "none", [], "")
     return F.linear(x, weight, bias)
@@ -1634,6 +1638,7 @@ def _order(order: Shape | None, n: int) -> Shape:
     return range(n) if order is None else order
 
 
+_STRIDED = torch.strided
 _NO_ARITHMETIC = frozenset(
     getattr(torch, name) for name in dir(torch) if name.startswith(("float8_", "float4_"))
 )
@@ -1647,15 +1652,20 @@ def _check_input(
     if not isinstance(x, Tensor):
         wanted = ", ".join(map(str, dims))
         raise TypeError(f"expected a torch.Tensor of shape (..., {wanted}), got {type(x).__name__}")
-    if not compiling:
-        _check_kind(x)
+    dtype = x.dtype
+    if not compiling and (
+        x.layout is not _STRIDED
+        or x.is_nested
+        or dtype in _NO_ARITHMETIC
+        or (_has_names is not None and _has_names(x))
+    ):
+        raise _unusable(x)
     if x.shape[-len(dims) :] != dims:
         wanted = ", ".join(map(str, dims))
         raise ValueError(
             f"expected input of shape (..., {wanted}), got {tuple(x.shape)}; move or reshape its "
             f"axes so that it ends in {dims}; x.unflatten(-1, {dims}) if the last one is flat"
         )
-    dtype = x.dtype
     for weight in weights:
         if weight is not None and weight.dtype is not dtype:
             _check_mixed(x, weight)
@@ -1663,20 +1673,19 @@ def _check_input(
         _check_mixed(x, weights[0])
 
 
-def _check_kind(x: Tensor) -> None:
+def _unusable(x: Tensor) -> TypeError:
     if x.is_nested:
-        raise TypeError(
+        return TypeError(
             "nested tensors do not work: pad with torch.nested.to_padded_tensor, or give the "
             "values() of a jagged one, whose first axis is then the batch axis"
         )
     if x.layout is not torch.strided:
-        raise TypeError(f"input of layout {x.layout} does not work: give x.to_dense()")
+        return TypeError(f"input of layout {x.layout} does not work: give x.to_dense()")
     if x.dtype in _NO_ARITHMETIC:
-        raise TypeError(
+        return TypeError(
             f"torch cannot multiply {x.dtype}: convert input and layer with .to(torch.bfloat16)"
         )
-    if _has_names is not None and _has_names(x):
-        raise TypeError("named tensors do not work: give x.rename(None)")
+    return TypeError("named tensors do not work: give x.rename(None)")
 
 
 def _check_mixed(x: Tensor, weight: Tensor) -> None:
