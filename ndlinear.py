@@ -1117,12 +1117,8 @@ def _planned(layer: NdLinear, x: Tensor, weights: list, biases: list, compiling:
 
 
 def _any_requires_grad(x: Tensor, weights: list, biases: list) -> bool:
-    if x.requires_grad:
-        return True
-    for weight, bias in zip(weights, biases):
-        if weight.requires_grad or (bias is not None and bias.requires_grad):
-            return True
-    return False
+    tensors = (*weights, *biases)
+    return x.requires_grad or any(t is not None and t.requires_grad for t in tensors)
 
 
 def _operands(layer: NdLinear, plan: Plan, weights: list, biases: list) -> list:

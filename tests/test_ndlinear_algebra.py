@@ -245,13 +245,58 @@ def test_nearest_works_in_double_and_leaves_the_matrix_alone():
     assert error == pytest.approx((values[1:].norm() / values.norm()).item(), rel=1e-9)
 
 
+@pytest.mark.parametrize("dims, hidden", [((6,), (4,)), ((4, 5), (3, 2)), ((2, 3, 2), (3, 2, 2))])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_matrices(dims, hidden, dtype):
+    """The error is that of the terms, an exact product is found, and rank 1 of two modes is the SVD's."""
+    tol = 1e-6 if dtype is torch.complex64 else 1e-12
+    factors = [torch.randn(h, d, dtype=torch.complex128) for h, d in zip(hidden, dims)]
+    exact = functools.reduce(torch.kron, factors)
+    (term,), error = nd.nearest_kronecker(exact.to(dtype), dims, hidden)
+    assert error < tol and all(factor.dtype == dtype for factor in term)
+    torch.testing.assert_close(kron_sum([term]), exact.to(dtype), atol=100 * tol, rtol=100 * tol)
+    matrix = torch.randn(*exact.shape, dtype=torch.complex128)
+    terms, error = nd.nearest_kronecker(matrix, dims, hidden, 1)
+    true = (matrix - kron_sum(terms)).norm() / matrix.norm()
+    assert error == pytest.approx(true.item(), abs=1e-12)
+    if len(dims) == 2:
+        values = torch.linalg.svdvals(blocks(matrix, dims, hidden))
+        assert error == pytest.approx((values[1:].norm() / values.norm()).item(), abs=1e-12)
+
+
+def test_complex_least_squares_ends_where_no_factor_can_be_better():
+    torch.manual_seed(0)
+    matrix = torch.randn(12, 12, dtype=torch.complex128)
+    (term,), error = nd.nearest_kronecker(matrix, (2, 3, 2), (3, 2, 2), sweeps=5000, tol=1e-16)
+    free = [f.clone().requires_grad_() for f in term]
+    distance = (matrix - functools.reduce(torch.kron, free)).norm() / matrix.norm()
+    assert distance.item() == pytest.approx(error)
+    assert all(g.abs().max() < 1e-5 for g in torch.autograd.grad(distance, free)), "stationary"
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+def test_from_linear_of_a_complex_layer():
+    source = randomise(nd.NdLinear((4, 5), (3, 2), dtype=torch.complex128))
+    linear = nd.to_linear(source)
+    layer = nd.NdLinear.from_linear(linear, (4, 5), (3, 2))
+    assert layer.approximation.weight_error < 1e-12 and layer.approximation.bias_error < 1e-12
+    x = torch.randn(7, 4, 5, dtype=torch.complex128)
+    torch.testing.assert_close(layer(x), source(x), **close)
+    total = nd.NdLinearSum.from_linear(linear, (4, 5), (3, 2), 2)
+    torch.testing.assert_close(total(x), source(x), **close)
+
+
 # --------------------------------------------------------------------------------------------------------- from_linear
 @QUICK
 @given(layers(4))
 def test_a_layer_survives_the_way_through_a_dense_layer(layer):
     linear = nd.to_linear(layer)
     back = nd.NdLinear.from_linear(linear, layer.input_dims, layer.hidden_size)
-    assert type(back) is nd.NdLinear and back.transform_outer and back.approximation.weight_error < 1e-6
+    assert (
+        type(back) is nd.NdLinear
+        and back.transform_outer
+        and back.approximation.weight_error < 1e-6
+    )
     torch.testing.assert_close(nd.kronecker_weight(back), linear.weight, atol=1e-6, rtol=1e-6)
     if layer.transform_outer and linear.bias is not None:
         assert back.approximation.bias_error < 1e-6
@@ -293,7 +338,9 @@ def test_more_terms_and_the_full_bias(rank, bias):
     if bias:
         assert torch.equal(layer.bias.flatten(), linear.bias)
     if rank > 1:
-        cure = rf"rank={rank}; .* NdLinearSum.from_linear\(linear, \(4, 5\), \(3, 4\), rank={rank}\)"
+        cure = (
+            rf"rank={rank}; .* NdLinearSum.from_linear\(linear, \(4, 5\), \(3, 4\), rank={rank}\)"
+        )
         with pytest.raises(ValueError, match=cure):
             nd.NdLinear.from_linear(linear, (4, 5), (3, 4), rank)
 
@@ -328,8 +375,12 @@ def test_from_linear_keeps_the_dtype_trains_and_passes_the_search_on():
     assert all(p.dtype == torch.bfloat16 and p.requires_grad for p in layer.parameters())
     assert 0 < layer.approximation.weight_error < 1
     assert nd.NdLinear((2, 3), (3, 2)).approximation is None
-    rough = nd.NdLinear.from_linear(dense(8, 12), (2, 3, 2), (2, 2, 2), sweeps=1).approximation.weight_error
-    fine = nd.NdLinear.from_linear(dense(8, 12), (2, 3, 2), (2, 2, 2), restarts=20).approximation.weight_error
+    rough = nd.NdLinear.from_linear(
+        dense(8, 12), (2, 3, 2), (2, 2, 2), sweeps=1
+    ).approximation.weight_error
+    fine = nd.NdLinear.from_linear(
+        dense(8, 12), (2, 3, 2), (2, 2, 2), restarts=20
+    ).approximation.weight_error
     assert fine < rough
 
 
