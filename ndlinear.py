@@ -153,8 +153,7 @@ class NdLinear(nn.Module):
     merged modes take less time, what `plan` prints. Source: Algorithm 1 of the paper.
 
     Args:
-        input_dims: (D_1, ..., D_N), positive integers.
-        hidden_size: (H_1, ..., H_N), positive integers.
+        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N), positive integers.
         transform_outer: True for Algorithm 1 in the order 1..N, False for N..1. The two differ in
             what the biases do.
         bias: whether each mode has a bias.
@@ -248,10 +247,10 @@ class NdLinear(nn.Module):
             layer.reset_parameters()
             if self.init == "linear":
                 continue
-            if self.init == "paper":
-                bound = math.sqrt(6 / sum(layer.weight.shape))
-            else:
-                bound = math.sqrt(3 / layer.in_features)
+            variance = (
+                2 / sum(layer.weight.shape) if self.init == "paper" else 1 / layer.in_features
+            )
+            bound = math.sqrt(3 * variance)
             nn.init.uniform_(layer.weight, -bound, bound)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
@@ -271,15 +270,11 @@ class NdLinear(nn.Module):
         """This layer as a sum of one term: itself."""
         return [self]
 
+    # ---- what follows is no part of Algorithm 1: making a layer from a dense one, and its upkeep
     @classmethod
     @torch.no_grad()
     def from_linear(
-        cls,
-        linear: nn.Linear,
-        input_dims: Shape,
-        hidden_size: Shape,
-        rank: int = 1,
-        **search,
+        cls, linear: nn.Linear, input_dims: Shape, hidden_size: Shape, rank: int = 1, **search
     ) -> NdLinear:
         """The layer nearest to a dense layer, by `nearest_kronecker`.
 
@@ -491,8 +486,7 @@ class NdLinearSum(nn.Module):
     Source: the extension to higher rank that the paper names as future work.
 
     Args:
-        input_dims: (D_1, ..., D_N), positive integers.
-        hidden_size: (H_1, ..., H_N), positive integers.
+        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N), positive integers.
         rank: number of terms.
         bias, init, device, dtype: as in NdLinear.
 
@@ -544,12 +538,7 @@ class NdLinearSum(nn.Module):
     @classmethod
     @torch.no_grad()
     def from_linear(
-        cls,
-        linear: nn.Linear,
-        input_dims: Shape,
-        hidden_size: Shape,
-        rank: int = 1,
-        **search,
+        cls, linear: nn.Linear, input_dims: Shape, hidden_size: Shape, rank: int = 1, **search
     ) -> NdLinearSum:
         """The sum of `rank` terms nearest to a dense layer, by `nearest_kronecker`.
 
@@ -604,8 +593,7 @@ def rearrange(matrix: Tensor, input_dims: Shape, hidden_size: Shape) -> Tensor:
 
     Args:
         matrix: (prod H, prod D).
-        input_dims: (D_1, ..., D_N).
-        hidden_size: (H_1, ..., H_N).
+        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N).
 
     Returns:
         (H_1 D_1, ..., H_N D_N), the same numbers in another order.
@@ -652,8 +640,7 @@ def nearest_kronecker(
 
     Args:
         matrix: (prod H, prod D), real or complex.
-        input_dims: (D_1, ..., D_N).
-        hidden_size: (H_1, ..., H_N).
+        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N).
         rank: number of terms.
         restarts, seed: number of random starts, and what they are drawn with.
         sweeps: most rounds of least squares from each start.
@@ -792,8 +779,7 @@ def cheapest_order(input_dims: Shape, hidden_size: Shape) -> tuple[int, ...]:
     (1/D_i - 1/H_i) - (1/D_j - 1/H_j). Equal modes keep their order.
 
     Args:
-        input_dims: (D_1, ..., D_N).
-        hidden_size: (H_1, ..., H_N).
+        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N).
 
     Returns:
         The modes 0..N-1 in the order in which to execute them.
@@ -813,8 +799,7 @@ def count_macs(input_dims: Shape, hidden_size: Shape, order: Shape | None = None
     """Multiply-adds per sample; additions of biases are not counted.
 
     Args:
-        input_dims: (D_1, ..., D_N).
-        hidden_size: (H_1, ..., H_N).
+        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N).
         order: the modes as they are executed, by default 0, 1, ..., N-1.
 
     Returns:
@@ -841,8 +826,7 @@ def count_parameters(
     """Numbers that a layer trains.
 
     Args:
-        input_dims: (D_1, ..., D_N).
-        hidden_size: (H_1, ..., H_N).
+        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N).
         bias: whether there are biases.
         rank: 1 for an NdLinear; more for an NdLinearSum of so many terms.
 
