@@ -247,10 +247,10 @@ class NdLinear(nn.Module):
             layer.reset_parameters()
             if self.init == "linear":
                 continue
-            variance = (
-                2 / sum(layer.weight.shape) if self.init == "paper" else 1 / layer.in_features
-            )
-            bound = math.sqrt(3 * variance)
+            squared = 3 / layer.in_features
+            if self.init == "paper":
+                squared = 6 / sum(layer.weight.shape)
+            bound = math.sqrt(squared)
             nn.init.uniform_(layer.weight, -bound, bound)
             if layer.bias is not None:
                 nn.init.zeros_(layer.bias)
