@@ -464,4 +464,9 @@ def test_near_square_by_trying_all():
         a, b = nd.near_square(n)
         assert a * b == n and a <= b
         assert all(n % c or c <= a or c > b for c in range(a + 1, b))
-    assert nd.near_square(14336) == (112, 128)
+    assert nd.near_square(14336) == (112, 128) and nd.near_square(0) == (1, 0)
+
+
+def test_a_layer_without_inputs_is_refused_by_an_adapter():
+    with pytest.raises(ValueError, match=r"input_dims=\(1, 0\)"):
+        nd.NdLinearLoRA(nn.Linear(0, 6, device="meta"))
