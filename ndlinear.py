@@ -1101,8 +1101,7 @@ def _planned(layer: NdLinear, x: Tensor, weights: list, biases: list, compiling:
 
 
 def _any_requires_grad(x: Tensor, weights: list, biases: list) -> bool:
-    tensors = (*weights, *biases)
-    return x.requires_grad or any(t is not None and t.requires_grad for t in tensors)
+    return x.requires_grad or any(t is not None and t.requires_grad for t in (*weights, *biases))
 
 
 def _operands(layer: NdLinear, plan: Plan, weights: list, biases: list) -> list:
