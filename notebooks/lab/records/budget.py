@@ -72,6 +72,10 @@ class Only:
         """Whether a configuration has these values, written as text; "0|1|2" means any of them."""
         return all(str(config.get(key)) in value.split("|") for key, value in self.values.items())
 
+    def note_code(self, code: str) -> None:
+        """Write down the fingerprint of the experiment as it is now, for the tool that asked."""
+        (self.folder / "code.txt").write_text(code, encoding="utf-8")
+
 
 def only_experiment() -> Only | None:
     """What NDL_ONLY asks for, as `lab.tools.reproduce` writes it."""

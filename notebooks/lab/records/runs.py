@@ -261,11 +261,16 @@ def record(
 def _reproduced(experiment: Experiment, grid: list[dict], only: budget.Only) -> pd.DataFrame:
     """For `make reproduce`: run the chosen configurations of one experiment and stop; read the records of the others as they are."""
     if experiment.name == only.experiment:
+        only.note_code(experiment.code())
         chosen = [config for config in grid if only.chosen(config)]
         rows = complete(only.folder / f"{experiment.name}.jsonl", experiment, chosen)
         raise budget.Done(len(rows))
     rows, _ = parse(modes.RESULTS / f"{experiment.name}.jsonl")
-    newest = {store.current(experiment.name, r)[1]: r for r in rows if r["status"] == "ok"}
+    fields = {name for config in grid for name in config}  # not revisions that were raised by hand
+    newest = {}
+    for row in rows:
+        if row["status"] == "ok":
+            newest[canonical({k: v for k, v in row["config"].items() if k in fields})] = row
     return frame([newest[canonical(c)] for c in grid if canonical(c) in newest])
 
 

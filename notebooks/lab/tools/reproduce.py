@@ -31,7 +31,7 @@ from ..stats import interval
 
 ROUNDING = 1e-6  # relative: what the interval of equal values allows
 FEWEST_SEEDS = 3  # from which on an interval is asked, not equality
-TIMES = ("speed", "overhead-time", "cnn-latency")  # experiments whose numbers are times
+TIMES = re.compile(r"speed(?!-memory).*|overhead-time|cnn-latency")  # their numbers are times
 
 
 def owner(experiment: str) -> pathlib.Path:
@@ -75,9 +75,21 @@ def rerun(experiment: str, folder: pathlib.Path, only: dict[str, str] | None = N
             f"no recorded row of {experiment!r} has {only}; the first one is {recorded[0]['config']}"
         )
     print(f"{experiment}: {len(chosen)} of {len(recorded)} rows are run again by {notebook.name}")
+    _run_notebook(experiment, only or {}, folder)
+    again = parse(folder / f"{experiment}.jsonl")[0]
+    if not again:
+        raise LabError(
+            f"{notebook.name} names none of these rows: they are recorded beyond its grid"
+        )
+    return again
+
+
+def _run_notebook(experiment: str, values: dict[str, str], folder: pathlib.Path) -> None:
+    """Run the notebook of an experiment up to its record, and there the configurations with these values, into ``folder``."""
+    notebook = owner(experiment)
     file = folder / f"{notebook.stem}.py"
     file.write_text(script(notebook), encoding="utf-8")
-    asked = {"experiment": experiment, "values": only or {}, "folder": str(folder)}
+    asked = {"experiment": experiment, "values": values, "folder": str(folder)}
     environment = os.environ | {
         "NDL_MODE": "full",
         "NDL_ONLY": json.dumps(asked),
@@ -85,12 +97,13 @@ def rerun(experiment: str, folder: pathlib.Path, only: dict[str, str] | None = N
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(NOTEBOOKS)]),
     }
     subprocess.run([sys.executable, str(file)], cwd=NOTEBOOKS, env=environment, check=True)
-    again = parse(folder / f"{experiment}.jsonl")[0]
-    if not again:
-        raise LabError(
-            f"{notebook.name} names none of these rows: they are recorded beyond its grid"
-        )
-    return again
+
+
+def present_code(experiment: str) -> str:
+    """The fingerprint that rows of an experiment would carry today; runs nothing of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        _run_notebook(experiment, {"seed": "none"}, pathlib.Path(folder))
+        return pathlib.Path(folder, "code.txt").read_text(encoding="utf-8")
 
 
 def against(experiment: str, recorded: list[dict], again: list[dict]) -> pd.DataFrame:
@@ -159,7 +172,12 @@ def adopt(experiment: str, recorded: list[dict], again: list[dict], shown: str) 
 
     Only the newest earlier code is adopted: what was stale before stays stale.
     """
-    new = again[-1]["code"]
+    without = _fields_of_old_rows(recorded, again)
+    enter(experiment, recorded, again[-1]["code"], shown, without)
+
+
+def enter(experiment: str, recorded: list[dict], new: str, shown: str, without: list[str]) -> None:
+    """Add an entry to the table of migrations: from the newest recorded code to a later one."""
     old = store.current(experiment, recorded[-1])[0]
     if old == new:
         print(f"{experiment}: its rows are current, nothing to adopt")
@@ -167,7 +185,6 @@ def adopt(experiment: str, recorded: list[dict], again: list[dict], shown: str) 
     path = modes.RESULTS / store.MIGRATIONS
     table = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     entry = {"old": old, "new": new, "shown by": shown}
-    without = _fields_of_old_rows(recorded, again)
     if without:
         entry["without"] = without
     table.setdefault(experiment, []).append(entry)
@@ -184,7 +201,7 @@ def main(arguments: list[str]) -> int:
     if not arguments or not all("=" in a for a in arguments[1:]):
         raise SystemExit(__doc__)
     experiment, only = arguments[0], dict(a.split("=", 1) for a in arguments[1:])
-    if experiment.startswith(TIMES):
+    if TIMES.fullmatch(experiment):
         raise LabError(f"{experiment} holds times, which no second run repeats: use `make bench`")
     with tempfile.TemporaryDirectory() as folder:
         again = rerun(experiment, pathlib.Path(folder), only)
