@@ -82,7 +82,13 @@ def test_imports_of_the_lab_go_down_only():
     ],
 )
 def test_an_import_upwards_or_aside_is_found(tmp_path, place, line, found):
-    for name in ("chapters/two.py", "tools/upkeep.py", "train/loop.py", "data/__init__.py", "page/show.py"):
+    for name in (
+        "chapters/two.py",
+        "tools/upkeep.py",
+        "train/loop.py",
+        "data/__init__.py",
+        "page/show.py",
+    ):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / place).parent.mkdir(exist_ok=True)
