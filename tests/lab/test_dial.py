@@ -116,6 +116,51 @@ def test_fit_keeps_the_weights_of_the_best_look_and_repeats():
         dial.fit(model, data, lr=1e30, schedule="constant", steps=4, seed=0, checks=2)
 
 
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_fit_is_the_loop_written_out_with_torchs_adam(schedule):
+    data = dial.draw("linear", 0.5, 100, 0, tests=10)  # 80 samples for training: 32, 32 and 16
+    x, y = data.train
+    torch.manual_seed(3)
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(1024, 1))
+    adam = torch.optim.Adam(plain.parameters(), lr=2e-3)
+    draw, queue, errors = torch.Generator().manual_seed(4), [], []
+    for step in range(8):
+        if not queue:
+            order = torch.randperm(80, generator=draw)
+            queue = [order[64:], order[32:64], order[:32]]
+        if schedule == "cosine":
+            adam.param_groups[0]["lr"] = 2e-3 * math.cos(math.pi / 2 * step / 8) ** 2
+        rows = queue.pop(0)
+        error = ((plain(x[rows]) - y[rows]) ** 2).mean()
+        adam.zero_grad()
+        error.backward()
+        adam.step()
+        errors.append((error.item() * len(rows), len(rows)))
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1024, 1))
+    curve, _ = dial.fit(
+        model, data, lr=2e-3, schedule=schedule, steps=8, seed=4, batch_size=32, checks=2
+    )
+    means = [sum(e for e, _ in part) / sum(n for _, n in part) for part in (errors[:4], errors[4:])]
+    assert [p["train_mse"] for p in curve] == pytest.approx(means, rel=1e-5)
+    val = ((plain(data.val[0]) - data.val[1]) ** 2).mean().item()
+    assert curve[-1]["val_mse"] == pytest.approx(val, rel=1e-5)
+
+
+def test_draws_are_these_numbers():
+    data = dial.draw("text", 0.3, 10, 6, tests=5)
+    raw = torch.rand(10, 32, 32, generator=torch.Generator().manual_seed(6))
+    test = torch.rand(5, 32, 32, generator=torch.Generator().manual_seed(1_000_006))
+    torch.testing.assert_close(data.train[0], (raw[:8] - 0.5) * 12**0.5)
+    torch.testing.assert_close(data.val[0], (raw[8:] - 0.5) * 12**0.5)
+    torch.testing.assert_close(data.test[0], (test - 0.5) * 12**0.5)
+    parts = dial.components(test)
+    separable = sum(parts[f"{a} {b}"] for a in ("row", "column") for b in ("means", "variances"))
+    entangled = parts["checkerboard"] + parts["xor"]
+    expected = 0.7 * separable / 2 + 0.3 * entangled / 2**0.5
+    torch.testing.assert_close(data.test[1][:, 0], expected)
+
+
 def test_cosine_halves_the_sum_of_the_rates():
     data = dial.draw("linear", 0.5, 40, 0, tests=10)
     moved = {}

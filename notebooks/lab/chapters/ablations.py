@@ -1,7 +1,8 @@
-"""What the ablations share: small parts of networks and of tables, and features of CIFAR-100 pictures.
+"""What the ablations share: small parts of networks and of tables, and features of CIFAR-100
+pictures.
 
-Frozen features are a cheap design, not the paper's: every arm gets the same numbers, and what differs between two arms is the
-head on top of them alone.
+Frozen features are a cheap design, not the paper's: every arm gets the same numbers, and what
+differs between two arms is the head on top of them alone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ COORDINATES = 10  # of the inputs of Radius Bump
 
 
 class Fold(nn.Module):
-    """(B, ...) -> (B, D_1, ..., D_N), then the axes of the data in another order: axis ``axes[k]``, counted from 1, comes k-th."""
+    """(B, ...) -> (B, D_1, ..., D_N), then the axes of the data in another order: axis ``axes[k]``,
+    counted from 1, comes k-th."""
 
     def __init__(self, D: tuple[int, ...], axes: tuple[int, ...]):
         super().__init__()
@@ -40,11 +42,12 @@ class Fold(nn.Module):
 def rays(cells: int = 1000, nodes: int = 60) -> tuple[Tensor, Tensor, Tensor]:
     """A uniform input of Radius Bump by its direction and its length, as a quadrature rule.
 
-    A direction meets the surface of the cube at a distance R, where one coordinate is +-1 and the other nine are uniform:
-    R^2 is one plus nine squares. Along it (r / R)^10 is uniform on [0, 1].
+    A direction meets the surface of the cube at a distance R, where one coordinate is +-1 and the
+    other nine are uniform: R^2 is one plus nine squares. Along it (r / R)^10 is uniform on [0, 1].
 
     Returns:
-        Probabilities p of R (n,), lengths r on each ray (n, nodes), and their weights w (nodes,): E f = p @ (f(r) @ w).
+        Probabilities p of R (n,), lengths r on each ray (n, nodes), and their weights w (nodes,): E
+        f = p @ (f(r) @ w).
     """
     square = np.diff(np.sqrt(np.linspace(0, 1, cells + 1)))  # P(x^2 in a cell)
     p = functools.reduce(fftconvolve, [square] * (COORDINATES - 1)).clip(0)
@@ -58,7 +61,8 @@ def rays(cells: int = 1000, nodes: int = 60) -> tuple[Tensor, Tensor, Tensor]:
 def results(
     stack: Stack, metrics: list[dict], sample: Tensor, moment: str = "best", points: int = 15
 ) -> list[dict]:
-    """What a record keeps of each member of a stack: its metrics, thinned curve, parameters and multiply-adds."""
+    """What a record keeps of each member of a stack: its metrics, thinned curve, parameters and
+    multiply-adds."""
     model = stack.model(0, moment)
     counts = {
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -76,15 +80,16 @@ def span(counts: pd.Series) -> str:
 
 
 def tuned(runs: pd.DataFrame, key: list[str], metric: str = "val_accuracy") -> pd.DataFrame:
-    """The runs of each arm (columns ``key``) at the learning rate with its best mean ``metric`` over seeds."""
+    """The runs of each arm (columns ``key``) at the learning rate with its best mean ``metric``
+    over seeds."""
     means = runs.groupby([*key, "lr"])[metric].transform("mean")
     order = means.sort_values(ascending=False, kind="stable").index
     return runs.loc[order].drop_duplicates([*key, "seed"]).sort_index()
 
 
 def pictures(images: int, seed: int = 0) -> Split:
-    """CIFAR-100, channels centred and scaled: the first ``images`` training pictures, equally many of each class, a
-    tenth of them for validation, and the official test part."""
+    """CIFAR-100, channels centred and scaled: the first ``images`` training pictures, equally many
+    of each class, a tenth of them for validation, and the official test part."""
     data = load("cifar100")
     x, y = some_of_each(data, images)
     x_test, y_test = data.part("test")
@@ -100,8 +105,9 @@ def pictures(images: int, seed: int = 0) -> Split:
 def features(images: int, epochs: int, seed: int = 0) -> Split:
     """The features (64, 8, 8) of `pictures`, by the convolutions of the paper's CNN.
 
-    They are trained once, for ``epochs`` epochs under a bare linear classifier, and then frozen, with all arms of an
-    experiment on top of the same features. Validation chose the epoch; no test picture is used in training.
+    They are trained once, for ``epochs`` epochs under a bare linear classifier, and then frozen,
+    with all arms of an experiment on top of the same features. Validation chose the epoch; no test
+    picture is used in training.
     """
     split = pictures(images, seed)
     seed_everything(seed)

@@ -1,7 +1,8 @@
-"""Radius Bump: ten uniform coordinates, a target that depends on their length alone, and networks of two kinds.
+"""Radius Bump: ten uniform coordinates, a target that depends on their length alone, and networks
+of two kinds.
 
-The target is exp(-(|x| - 0.8)^2 / (2 sigma^2)) for x uniform on [-1, 1]^10. Lengths concentrate near 1.8, so the smaller
-sigma, the rarer are inputs whose target is not close to zero.
+The target is exp(-(|x| - 0.8)^2 / (2 sigma^2)) for x uniform on [-1, 1]^10. Lengths concentrate
+near 1.8, so the smaller sigma, the rarer are inputs whose target is not close to zero.
 """
 
 from __future__ import annotations
@@ -42,7 +43,8 @@ def target(x: Tensor, sigma: float) -> Tensor:
 
 
 def draw(seed: int, train: int, test: int) -> tuple[Tensor, Tensor]:
-    """The training and the small test inputs of a seed. A smaller training set is the beginning of a larger one."""
+    """The training and the small test inputs of a seed. A smaller training set is the beginning of
+    a larger one."""
     if train + test > POOL:
         raise LabError(f"{train} + {test} samples; a seed has {POOL}")
     x = inputs(POOL, seed)
@@ -65,7 +67,8 @@ def network(arm: str, size: int | tuple[int, ...], depth: int, bias: bool = True
 
 
 def lengths(cells: int = 1 << 14) -> tuple[np.ndarray, np.ndarray]:
-    """Distribution of |x|: values and their probabilities, by convolving that of one squared coordinate with itself."""
+    """Distribution of |x|: values and their probabilities, by convolving that of one squared
+    coordinate with itself."""
     edge = np.linspace(0, 1, cells + 1)
     one = np.diff(np.sqrt(edge))  # P(x^2 in a cell)
     size = 1 << math.ceil(math.log2(INPUTS * cells))
@@ -77,7 +80,8 @@ def lengths(cells: int = 1 << 14) -> tuple[np.ndarray, np.ndarray]:
 
 
 def constant_errors(sigma: float) -> dict[str, float]:
-    """Population mean squared error of the answers "always zero" and "always the mean", and the mean itself."""
+    """Population mean squared error of the answers "always zero" and "always the mean", and the
+    mean itself."""
     r, p = lengths()
     y = np.exp(-((r - RADIUS) ** 2) / (2 * sigma**2))
     mean, square = float(p @ y), float(p @ y**2)
@@ -88,8 +92,8 @@ def costs(arm: str, size: int | tuple[int, ...], depth: int) -> dict[str, int]:
     """Parameters and multiply-adds per sample (1 = 2 FLOPs) of `network`.
 
     ``forward``: modes in the defined order 1..N; ``cheapest``: each layer in its cheapest order;
-    ``training``: forward and backward in that order; every product costs two more backwards, the first one alone, as
-    nobody asks for the gradient of the inputs.
+    ``training``: forward and backward in that order; every product costs two more backwards, the
+    first one alone, as nobody asks for the gradient of the inputs.
     """
     if arm == "dense":
         sizes = [INPUTS, *[size] * (depth - 1), 1]
@@ -108,10 +112,12 @@ def costs(arm: str, size: int | tuple[int, ...], depth: int) -> dict[str, int]:
 
 
 def equal_dense(width: int, depth: int) -> dict[str, int]:
-    """Dense widths to compare NdLinear with hidden shape (width/4, width/4) with, by what they have in common.
+    """Dense widths to compare NdLinear with hidden shape (width/4, width/4) with, by what they have
+    in common.
 
-    "label": the printed pair; "parameters", "multiply-adds" (cheapest order, which favours NdLinear): the width with the
-    nearest count; "units": as many hidden units. 256 stands in where the nearest width is 257.
+    "label": the printed pair; "parameters", "multiply-adds" (cheapest order, which favours
+    NdLinear): the width with the nearest count; "units": as many hidden units. 256 stands in where
+    the nearest width is 257.
     """
     modewise = costs("ndlinear", (width // 4,) * 2, depth)
     found = {"label": width}
@@ -123,15 +129,16 @@ def equal_dense(width: int, depth: int) -> dict[str, int]:
 
 
 def spread_of_zero(sigma: float, samples: int) -> float:
-    """Standard deviation of the error of "always zero" over test sets of a size: what the draw of the test set alone does."""
+    """Standard deviation of the error of "always zero" over test sets of a size: what the draw of
+    the test set alone does."""
     r, p = lengths()
     squares = np.exp(-((r - RADIUS) ** 2) / sigma**2)
     return float(np.sqrt((p @ squares**2 - (p @ squares) ** 2) / samples))
 
 
 def constants() -> pd.DataFrame:
-    """By difficulty: how rare a target above one tenth is, the errors of the two constant answers, and how much the error of
-    "always zero" varies between test sets of 200."""
+    """By difficulty: how rare a target above one tenth is, the errors of the two constant answers,
+    and how much the error of "always zero" varies between test sets of 200."""
     r, p = lengths()
     rows = {}
     for sigma in SIGMAS:
@@ -142,7 +149,8 @@ def constants() -> pd.DataFrame:
 
 
 def grid(cells: Iterable[tuple[str, int, int]], seeds: int, **fixed) -> list[dict]:
-    """Configurations of (arm, width, depth) cells for all difficulties and seeds, narrow ones first."""
+    """Configurations of (arm, width, depth) cells for all difficulties and seeds, narrow ones
+    first."""
     return [
         {"sigma": sigma, "arm": arm, "width": width, "depth": depth, "seed": seed} | fixed
         for (arm, width, depth), sigma in itertools.product(
@@ -152,12 +160,13 @@ def grid(cells: Iterable[tuple[str, int, int]], seeds: int, **fixed) -> list[dic
     ]
 
 
-# ------------------------------------------------------------------------------------------- reading the records
+# ------------------------------------------------------------------------------ reading the records
 GROUP = ["sigma", "arm", "width", "depth"]
 
 
 def printed(metric: str) -> pd.DataFrame:
-    """A column of the paper's three tables: ``value`` and ``std`` by difficulty, width, depth and arm."""
+    """A column of the paper's three tables: ``value`` and ``std`` by difficulty, width, depth and
+    arm."""
     tables = [facts(f"radius_0{s}", metric=metric) for s in (10, 20, 30)]
     found = pd.concat(tables).astype({"width": int, "depth": int, "sigma": float})
     found["arm"] = found["method"].map({"dense": "dense", "NdLinear": "ndlinear"})
@@ -165,8 +174,8 @@ def printed(metric: str) -> pd.DataFrame:
 
 
 def pairs(runs: pd.DataFrame, metric: str, level: float = 0.95) -> pd.DataFrame:
-    """NdLinear minus dense of the same label, paired by seed: ``difference``, ``low``, ``high`` and the ``dense`` mean, one row
-    for each difficulty, width and depth."""
+    """NdLinear minus dense of the same label, paired by seed: ``difference``, ``low``, ``high`` and
+    the ``dense`` mean, one row for each difficulty, width and depth."""
     rows = {}
     for key, group in runs.groupby(["sigma", "width", "depth"]):
         wide = group.pivot(index="seed", columns="arm", values=metric)
@@ -178,7 +187,8 @@ def pairs(runs: pd.DataFrame, metric: str, level: float = 0.95) -> pd.DataFrame:
 def against(
     runs: pd.DataFrame, sigma: float, width: int, depth: int, opponent: int
 ) -> tuple[float, float, float] | None:
-    """Test error of NdLinear minus that of the dense network of width ``opponent``: percent of the latter's mean, with interval.
+    """Test error of NdLinear minus that of the dense network of width ``opponent``: percent of the
+    latter's mean, with interval.
 
     Paired by the seeds that both have; None where there are fewer than two.
     """
@@ -203,17 +213,19 @@ def percent(frame: pd.DataFrame) -> list[str]:
 
 
 def pair_names(index: pd.MultiIndex) -> pd.DataFrame:
-    """The first columns of a table of pairs: ``sigma``, and label and depth in one column, "64, 3"."""
+    """The first columns of a table of pairs: ``sigma``, and label and depth in one column, "64,
+    3"."""
     frame = index.to_frame(index=False)
     names = [f"{w}, {d}" for w, d in zip(frame["width"], frame["depth"])]
     return pd.DataFrame({"sigma": frame["sigma"], "label, depth": names})
 
 
 def rank_correlation(runs: pd.DataFrame, x: str, y: str) -> tuple[float, float, float]:
-    """Spearman's correlation over the seeds of a group, averaged over the groups that have all seeds: (mean, low, high).
+    """Spearman's correlation over the seeds of a group, averaged over the groups that have all
+    seeds: (mean, low, high).
 
-    The interval is the wider of two: t over the groups, and a jackknife over the seeds, which the groups share. A group in
-    which one of the two does not vary counts as 0.
+    The interval is the wider of two: t over the groups, and a jackknife over the seeds, which the
+    groups share. A group in which one of the two does not vary counts as 0.
     """
     seeds = runs["seed"].unique()
     full = runs.groupby(GROUP).filter(lambda group: len(group) == len(seeds))
@@ -236,9 +248,11 @@ def rank_correlation(runs: pd.DataFrame, x: str, y: str) -> tuple[float, float, 
 def table(
     runs: pd.DataFrame, sigma: float, printed: pd.DataFrame, constants: dict[str, float]
 ) -> pd.DataFrame:
-    """Rows of a paper's table as text: train and test error, the small test set, what is printed; the constants last.
+    """Rows of a paper's table as text: train and test error, the small test set, what is printed;
+    the constants last.
 
-    Test errors are in thousandths. printed: ``value`` and ``std`` by difficulty, width, depth and arm.
+    Test errors are in thousandths. printed: ``value`` and ``std`` by difficulty, width, depth and
+    arm.
     """
     some, keys = runs[runs["sigma"] == sigma], ["arm", "width", "depth"]
     found = summary(some, [*keys, "parameters"], ["end_train", "end_test"]).sort_values(
@@ -260,9 +274,11 @@ def table(
 
 
 def normalised(runs: pd.DataFrame, when: str, samples: int) -> pd.DataFrame:
-    """Entropy of the last hidden representation under every normaliser of `lab.entropy`, and without centring, with unit rows.
+    """Entropy of the last hidden representation under every normaliser of `lab.entropy`, and
+    without centring, with unit rows.
 
-    when: "init", "stop" or "end"; samples: how many inputs the entropy was taken on. Last column: AveEntropy.
+    when: "init", "stop" or "end"; samples: how many inputs the entropy was taken on. Last column:
+    AveEntropy.
     """
     units = np.where(runs["arm"] == "dense", runs["width"], (runs["width"] // 4) ** 2)
     sizes = {
@@ -281,7 +297,8 @@ def normalised(runs: pd.DataFrame, when: str, samples: int) -> pd.DataFrame:
 
 
 def entropies(runs: pd.DataFrame, samples: int) -> pd.DataFrame:
-    """`normalised` entropies before and after training, "0.78 → 0.75", means over difficulties and seeds: one row per network."""
+    """`normalised` entropies before and after training, "0.78 → 0.75", means over difficulties and
+    seeds: one row per network."""
     keys, means = ["arm", "width", "depth"], []
     for when in ("init", "end"):
         values = normalised(runs, when, samples).join(runs[["sigma", *keys]])
@@ -298,8 +315,8 @@ def entropies(runs: pd.DataFrame, samples: int) -> pd.DataFrame:
 def opponents(
     runs: pd.DataFrame, fair: dict[tuple[int, int], dict[str, int]]
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """`against` for all difficulties and the dense networks of ``fair``: a table of text, and in how many cells NdLinear has
-    the lower or the higher error, or neither is certain."""
+    """`against` for all difficulties and the dense networks of ``fair``: a table of text, and in
+    how many cells NdLinear has the lower or the higher error, or neither is certain."""
     rows, tally = (
         [],
         {name: {"lower": 0, "higher": 0, "open": 0} for name in next(iter(fair.values()))},
@@ -321,7 +338,8 @@ def opponents(
 
 
 def cuts(runs: pd.DataFrame, samples: int) -> pd.DataFrame:
-    """How far NdLinear lies below dense of the same label, in percent, under each normaliser, before and after training."""
+    """How far NdLinear lies below dense of the same label, in percent, under each normaliser,
+    before and after training."""
     rows = []
     for when, name in (("init", "untrained"), ("end", "trained")):
         values = normalised(runs, when, samples)
@@ -337,8 +355,8 @@ def cuts(runs: pd.DataFrame, samples: int) -> pd.DataFrame:
 
 
 def stopping(runs: pd.DataFrame) -> pd.DataFrame:
-    """By difficulty, arm and depth: the share of runs that the stopping rule ends, and how the test error there differs from
-    that of the last epoch, in percent, for those runs."""
+    """By difficulty, arm and depth: the share of runs that the stopping rule ends, and how the test
+    error there differs from that of the last epoch, in percent, for those runs."""
     rows = []
     for (sigma, arm, depth), group in runs.groupby(["sigma", "arm", "depth"]):
         ended = group[group["stopped"] == 1]

@@ -1,8 +1,10 @@
-"""Networks on tables: the arms of chapter 43 and a training loop for many seeds of a small network at small batches.
+"""Networks on tables: the arms of chapter 43 and a training loop for many seeds of a small network
+at small batches.
 
-At 32 rows a step, most of the time of `lab.fit` and `lab.stacked.fit` goes into starting operations. Here the members of a
-stack go through batched products in a layout that needs no copy between two modes, and one fused optimiser step follows;
-tests/lab/test_tabular.py compares losses, gradients and whole trainings with `lab.fit`.
+At 32 rows a step, most of the time of `lab.fit` and `lab.stacked.fit` goes into starting
+operations. Here the members of a stack go through batched products in a layout that needs no copy
+between two modes, and one fused optimiser step follows; tests/lab/test_tabular.py compares losses,
+gradients and whole trainings with `lab.fit`.
 """
 
 from __future__ import annotations
@@ -29,13 +31,15 @@ from ..train.scores import accuracy
 Weights = dict[str, Tensor]
 
 
-# ------------------------------------------------------------------------------------------------------------- the arms
+# ----------------------------------------------------------------------------------------- the arms
 def folded(
     inputs: int, shape: tuple[int, int], hidden: tuple[int, int], outputs: int
 ) -> nn.Sequential:
-    """The tabular NdLinear network with its features arranged as ``shape``, filled up with zeros at the end.
+    """The tabular NdLinear network with its features arranged as ``shape``, filled up with zeros at
+    the end.
 
-    ``shape=(inputs, 1)`` is the network of the paper, `lab.models.tabular`; any other has two axes longer than one.
+    ``shape=(inputs, 1)`` is the network of the paper, `lab.models.tabular`; any other has two axes
+    longer than one.
     """
     missing = math.prod(shape) - inputs
     if missing < 0:
@@ -53,9 +57,10 @@ def folded(
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(math.prod(hidden), outputs))
 
 
-# ------------------------------------------------------------------------------------- all members through one network
+# ------------------------------------------------------------------ all members through one network
 def _modes(x: Tensor, layer: NdLinear, weights: Weights, name: str) -> Tensor:
-    """(S, D_1, B, D_2) -> (S, H_1, B, H_2), mode 1 and then mode 2: no axis has to move in between."""
+    """(S, D_1, B, D_2) -> (S, H_1, B, H_2), mode 1 and then mode 2: no axis has to move in
+    between."""
     s, b = x.shape[0], x.shape[2]
     (w1, w2), (b1, b2) = [
         [weights[f"{name}.align_layers.{k}.{part}"] for k in (0, 1)] for part in ("weight", "bias")
@@ -90,7 +95,7 @@ def forward(network: nn.Sequential, weights: Weights, x: Tensor) -> Tensor:
     return x
 
 
-# ------------------------------------------------------------------------------------- losses: (S, B, C), (S, B) -> (S,)
+# ---------------------------------------------------------------- losses: (S, B, C), (S, B) -> (S,)
 def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
     """Mean cross-entropy of each member."""
     values = nn.functional.cross_entropy(logits.flatten(0, 1), classes.flatten(), reduction="none")
@@ -102,10 +107,11 @@ def squared_error(out: Tensor, target: Tensor) -> Tensor:
     return (out[..., 0] - target).square().mean(1)
 
 
-# ------------------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 @dataclass
 class Stack:
-    """A finished training: weights of all members at their best epoch ("best") and at the last ("end"), and their curves."""
+    """A finished training: weights of all members at their best epoch ("best") and at the last
+    ("end"), and their curves."""
 
     network: nn.Sequential = field(repr=False)
     weights: dict[str, Weights] = field(repr=False)
@@ -163,10 +169,13 @@ def fit(
     """Train one network for each seed with AdamW, all in one go; the test parts are not looked at.
 
     Args:
-        make: builds a sequence of `nn.Linear`, two-mode `NdLinear` with biases, ReLU, padding and reshaping; called once for
-            each seed, right after seeding, so that a member starts as it would alone.
-        data: one split for each seed, of equal sizes. seeds: also the order of the batches, as in `lab.fit`.
-        loss, scores: (S, B, C) and (S, B) -> (S,); the best epoch of a member is that of its lowest validation loss.
+        make: builds a sequence of `nn.Linear`, two-mode `NdLinear` with biases, ReLU, padding and
+            reshaping; called once for each seed, right after seeding, so that a member starts as it
+            would alone.
+        data: one split for each seed, of equal sizes. seeds: also the order of the batches, as in
+            `lab.fit`.
+        loss, scores: (S, B, C) and (S, B) -> (S,); the best epoch of a member is that of its lowest
+            validation loss.
         weight_decay: 0.01 is what `torch.optim.AdamW` takes if nothing is said.
 
     Raises:
@@ -208,18 +217,19 @@ def fit(
     return Stack(network, {"best": kept, "end": end}, best, time.perf_counter() - began, curves)
 
 
-# ------------------------------------------------------------------------------------------------------- without layers
+# ----------------------------------------------------------------------------------- without layers
 PEERS = ("constant", "linear", "boosting")
 
 
 def peer(
     name: str, split: Split, classes: bool, seed: int, most: int = 1000
 ) -> tuple[object, dict]:
-    """A model that is no network, fitted on the training part: its answers to the test part and its counts.
+    """A model that is no network, fitted on the training part: its answers to the test part and its
+    counts.
 
-    "constant": the most frequent class, or the mean target. "linear": logistic or linear regression without a penalty.
-    "boosting": scikit-learn's histogram gradient boosting as it comes, with as many trees, up to ``most``, as are best on
-    the validation part.
+    "constant": the most frequent class, or the mean target. "linear": logistic or linear regression
+    without a penalty. "boosting": scikit-learn's histogram gradient boosting as it comes, with as
+    many trees, up to ``most``, as are best on the validation part.
     """
     (x, y), (x_val, y_val), (x_test, _) = [
         (a.numpy(), b.numpy()) for a, b in (split.train, split.val, split.test)
@@ -270,8 +280,10 @@ def runs(
     """Train and test one arm of chapter 43 on several seeds: what its record keeps of each.
 
     Args:
-        units: factor of each split from its squared errors to the unit of the target; 1 for classes.
-        c: "epochs", "lr" and "batch". The score is the accuracy where targets are classes, else the mean squared error.
+        units: factor of each split from its squared errors to the unit of the target; 1 for
+            classes.
+        c: "epochs", "lr" and "batch". The score is the accuracy where targets are classes, else the
+            mean squared error.
     """
     classes = not splits[0].train[1].is_floating_point()
     score = {"score": accuracy if classes else squared_error}
@@ -302,15 +314,17 @@ def runs(
     ]
 
 
-# --------------------------------------------------------------------------------------------------------------- tables
+# ------------------------------------------------------------------------------------------- tables
 def versus(runs: pd.DataFrame, arm: str, over: str) -> tuple[float, float, float]:
-    """Score of one arm minus that of another, paired by the seeds that both have: mean and 95 % t interval."""
+    """Score of one arm minus that of another, paired by the seeds that both have: mean and 95 % t
+    interval."""
     scores = runs.pivot(index="seed", columns="arm", values="score")
     return interval((scores[arm] - scores[over]).dropna())
 
 
 def overview(runs: pd.DataFrame, over: str = "NdLinear") -> pd.DataFrame:
-    """One row per arm, by score: counts, number of seeds, mean score, difference to one of them; the last two with intervals."""
+    """One row per arm, by score: counts, number of seeds, mean score, difference to one of them;
+    the last two with intervals."""
     table = (
         runs.groupby("arm")[["parameters", "macs"]]
         .first()

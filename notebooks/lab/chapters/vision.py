@@ -1,7 +1,8 @@
-"""Small image classifiers: pictures, heads that the paper compares NdLinear with, and a training loop in mixed precision.
+"""Small image classifiers: pictures, heads that the paper compares NdLinear with, and a training
+loop in mixed precision.
 
-The networks of the paper are in `lab.models`; here are further heads on the same features (64, 8, 8), and the maps of its
-comparison applied without multiplying out the matrix that they stand for.
+The networks of the paper are in `lab.models`; here are further heads on the same features (64, 8,
+8), and the maps of its comparison applied without multiplying out the matrix that they stand for.
 """
 
 from __future__ import annotations
@@ -33,18 +34,21 @@ SHAPE = (64, 8, 8)  # the features in front of every head
 FLAT = math.prod(SHAPE)
 
 
-# ----------------------------------------------------------------------------------------------------------- the pictures
+# ------------------------------------------------------------------------------------- the pictures
 @functools.lru_cache(maxsize=1)
 def pictures(
     name: str, images: int, seed: int
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """``images`` training pictures that the seed draws, equally many of each class, and the official test part.
+    """``images`` training pictures that the seed draws, equally many of each class, and the
+    official test part.
 
     Args:
-        name: "cifar10" or "cifar100". Pictures kept exactly are drawn from, where the data set names them and has enough.
+        name: "cifar10" or "cifar100". Pictures kept exactly are drawn from, where the data set
+            names them and has enough.
 
     Returns:
-        Two pairs: float32 (n, 3, 32, 32), each channel centred and scaled by the drawn pictures, and int64 classes.
+        Two pairs: float32 (n, 3, 32, 32), each channel centred and scaled by the drawn pictures,
+            and int64 classes.
     """
     data = load(name)
     x, y = some_of_each(data, images, seed)
@@ -60,7 +64,7 @@ def pictures(
     return pair(x, y), pair(x_test, y_test)
 
 
-# -------------------------------------------------------------------------------------------------------------- the heads
+# ---------------------------------------------------------------------------------------- the heads
 class CPFactors(CPLinear):
     """The same map factor by factor: rank (D + H) multiply-adds a sample, and no D x H matrix."""
 
@@ -84,7 +88,8 @@ class TTCores(TTLinear):
 
 
 def spread(layer: TTLinear, outputs: int) -> TTLinear:
-    """Scale the first ``outputs`` cores, those of the output axes, so that the map keeps the variance of its input."""
+    """Scale the first ``outputs`` cores, those of the output axes, so that the map keeps the
+    variance of its input."""
     with torch.no_grad():
         for core in layer.cores[:outputs]:
             core.mul_(math.sqrt(core.shape[1]))
@@ -92,16 +97,19 @@ def spread(layer: TTLinear, outputs: int) -> TTLinear:
 
 
 def tcl() -> nn.Module:
-    """The tensor contraction layer of tensorly-torch, (64, 8, 8) -> (64, 8, 8), without biases as there by default."""
+    """The tensor contraction layer of tensorly-torch, (64, 8, 8) -> (64, 8, 8), without biases as
+    there by default."""
     return require("tltorch").TCL(SHAPE, rank=SHAPE, bias=False)
 
 
 def trl(classes: int, rank: tuple[int, ...] = (32, 4, 4)) -> nn.Module:
-    """The tensor regression layer of tensorly-torch from (64, 8, 8) to the classes, its weight in Tucker form.
+    """The tensor regression layer of tensorly-torch from (64, 8, 8) to the classes, its weight in
+    Tucker form.
 
     Args:
-        rank: of the three feature axes; the axis of the classes keeps its size. The library's start has entries of
-            deviation 1 and saturates the softmax; here the weight starts with that of a linear layer, 1 / sqrt(3 * 4096).
+        rank: of the three feature axes; the axis of the classes keeps its size. The library's start
+            has entries of deviation 1 and saturates the softmax; here the weight starts with that
+            of a linear layer, 1 / sqrt(3 * 4096).
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -116,7 +124,8 @@ def trl(classes: int, rank: tuple[int, ...] = (32, 4, 4)) -> nn.Module:
 
 
 class Kept(nn.Module):
-    """A linear map with its matrix multiplied out once and kept beside it: fast to apply, and D x H numbers larger."""
+    """A linear map with its matrix multiplied out once and kept beside it: fast to apply, and D x H
+    numbers larger."""
 
     def __init__(self, layer: nn.Module, inputs: int = FLAT):
         super().__init__()
@@ -135,13 +144,15 @@ def network(head: nn.Module) -> nn.Sequential:
 
 
 def width_of_equal_size(classes: int, parameters: int, bias: bool = False) -> int:
-    """Largest width w with which 4096 -> w -> classes has at most ``parameters``; ``bias``: the first map has biases, too."""
+    """Largest width w with which 4096 -> w -> classes has at most ``parameters``; ``bias``: the
+    first map has biases, too."""
     return (parameters - classes) // (FLAT + classes + bias)
 
 
-# ----------------------------------------------------------------------------------------------------------- the training
+# ------------------------------------------------------------------------------------- the training
 def forward(model: nn.Module, images: Tensor) -> Tensor:
-    """Logits in float32, computed under autocast to bfloat16 from images in the memory format channels_last."""
+    """Logits in float32, computed under autocast to bfloat16 from images in the memory format
+    channels_last."""
     images = images.contiguous(memory_format=torch.channels_last)
     with torch.autocast(images.device.type, torch.bfloat16):
         out = model(images)
@@ -158,10 +169,11 @@ def train(
     seed: int,
     device: str | torch.device | None = None,
 ) -> list[dict[str, float]]:
-    """Train with Adam and cross-entropy in the precision of `forward`, in place: `lab.train.loop.train_epochs`.
+    """Train with Adam and cross-entropy in the precision of `forward`, in place:
+    `lab.train.loop.train_epochs`.
 
-    Returns the training loss of every epoch. The caller seeds the initial weights; ``seed`` gives the order of the
-    batches.
+    Returns the training loss of every epoch. The caller seeds the initial weights; ``seed`` gives
+    the order of the batches.
     """
     model.to(loop.default_device(device), memory_format=torch.channels_last)
     return loop.train_epochs(
@@ -177,7 +189,8 @@ def train(
 
 
 def evaluate(model: nn.Module, data: tuple[Tensor, Tensor], batch: int = 500) -> dict[str, float]:
-    """Accuracy, share with the class among the five largest logits (Acc@5) and loss, as in `train`."""
+    """Accuracy, share with the class among the five largest logits (Acc@5) and loss, as in
+    `train`."""
     device = next(model.parameters()).device
     part = tuple(tensor.to(device) for tensor in data)
     functions = {"accuracy": accuracy, "top_five": top_five}
@@ -185,18 +198,19 @@ def evaluate(model: nn.Module, data: tuple[Tensor, Tensor], batch: int = 500) ->
     return loop.evaluate(model, part, F.cross_entropy, functions, batch, logits)
 
 
-# --------------------------------------------------------------------------------------------------------------- the cost
+# ----------------------------------------------------------------------------------------- the cost
 @torch.no_grad()
 def tensor_bytes(model: nn.Module, batch: int = 128) -> int:
-    """Bytes of tensors at the peak of a forward pass without gradients: parameters, buffers, pictures, and what is allocated."""
+    """Bytes of tensors at the peak of a forward pass without gradients: parameters, buffers,
+    pictures, and what is allocated."""
     x = torch.zeros(batch, 3, 32, 32)
     fixed = [x, *model.parameters(), *model.buffers()]
     return sum(t.nbytes for t in fixed) + memory.peak_bytes(lambda: model.eval()(x))
 
 
 def counts(net: nn.Module, batch: int = 128) -> dict[str, float]:
-    """Parameters, multiply-adds of one picture and of a batch, and the latter with five operations for each number that enters a
-    batch norm, in thousands of millions; nothing is computed."""
+    """Parameters, multiply-adds of one picture and of a batch, and the latter with five operations
+    for each number that enters a batch norm, in thousands of millions; nothing is computed."""
     net, images = copy.deepcopy(net).to("meta"), torch.zeros(batch, 3, 32, 32, device="meta")
     giga = {
         "G macs, batch": count_macs(net, images) / 1e9,
@@ -206,7 +220,8 @@ def counts(net: nn.Module, batch: int = 128) -> dict[str, float]:
 
 
 def times(timed: pd.DataFrame, baseline: str, what: str, batch: int) -> pd.DataFrame:
-    """Times over that of ``baseline``, by network: median ``times`` of the ratios within rounds, ``times_low``, ``times_high``."""
+    """Times over that of ``baseline``, by network: median ``times`` of the ratios within rounds,
+    ``times_low``, ``times_high``."""
     part = timed[(timed["what"] == what) & (timed["batch"] == batch)]
     ratios = timing.ratios(part, baseline, by=("what", "batch")).set_index("peer")
     found = 1 / ratios[["ratio", "ratio_high", "ratio_low"]]
@@ -214,8 +229,9 @@ def times(timed: pd.DataFrame, baseline: str, what: str, batch: int) -> pd.DataF
 
 
 def both_ways(out: bool | None, piece: bool | None) -> dict[str, bool | None]:
-    """Arguments of `lab.verdict`: the claim holds if it does against maps multiplied out and piece by piece, holds under the
-    condition that they are multiplied out if only then, and else is what it is against maps multiplied out."""
+    """Arguments of `lab.verdict`: the claim holds if it does against maps multiplied out and piece
+    by piece, holds under the condition that they are multiplied out if only then, and else is what
+    it is against maps multiplied out."""
     if out is not True:
         return {"holds": out}
     return {"holds": False, "under": True} if piece is False else {"holds": piece}
@@ -224,12 +240,14 @@ def both_ways(out: bool | None, piece: bool | None) -> dict[str, bool | None]:
 def accuracies(
     runs: pd.DataFrame, metric: str, stated: Callable, against: Callable
 ) -> pd.DataFrame:
-    """A table of heads: parameters, seeds, ``percent`` with its interval (from three seeds on), training loss,
-    ``printed``, difference to the dense head.
+    """A table of heads: parameters, seeds, ``percent`` with its interval (from three seeds on),
+    training loss, ``printed``, difference to the dense head.
 
     Args:
-        runs: rows of one data set with "arm" and "test_<metric>". stated: arm -> printed percent or None.
-        against: arm -> (mean, low, high) of its difference to "dense" in points; asked for where both have the same seeds.
+        runs: rows of one data set with "arm" and "test_<metric>". stated: arm -> printed percent or
+            None.
+        against: arm -> (mean, low, high) of its difference to "dense" in points; asked for where
+            both have the same seeds.
     """
     runs = runs.assign(percent=100 * runs[f"test_{metric}"], training_loss=runs["train_loss"])
     table = summary(runs, ["arm", "parameters"], ["percent", "training_loss"]).rename(
@@ -257,7 +275,8 @@ def accuracies(
 def dots(
     axis, place: float, values, look: str, stated: float | None = None, aside: float = -0.3
 ) -> None:
-    """Every seed of one arm with mean and interval (from three seeds on), and the printed value as a star."""
+    """Every seed of one arm with mean and interval (from three seeds on), and the printed value as
+    a star."""
     low, high = interval(values)[1:] if len(values) > 2 else (None, None)
     figures.seeds(axis, place, values, look, low=low, high=high)
     if stated:

@@ -1,11 +1,13 @@
-"""Full-batch training of small networks, several times faster than autograd on one core, exact up to rounding.
+"""Full-batch training of small networks, several times faster than autograd on one core, exact up
+to rounding.
 
-For sequences of `nn.Linear` or `NdLinear` layers with ReLU between and one number as answer, trained with Adam on
-the mean squared error. Three things make it fast. Samples are the *last* axis, so every mode product is a matrix
-product over contiguous memory. The samples go through in chunks that fit the processor's cache, into buffers that
-are allocated once. A layer with few units is applied as the dense layer it equals. What depends on the weights alone
-(Kronecker products, total biases) is computed once an epoch under autograd; the sums over the samples are written
-out here and handed back to it. tests/lab/test_chunked.py compares the result with `lab.fit`.
+For sequences of `nn.Linear` or `NdLinear` layers with ReLU between and one number as answer,
+trained with Adam on the mean squared error. Three things make it fast. Samples are the *last* axis,
+so every mode product is a matrix product over contiguous memory. The samples go through in chunks
+that fit the processor's cache, into buffers that are allocated once. A layer with few units is
+applied as the dense layer it equals. What depends on the weights alone (Kronecker products, total
+biases) is computed once an epoch under autograd; the sums over the samples are written out here and
+handed back to it. tests/lab/test_chunked.py compares the result with `lab.fit`.
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ class _Map:
         self.outs = [torch.empty(self.members * p, h, q * chunk) for p, d, h, q in self.modes]
 
     def prepare(self, weights: dict[str, Tensor]) -> None:
-        """What the samples meet in this epoch, by the weights: a matrix for each mode and one bias."""
+        """What the samples meet in this epoch, by the weights: a matrix for each mode and one
+        bias."""
         matrices = [weights[name] for name, _ in self.names]
         biases = [weights[name] for _, name in self.names if name]
         self.bias = None
@@ -118,7 +121,8 @@ class _Map:
 
 
 def _kronecker(a: Tensor, b: Tensor) -> Tensor:
-    """Kronecker product of each member's matrices: (members, H, D) and (members, h, d) -> (members, H h, D d)."""
+    """Kronecker product of each member's matrices: (members, H, D) and (members, h, d) -> (members,
+    H h, D d)."""
     product = a[:, :, None, :, None] * b[:, None, :, None, :]
     return product.reshape(len(a), a.shape[1] * b.shape[1], -1)
 
@@ -169,7 +173,8 @@ def _gradients(maps: list[_Map], x: Tensor, y: Tensor, free: list[Tensor], count
 
 
 def _chunk(count: int, per_sample: int) -> int:
-    """The largest equal share of the samples whose largest buffer fits the cache, or the first of few samples."""
+    """The largest equal share of the samples whose largest buffer fits the cache, or the first of
+    few samples."""
     shares = [count // k for k in range(1, count + 1) if count % k == 0]
     return next(s for s in shares if s * per_sample <= CACHE or s <= FEWEST)
 
@@ -184,13 +189,14 @@ def fit(
     below: float | None = None,
     chunk: int | None = None,
 ) -> Stack:
-    """Train one network for each seed, all at once, with full batches and Adam on the mean squared error.
+    """Train one network for each seed, all at once, with full batches and Adam on the mean squared
+    error.
 
     Args:
         make: builds a network (inputs) -> (n,); called once for each seed, right after seeding.
         data: for each seed (x, y) of shapes (n, inputs...) and (n,).
-        below: note the weights after the first epoch whose training loss, taken before its step, is below this
-            number. Training goes on to the last epoch.
+        below: note the weights after the first epoch whose training loss, taken before its step, is
+            below this number. Training goes on to the last epoch.
         chunk: samples at a time; it must divide n.
 
     Returns:
