@@ -1,0 +1,164 @@
+"""lab.chapters.capacity against brute force, closed forms and independent counts."""
+
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+from lab.chapters import capacity
+
+SHAPES = [(2, 2), (2, 3), (3, 2), (3, 3), (2, 2, 2), (2, 3, 1), (1, 4), (3,), (2, 1, 2, 2), (1, 1)]
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_explicit_set_is_shattered_in_integers(shape):
+    tensors = []
+    for factors in capacity.shattered(shape):
+        tensor = np.array(factors[0], dtype=object)
+        for factor in factors[1:]:
+            tensor = np.multiply.outer(tensor, np.array(factor, dtype=object))
+        tensors.append(tensor.flatten())
+    assert len(tensors) == capacity.lower(shape) <= capacity.upper(shape) <= math.prod(shape)
+    for labels in itertools.product((1, -1), repeat=len(tensors)):
+        weight = np.array([1], dtype=object)
+        for w in capacity.realise(shape, labels):
+            weight = np.kron(weight, np.array(w, dtype=object))
+        assert [int(np.sign(weight @ t)) for t in tensors] == list(labels)
+
+
+def test_two_axes_are_exact():
+    for d in range(1, 9):
+        assert capacity.lower((2, d)) == capacity.upper((2, d)) == 2 * d
+        assert capacity.effective((2, d)) == d + 1
+
+
+def test_polynomials_have_the_signs_asked_for():
+    for signs in itertools.product((1, -1), repeat=6):
+        c = capacity.polynomial(signs)
+        assert len(c) - 1 == sum(a != b for a, b in itertools.pairwise(signs))
+        assert [np.sign(sum(a * (2 * i) ** e for e, a in enumerate(c))) for i in range(6)] == list(
+            signs
+        )
+
+
+def test_entropy_bounds_the_number_of_subsets():
+    for m in (5, 20, 61):
+        for size in range(m + 1):
+            exact = math.log2(sum(math.comb(m, k) for k in range(size + 1)))
+            assert exact <= capacity.subset_bits(m, size) + 1e-9 <= m + 1e-9
+
+
+@pytest.mark.parametrize(("variables", "degree"), [(3, 2), (10, 1), (40, 5)])
+def test_largest_is_the_last_that_fits(variables, degree):
+    def bits(m):
+        return capacity.warren_bits(m, variables, degree)
+
+    m = capacity.largest(bits, variables)
+    assert m <= bits(m) and m + 1 > bits(m + 1)
+    assert m <= 2 * variables * math.log2(4 * math.e * degree)
+
+
+def test_one_long_axis_tends_to_two():
+    ratios = [capacity.upper((4, d)) / d for d in (10**3, 10**4, 10**5)]
+    assert ratios == sorted(ratios, reverse=True) and 2 < ratios[-1] < 2.1
+
+
+@pytest.mark.parametrize("file", sorted(capacity.FOLDER.glob("*.json")), ids=lambda p: p.stem)
+def test_certificates_are_exact(file):
+    shape = json.loads(file.read_text(encoding="utf-8"))["shape"]
+    points, weights = capacity.certificate(shape)
+    assert len(weights) == 2 ** (len(points) - 1)
+    for number, (first, *others) in enumerate(weights):
+        flat = first
+        for w in others:
+            flat = [a * b for a in flat for b in w]
+        values = [sum(a * b for a, b in zip(flat, point)) for point in points]
+        assert [v > 0 for v in values] == [
+            bool(number >> i & 1) for i in range(len(points))
+        ] and 0 not in values
+
+
+def test_search_finds_and_writes_a_certificate(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(capacity, "FOLDER", tmp_path)
+    capacity.main(["2,2", "4", "20", "1"])
+    points, weights = capacity.certificate((2, 2))
+    assert len(points) == 4 and len(weights) == 8 and "shattered" in capsys.readouterr().out
+
+
+def test_search_says_when_it_failed(tmp_path, monkeypatch):
+    monkeypatch.setattr(capacity, "FOLDER", tmp_path)
+    monkeypatch.setattr(capacity, "whole_weights", lambda *a: None)
+    with pytest.raises(SystemExit, match="another seed"):
+        capacity.main(["2,2", "4", "1"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_weights_are_refused_when_a_pattern_is_missing():
+    points = np.array([[1, 0, 0, 0], [1, 0, 0, 0]])  # two equal points are never told apart
+    assert capacity.whole_weights((2, 2), points, np.random.default_rng(0), rounds=1) is None
+
+
+SMALL = [s for n in range(1, 6) for s in itertools.combinations_with_replacement(range(1, 6), n)]
+
+
+def test_composed_sets_lie_between_the_matching_bound_and_the_entries():
+    for shape in SMALL:
+        assert capacity.lower(shape) <= capacity.composed(shape) <= math.prod(shape), shape
+    assert capacity.composed((1, 1)) == 1 and capacity.composed((7,)) == 7
+
+
+def test_composed_sets_are_superadditive_and_grow_with_an_axis():
+    for one, two in itertools.product(SMALL[:18], repeat=2):
+        apart = capacity.composed(one) + capacity.composed(two) - 1
+        assert capacity.composed((*one, *two)) >= apart, (one, two)
+    for shape in SMALL:
+        longer = (*shape[:-1], shape[-1] + 1)
+        assert capacity.composed(longer) >= capacity.composed(shape) + 1, shape
+
+
+@pytest.mark.parametrize(
+    ("shape", "points"),
+    [((2,) * 6, 15), ((2,) * 12, 29), ((3,) * 4, 17), ((2, 2, 3), 10), ((2, 3, 3), 11)],
+)
+def test_composed_sets_of_certificates(shape, points):
+    assert capacity.composed(shape) == capacity.composed(shape[::-1]) == points
+
+
+def test_without_certificates_the_matching_bound_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(capacity, "FOLDER", tmp_path)
+    plain = capacity.composed.__wrapped__
+    monkeypatch.setattr(capacity, "composed", plain)
+    for shape in SMALL:
+        assert plain(shape) == capacity.lower(shape), shape
+
+
+@pytest.mark.parametrize(
+    ("dims", "hidden"), [((3, 3), (2, 2)), ((5, 4), (2, 9)), ((6, 3, 3), (6, 2, 2)), ((4,), (7,))]
+)
+def test_tucker_parameters_are_the_rank_of_the_jacobian(dims, hidden):
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    sizes = [math.prod(hidden), *(d * h for d, h in zip(dims, hidden))]
+
+    def functional(theta):
+        core, *factors = theta.split(sizes)
+        tensor = core.reshape(hidden)
+        for k, (factor, d, h) in enumerate(zip(factors, dims, hidden)):
+            moved = torch.tensordot(tensor, factor.reshape(d, h), dims=([k], [1]))
+            tensor = moved.movedim(-1, k)
+        return tensor.flatten()
+
+    theta = torch.randn(sum(sizes), generator=generator, dtype=torch.float64)
+    rank = torch.linalg.matrix_rank(torch.func.jacrev(functional)(theta)).item()
+    assert capacity.tucker_parameters(dims, hidden) == rank
+
+
+def test_tucker_bound_is_the_last_size_that_fits():
+    assert capacity.tucker_upper((1000, 1000), (2, 2)) == 32_102
+    p = capacity.tucker_parameters((1000, 1000), (2, 2))
+    assert p == 4 + 2 * 2 * 998
+    fits = [m <= p * math.log2(12 * math.e * m / p) for m in (32_102, 32_103)]
+    assert fits == [True, False]
+    assert capacity.tucker_upper((3, 3), (2, 2)) == 9  # never more than the entries
