@@ -511,3 +511,27 @@ def over_goals(
     if answers[goal] is False and any_of(*answers.values()):
         return False, True
     return answers[goal], None
+
+
+def draw_samples(
+    axis, runs: pd.DataFrame, alpha: float, models: dict[str, str], goal: float, marks: dict
+) -> None:
+    """Test error over variance against the number of samples: every seed, geometric means, the goal, least squares.
+
+    models: name -> what the legend calls it; marks: name -> the number of samples that the paper prints.
+    """
+    for name, words in models.items():
+        look, table = {"color": colour(name)}, by_size(runs, name, alpha)
+        for _, row in table.iterrows():
+            axis.plot(row.index, row, marker(name), markersize=3, alpha=0.4, **look)
+        means = np.exp(np.log(table).mean())
+        axis.plot(means.index, means, label=words, linewidth=1.3, **look)
+    entries = SIDE**2
+    few = [n for n in sorted(runs["samples"].unique()) if 0.8 * n < entries]
+    axis.plot(few, [1 - 0.8 * n / entries for n in few], "o", color="#8a8a8a", fillstyle="none")
+    axis.axhline(goal, linestyle="--", color="#8a8a8a", linewidth=1)
+    for name, samples in marks.items():
+        axis.plot(samples, 1.4e-4, "v", color=colour(name), markersize=8)
+    axis.set(xscale="log", yscale="log", ylim=(1e-4, 3), xlabel=f"samples, alpha {alpha}")
+    axis.minorticks_off()
+    axis.legend(fontsize=8, loc=(0.13, 0.1))
