@@ -20,6 +20,9 @@ from .. import models
 from ..counts import count_macs
 from ..data import load, official
 from ..data.splits import some_of_each
+from ..page import figures
+from ..page.facts import fact
+from ..stats import interval
 from ..train.loop import Split, fit, predict, seed_everything
 from ..train.stacked import Stack
 
@@ -124,3 +127,38 @@ def features(images: int, epochs: int, seed: int = 0) -> Split:
     body = trained.model[0]
     parts = (split.train, split.val, split.test)
     return Split(*[(predict(body, x, batch=256), y) for x, y in parts])
+
+
+# --------------------------------------------------------------------------------------------- tables and figures
+def words(span, form: str = "{:+.1f}") -> str:
+    """A value, or a mean with its interval, as text; nothing for None."""
+    if span is None:
+        return ""
+    return (
+        f"{form} [{form}, {form}]".format(*span) if isinstance(span, tuple) else form.format(span)
+    )
+
+
+def draw_bias(axis, runs: pd.DataFrame, looks: dict[str, str], bound: float, constant: float):
+    """Test error of every arm at every width, each seed a point, with printed means, bound and constant.
+
+    looks: arm -> the method whose colour and marker it takes; the first two arms have printed means.
+    """
+    widths = sorted(runs["width"].unique())
+    for (width, arm), at in runs.groupby(["width", "arm"]):
+        j = list(looks).index(arm)
+        place = 5 * widths.index(width) + j
+        low, high = interval(at["mse"])[1:]
+        figures.seeds(axis, place, at["mse"], looks[arm], low=low, high=high)
+        if j < 2:
+            bias = ("false", "true")[j]
+            star = fact("app_bias", width=width, bias=bias, metric="test_mse")
+            fill = {"fillstyle": "full" if j else "none", "color": figures.colour("paper")}
+            axis.plot(place - 0.35, star, figures.marker("paper"), ms=9, zorder=5, **fill)
+    for arm, like in looks.items():
+        axis.plot([], [], figures.marker(like), color=figures.colour(like), label=arm)
+    axis.axhline(constant, color="0.5", linestyle=":", label="constant")
+    axis.axhline(bound, color="0.5", linestyle="--", label="bound without biases")
+    axis.set_xticks([5 * k + 1.5 for k in range(len(widths))], [f"width {w}" for w in widths])
+    axis.set(ylabel="test mean squared error")
+    axis.legend(fontsize=8, ncol=2)

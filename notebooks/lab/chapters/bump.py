@@ -21,8 +21,8 @@ from ndlinear import cheapest_order, count_macs, count_parameters
 from .. import models
 from ..modes import LabError
 from ..page.facts import facts
-from ..page.figures import label
-from ..stats import interval, summary
+from ..page.figures import colour, label, marker
+from ..stats import below, interval, paired, summary
 
 INPUTS = 10
 DIMS = (2, 5)
@@ -173,41 +173,36 @@ def printed(metric: str) -> pd.DataFrame:
     return found.set_index(["sigma", "width", "depth", "arm"])[["value", "std"]].sort_index()
 
 
-def pairs(runs: pd.DataFrame, metric: str, level: float = 0.95) -> pd.DataFrame:
-    """NdLinear minus dense of the same label, paired by seed: ``difference``, ``low``, ``high`` and
-    the ``dense`` mean, one row for each difficulty, width and depth."""
+def by_pair(runs: pd.DataFrame, metric: str, level: float = 0.95) -> pd.DataFrame:
+    """NdLinear minus dense of the same label, paired by seed: ``difference``, ``low``, ``high`` and the ``dense`` mean, one row
+    for each difficulty, width and depth."""
     rows = {}
     for key, group in runs.groupby(["sigma", "width", "depth"]):
-        wide = group.pivot(index="seed", columns="arm", values=metric)
-        rows[key] = (*interval(wide["ndlinear"] - wide["dense"], level=level), wide["dense"].mean())
+        dense = group[group["arm"] == "dense"][metric].mean()
+        rows[key] = (*paired(group, metric, "ndlinear", "dense", level=level), dense)
     frame = pd.DataFrame(rows, index=["difference", "low", "high", "dense"]).T
     return frame.rename_axis(["sigma", "width", "depth"])
 
 
 def against(
-    runs: pd.DataFrame, sigma: float, width: int, depth: int, opponent: int
+    runs: pd.DataFrame, sigma: float, width: int, depth: int, opponent: int, level: float = 0.95
 ) -> tuple[float, float, float] | None:
     """Test error of NdLinear minus that of the dense network of width ``opponent``: percent of the
     latter's mean, with interval.
 
-    Paired by the seeds that both have; None where there are fewer than two.
+    None where one of the two was not run.
     """
     some = runs[(runs["sigma"] == sigma) & (runs["depth"] == depth)]
-    arms = {"ndlinear": width, "dense": opponent}
-    wide = pd.DataFrame(
-        {
-            a: some[(some["arm"] == a) & (some["width"] == w)].set_index("seed")["end_test"]
-            for a, w in arms.items()
-        }
-    )
-    wide = wide.dropna()
-    if len(wide) < 2:
+    dense = some[(some["arm"] == "dense") & (some["width"] == opponent)]
+    modewise = some[(some["arm"] == "ndlinear") & (some["width"] == width)]
+    if dense.empty or modewise.empty:
         return None
-    return tuple(100 * v / wide["dense"].mean() for v in interval(wide["ndlinear"] - wide["dense"]))
+    found = paired(pd.concat([dense, modewise]), "end_test", "ndlinear", "dense", level=level)
+    return tuple(100 * value / dense["end_test"].mean() for value in found)
 
 
 def percent(frame: pd.DataFrame) -> list[str]:
-    """Rows of `pairs` as text: the difference in percent of the dense mean, with its interval."""
+    """Rows of `by_pair` as text: the difference in percent of the dense mean, with its interval."""
     parts = [100 * frame[k] / frame["dense"] for k in ("difference", "low", "high")]
     return [f"{a:+.0f} [{b:+.0f}, {c:+.0f}]" for a, b, c in zip(*parts)]
 
@@ -218,6 +213,31 @@ def pair_names(index: pd.MultiIndex) -> pd.DataFrame:
     frame = index.to_frame(index=False)
     names = [f"{w}, {d}" for w, d in zip(frame["width"], frame["depth"])]
     return pd.DataFrame({"sigma": frame["sigma"], "label, depth": names})
+
+
+def pair_table(answers: pd.DataFrame, **columns: tuple[pd.DataFrame, pd.Series]) -> pd.DataFrame:
+    """The pairs of equal label as text: for each column of ``answers`` the printed gap, the measured one and a sign.
+
+    columns: name -> (measured as `by_pair` gives it, printed values by difficulty, width, depth and arm).
+    """
+    signs = {True: "✓", False: "✗", None: "≈"}
+    shown = pair_names(answers.index)
+    for name, (found, values) in columns.items():
+        before = values.unstack("arm").loc[answers.index]
+        gap = 100 * (before["ndlinear"] / before["dense"] - 1)
+        shown[f"{name}, printed"] = [f"{value:+.0f}" for value in gap]
+        shown[name] = [f"{text} {signs[v]}" for text, v in zip(percent(found), answers[name])]
+    return shown
+
+
+def two_settings(small: pd.DataFrame, large: pd.DataFrame, dense: pd.Series) -> pd.DataFrame:
+    """The pairs with 1,000 and with 1,200 training samples side by side, and the dense error beside the printed one."""
+    shown = pair_names(large.index)
+    shown["1,000 samples"], shown["1,200 samples"] = percent(small), percent(large)
+    for name, frame in (("dense, 1,000", small), ("dense, 1,200", large)):
+        shown[name] = 1e3 * frame["dense"].to_numpy()
+    shown["dense, printed"] = 1e3 * dense.loc[large.index].to_numpy()
+    return shown
 
 
 def rank_correlation(runs: pd.DataFrame, x: str, y: str) -> tuple[float, float, float]:
@@ -312,29 +332,33 @@ def entropies(runs: pd.DataFrame, samples: int) -> pd.DataFrame:
     return text
 
 
-def opponents(
-    runs: pd.DataFrame, fair: dict[tuple[int, int], dict[str, int]]
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """`against` for all difficulties and the dense networks of ``fair``: a table of text, and in
-    how many cells NdLinear has the lower or the higher error, or neither is certain."""
-    rows, tally = (
-        [],
-        {name: {"lower": 0, "higher": 0, "open": 0} for name in next(iter(fair.values()))},
-    )
+def opponents(runs: pd.DataFrame, fair: dict[tuple[int, int], dict[str, int]]) -> pd.DataFrame:
+    """`against` for all difficulties and the dense networks of ``fair``, as a table of text."""
+    rows = []
     for sigma in sorted(runs["sigma"].unique()):
         for (width, depth), widths in fair.items():
             row = {"sigma": sigma, "NdLinear, depth": f"{width // 4} × {width // 4}, {depth}"}
             for name, opponent in widths.items():
                 found = against(runs, sigma, width, depth, opponent)
-                row[f"equal {name}"] = (
-                    f"{found[0]:+.0f} [{found[1]:+.0f}, {found[2]:+.0f}]" if found else "not run"
-                )
-                if found:
-                    tally[name][
-                        "lower" if found[2] < 0 else "higher" if found[1] > 0 else "open"
-                    ] += 1
+                text = "{:+.0f} [{:+.0f}, {:+.0f}]".format(*found) if found else "not run"
+                row[f"equal {name}"] = text
             rows.append(row)
-    return pd.DataFrame(rows), pd.DataFrame(tally).T
+    return pd.DataFrame(rows)
+
+
+def tally(
+    runs: pd.DataFrame, fair: dict[tuple[int, int], dict[str, int]], level: float = 0.95
+) -> pd.DataFrame:
+    """In how many cells NdLinear has the lower or the higher error than each kind of opponent, or neither is certain."""
+    words = {True: "lower", False: "higher", None: "open"}
+    counts = {name: dict.fromkeys(words.values(), 0) for name in next(iter(fair.values()))}
+    for sigma in sorted(runs["sigma"].unique()):
+        for (width, depth), widths in fair.items():
+            for name, opponent in widths.items():
+                found = against(runs, sigma, width, depth, opponent, level)
+                if found:
+                    counts[name][words[below(found)]] += 1
+    return pd.DataFrame(counts).T.rename_axis("equal")
 
 
 def cuts(runs: pd.DataFrame, samples: int) -> pd.DataFrame:
@@ -365,3 +389,53 @@ def stopping(runs: pd.DataFrame) -> pd.DataFrame:
             (sigma, label(arm), depth, len(ended) / len(group), change.mean(), change.std())
         )
     return pd.DataFrame(rows, columns=["sigma", "network", "depth", "stopped", "change, %", "sd"])
+
+
+# ----------------------------------------------------------------------------------------------------------- figures
+def cheapest_macs(runs: pd.DataFrame) -> list[int]:
+    """Multiply-adds per sample of each run's network, in the cheapest order."""
+    sizes = {"dense": lambda width: width, "ndlinear": lambda width: (width // 4,) * 2}
+    cells = zip(runs["arm"], runs["width"], runs["depth"])
+    return [costs(arm, sizes[arm](width), depth)["cheapest"] for arm, width, depth in cells]
+
+
+def draw_errors(axes, runs: pd.DataFrame) -> None:
+    """Test error against parameters (first row of axes) and multiply-adds (second row), a column for each difficulty."""
+    runs = runs.assign(macs=cheapest_macs(runs))
+    for (row, cost), (column, sigma) in itertools.product(
+        enumerate(("parameters", "macs")), enumerate(SIGMAS)
+    ):
+        axis, some = axes[row, column], runs[runs["sigma"] == sigma]
+        for (name, depth), group in some.groupby(["arm", "depth"]):
+            _draw_networks(axis, group, cost, name, depth)
+            _draw_printed(axis, group, cost, printed("test_mse").loc[sigma], name, depth)
+        axis.axhline(constant_errors(sigma)["zero"], color=colour("constant"))
+        axis.set(xscale="log", yscale="log", xlabel={"macs": "multiply-adds"}.get(cost, cost))
+        axis.set_title(f"σ = {sigma}" if row == 0 else "", fontsize=10)
+        _plain_ticks(axis)
+    for axis in axes[:, 0]:
+        axis.set(ylabel="test error")
+
+
+def _draw_networks(axis, group: pd.DataFrame, cost: str, name: str, depth: int) -> None:
+    """Every seed as a point, and a line through the means of the networks that the paper has."""
+    look = {"color": colour(name), "marker": marker(name)}
+    fill = colour(name) if depth == 2 else "none"
+    axis.plot(group[cost], group["end_test"], ls="", ms=3.5, alpha=0.4, mfc=fill, **look)
+    mean = group[group["width"].isin((16, 32, 64, 128))].groupby(cost)["end_test"].mean()
+    axis.plot(mean, color=colour(name), ls="-" if depth == 2 else "--", lw=1)
+
+
+def _draw_printed(axis, group: pd.DataFrame, cost: str, table: pd.DataFrame, name, depth) -> None:
+    """The paper's values as stars, each at the cost of its network."""
+    stars = table.xs((depth, name), level=("depth", "arm"))["value"]
+    at = group.groupby("width")[cost].first().reindex(stars.index)
+    axis.plot(at, stars, marker("paper"), color=colour("paper"), ms=5)
+
+
+def _plain_ticks(axis) -> None:
+    """Ticks of a logarithmic axis as plain decimals."""
+    low, high = axis.get_ylim()
+    ticks = [t for t in (2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 1e-1) if low < t < high]
+    axis.minorticks_off()
+    axis.set_yticks(ticks, [f"{t:g}" for t in ticks])

@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from ..modes import LabError
 from ..page.figures import colour, marker
-from ..stats import interval
+from ..stats import any_of, at_least, interval
 from ..train import loop
 from ..train.loop import Split, predict
 
@@ -364,6 +364,15 @@ SHARED = {
 }  # the same target at alpha 0
 
 
+PANELS = {  # what a figure calls a reading
+    "text": "as the text names the parts",
+    "text-scrambled": "the same, places permuted",
+    "text-local": "the same, XOR of neighbours",
+    "linear": "linear parts alone",
+    "linear-scrambled": "linear parts, permuted",
+}
+
+
 def of(runs: pd.DataFrame, reading: str) -> pd.DataFrame:
     """The runs of a reading; at alpha 0, where the entangled part is absent, readings with equal
     components share theirs."""
@@ -397,31 +406,20 @@ def ends(runs: pd.DataFrame, level: float = 0.95) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names)
 
 
-def within(low: float, high: float, printed: float, factor: float = 2.0) -> bool | None:
-    """Does the interval of a ratio lie within a factor of the printed one? False if no point does,
-    None in between."""
-    inside, outside = (
-        printed / factor <= low and high <= printed * factor,
-        high < printed / factor or low > printed * factor,
-    )
-    return True if inside else False if outside else None
-
-
-def crosses(place: dict[str, float], low: float, high: float) -> bool | None:
-    """Does a `crossing` happen once, upwards, with an interval that meets [low, high]?"""
-    if place["once"] < 0.975:
-        return False if place["once"] <= 0.025 else None
-    return bool(place["low"] <= high and place["high"] >= low)
-
-
 def over_readings(answers: dict[str, bool | None]) -> tuple[bool | None, bool | None]:
     """(holds, under) for `lab.verdict`: the reading "text" counts as printed, another one as a
     condition."""
     if answers["text"]:
         return True, None
-    if any(answers.values()):
-        return False, True
-    return (None, None) if None in answers.values() else (False, None)
+    one = any_of(*answers.values())
+    return (False, True) if one else (one, None)
+
+
+def along(runs: pd.DataFrame, reading: str) -> pd.DataFrame:
+    """Error of NdLinear over that of the dense network at each alpha: geometric mean and 95 % t interval over seeds."""
+    gaps = log_ratios(runs, reading)
+    spans = np.exp([interval(gaps[alpha]) for alpha in gaps])
+    return pd.DataFrame(spans, index=gaps.columns, columns=["ratio", "low", "high"])
 
 
 def plot(axis, runs: pd.DataFrame, reading: str, printed: float) -> None:
@@ -450,20 +448,23 @@ def plot(axis, runs: pd.DataFrame, reading: str, printed: float) -> None:
     if np.isfinite(place["low"]):
         axis.axvspan(place["low"], place["high"], color="#8a8a8a", alpha=0.3, linewidth=0)
     axis.axvline(printed, linestyle=":", color=colour("paper"))
-    axis.set(yscale="log", xlabel=f"alpha\n{reading}")
+    axis.set(yscale="log", xlabel=f"alpha\n{PANELS[reading]}")
 
 
 def band(axis, runs: pd.DataFrame, reading: str, ends: tuple[float, float], printed: float) -> None:
-    """Error of NdLinear over that of the dense network along the dial: every seed, the geometric
-    mean, a band of 95 % t intervals, and what the paper prints, a ratio at either end and the place
-    of the crossing."""
-    gaps = log_ratios(runs, reading)
-    spans = np.exp([interval(gaps[alpha]) for alpha in gaps])
-    if np.isfinite(spans).all():
+    """Error of NdLinear over that of the dense network along the dial: every seed, the geometric mean, a band of 95 % t intervals,
+    and what the paper prints, a ratio at either end and the place of the crossing."""
+    gaps, spans = log_ratios(runs, reading), along(runs, reading)
+    if np.isfinite(spans.to_numpy()).all():
         axis.fill_between(
-            gaps.columns, spans[:, 1], spans[:, 2], color=colour("ndlinear"), alpha=0.3, linewidth=0
+            gaps.columns,
+            spans["low"],
+            spans["high"],
+            color=colour("ndlinear"),
+            alpha=0.3,
+            linewidth=0,
         )
-    axis.plot(gaps.columns, spans[:, 0], color=colour("ndlinear"), linewidth=1.2)
+    axis.plot(gaps.columns, spans["ratio"], color=colour("ndlinear"), linewidth=1.2)
     axis.plot(
         gaps.columns,
         np.exp(gaps).T,
@@ -475,7 +476,7 @@ def band(axis, runs: pd.DataFrame, reading: str, ends: tuple[float, float], prin
     axis.plot([0, 1], ends, marker("paper"), color=colour("paper"), markersize=8, linestyle="none")
     axis.axvline(printed, linestyle=":", color=colour("paper"))
     axis.axhline(1, color=colour("constant"), alpha=0.6)
-    axis.set(yscale="log", xlabel=f"alpha\n{reading}")
+    axis.set(yscale="log", xlabel=f"alpha\n{PANELS[reading]}")
 
 
 def panels(
@@ -540,15 +541,32 @@ def factor_words(found: dict) -> str:
 def over_goals(
     found: dict[float, dict], goal: float, bound: float
 ) -> tuple[bool | None, bool | None]:
-    """(holds, under) for `lab.verdict`: the factor is above the bound at the goal, or, as a
-    condition, at another one."""
-
-    def above(one) -> bool | None:
-        if not np.isfinite(one["low"]):
-            return None
-        return True if one["low"] >= bound else False if one["high"] < bound else None
-
-    answers = {g: above(one) for g, one in found.items()}
-    if answers[goal] is False and any(answers.values()):
+    """(holds, under) for `lab.verdict`: the factor is at least the bound at the goal, or, as a condition, at another one."""
+    answers = {g: at_least((one["low"], one["high"]), bound) for g, one in found.items()}
+    if answers[goal] is False and any_of(*answers.values()):
         return False, True
     return answers[goal], None
+
+
+def draw_samples(
+    axis, runs: pd.DataFrame, alpha: float, models: dict[str, str], goal: float, marks: dict
+) -> None:
+    """Test error over variance against the number of samples: every seed, geometric means, the goal, least squares.
+
+    models: name -> what the legend calls it; marks: name -> the number of samples that the paper prints.
+    """
+    for name, words in models.items():
+        look, table = {"color": colour(name)}, by_size(runs, name, alpha)
+        for _, row in table.iterrows():
+            axis.plot(row.index, row, marker(name), markersize=3, alpha=0.4, **look)
+        means = np.exp(np.log(table).mean())
+        axis.plot(means.index, means, label=words, linewidth=1.3, **look)
+    entries = SIDE**2
+    few = [n for n in sorted(runs["samples"].unique()) if 0.8 * n < entries]
+    axis.plot(few, [1 - 0.8 * n / entries for n in few], "o", color="#8a8a8a", fillstyle="none")
+    axis.axhline(goal, linestyle="--", color="#8a8a8a", linewidth=1)
+    for name, samples in marks.items():
+        axis.plot(samples, 1.4e-4, "v", color=colour(name), markersize=8)
+    axis.set(xscale="log", yscale="log", ylim=(1e-4, 3), xlabel=f"samples, alpha {alpha}")
+    axis.minorticks_off()
+    axis.legend(fontsize=8, loc=(0.13, 0.1))
