@@ -121,6 +121,39 @@ def paired(
     return interval(wide[arm] - wide[baseline], level=level)
 
 
+# --------------------------------------------------------------------------------------------------- several comparisons
+def p_below(values, bound: float = 0.0) -> float:
+    """p-value of the two-sided t test where the mean of ``values`` lies below ``bound``; 1 where it does not."""
+    values = np.asarray(values, dtype=float)
+    mean = interval(values)[0]
+    if mean >= bound or values.size < 2:
+        return 1.0
+    if values.std() == 0:
+        return 0.0
+    return float(stats.ttest_1samp(values, bound).pvalue)
+
+
+def holm(p_values) -> list[float]:
+    """p-values adjusted for their number by Holm's procedure: what is at most 0.05 is refuted at 5 % for the whole family."""
+    p_values = np.asarray(p_values, dtype=float)
+    order = np.argsort(p_values)
+    steps = p_values[order] * np.arange(p_values.size, 0, -1)
+    adjusted = np.empty_like(p_values)
+    adjusted[order] = np.maximum.accumulate(steps).clip(max=1)
+    return adjusted.tolist()
+
+
+def of_family(shown: bool | None, p_values, level: float = 0.05) -> bool | None:
+    """Whether a statement about several comparisons holds.
+
+    True if ``shown``, that is, each comparison by its own interval; False if Holm's procedure refutes one of them, whose
+    ``p_values`` these are; None otherwise.
+    """
+    if shown is True:
+        return True
+    return False if min(holm(p_values)) <= level else None
+
+
 # ------------------------------------------------------------------------------------- answers: True, False or undecided
 def above(interval, bound: float = 0.0) -> bool | None:
     """Whether a quantity lies above a bound: True, False, or None where its interval holds the bound.
