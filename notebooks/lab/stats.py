@@ -100,6 +100,26 @@ def compare(
     return pd.DataFrame(rows, columns=[by, "difference", "low", "high", "n"])
 
 
+def differences(
+    runs: pd.DataFrame,
+    metric: str,
+    arm: str,
+    baseline: str,
+    *,
+    by: str = "arm",
+    pair: str | list[str] = "seed",
+) -> pd.Series:
+    """Metric of ``arm`` minus that of ``baseline``, one value for each pair of runs that agree in the columns ``pair``."""
+    _columns(runs, [metric, by, *([pair] if isinstance(pair, str) else pair)])
+    wide = runs.pivot(index=pair, columns=by, values=metric)
+    lacking = {arm, baseline} - set(wide)
+    if lacking or wide[[arm, baseline]].isna().any().any():
+        raise LabError(
+            f"{by}: {arm!r} and {baseline!r} need the same seeds; there are {', '.join(map(str, wide))}"
+        )
+    return wide[arm] - wide[baseline]
+
+
 def paired(
     runs: pd.DataFrame,
     metric: str,
@@ -110,15 +130,8 @@ def paired(
     pair: str | list[str] = "seed",
     level: float = 0.95,
 ) -> tuple[float, float, float]:
-    """Mean and t interval (mean, low, high) of ``arm`` minus ``baseline``, paired where the columns ``pair`` agree."""
-    _columns(runs, [metric, by, *([pair] if isinstance(pair, str) else pair)])
-    wide = runs.pivot(index=pair, columns=by, values=metric)
-    lacking = {arm, baseline} - set(wide)
-    if lacking or wide[[arm, baseline]].isna().any().any():
-        raise LabError(
-            f"{by}: {arm!r} and {baseline!r} need the same seeds; there are {', '.join(map(str, wide))}"
-        )
-    return interval(wide[arm] - wide[baseline], level=level)
+    """Mean and t interval (mean, low, high) of `differences`."""
+    return interval(differences(runs, metric, arm, baseline, by=by, pair=pair), level=level)
 
 
 # --------------------------------------------------------------------------------------------------- several comparisons

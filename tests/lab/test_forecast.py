@@ -231,7 +231,7 @@ def test_reductions_are_paired_ratios():
     assert low < share < high and share == pytest.approx(1 - (1.5 / 2 * 0.5 * 0.5) ** (1 / 3))
     wide = forecast.reduction(pd.DataFrame(rows), "mse", level=0.999)
     assert wide[1] < low and wide[2] > high
-    with pytest.raises(LabError, match="different seeds"):
+    with pytest.raises(LabError, match="need the same seeds"):
         forecast.reduction(pd.DataFrame(rows[1:]), "mse")
 
 

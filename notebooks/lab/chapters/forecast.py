@@ -22,7 +22,7 @@ from .. import models
 from ..data import load
 from ..modes import LabError
 from ..page import figures
-from ..stats import all_of, at_least, interval, p_below, summary
+from ..stats import all_of, at_least, differences, interval, p_below, summary
 from ..train.loop import Split, seed_everything
 
 STEPS, HORIZON = 24, 12
@@ -306,10 +306,8 @@ def ratios(
     runs: pd.DataFrame, metric: str, arm: str = "ndlinear", than: str = "dense"
 ) -> pd.Series:
     """An arm's error over another's, seed by seed; ``runs`` holds one family and one set."""
-    wide = runs.pivot(index="seed", columns="model", values=metric)
-    if wide[[arm, than]].isna().any().any():
-        raise LabError(f"{arm} and {than} have different seeds")
-    return wide[arm] / wide[than]
+    logs = runs.assign(log=np.log(runs[metric]))
+    return np.exp(differences(logs, "log", arm, than, by="model"))
 
 
 def reduction(
