@@ -148,7 +148,7 @@ def p_below(values, bound: float = 0.0) -> float:
 
 def holm(p_values) -> list[float]:
     """p-values adjusted for their number by Holm's procedure: what is at most 0.05 is refuted at 5 % for the whole family."""
-    p_values = np.asarray(p_values, dtype=float)
+    p_values = np.asarray(list(p_values), dtype=float)
     order = np.argsort(p_values)
     steps = p_values[order] * np.arange(p_values.size, 0, -1)
     adjusted = np.empty_like(p_values)
