@@ -3,7 +3,9 @@
 import math
 
 import lab
+import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from lab import LabError, models
@@ -324,3 +326,55 @@ def test_models_that_are_no_networks(kind):
     assert kind in ("rocket", "linear") or (again == predicted).all(), "blind to the order of time"
     if kind == "rocket":
         assert classifiers.scores(parts["test"][1], predicted)["accuracy"] > 0.5
+
+
+def made_runs(datasets=("ECGFiveDays", "ECG5000")) -> pd.DataFrame:
+    """Every network, MiniRocket and the models that are none on two sets, four seeds."""
+    draw, rows = np.random.default_rng(0), []
+    for dataset in datasets:
+        for arm in classifiers.NAMES:
+            for seed in range(4):
+                scores = dict(zip(classifiers.READINGS.values(), draw.uniform(0.4, 0.9, 3)))
+                rows.append({"data": dataset, "arm": arm, "seed": seed, "parameters": 10} | scores)
+    return pd.DataFrame(rows)
+
+
+def test_printed_scores_stand_beside_the_means_of_ours():
+    runs = made_runs()
+    table = classifiers.beside(runs, ["ECG5000"])
+    wanted = lab.facts(classifiers.TABLE, metric="f1", dataset="ECG5000").set_index("method")
+    assert table["method"].tolist() == [*classifiers.METHODS.values()]
+    assert table["printed F1"].tolist() == [wanted["value"][m] for m in table["method"]]
+    ours = runs.query("data == 'ECG5000' and arm == 'base*'")["accuracy"].mean()
+    assert table["micro"].iloc[1].startswith(f"{ours:.3f} [")
+    one = classifiers.beside(runs[runs["seed"] == 0], ["ECG5000"])
+    assert "[" not in one["micro"].iloc[0]  # one run has no interval
+
+
+def test_the_table_of_a_set_counts_only_networks():
+    table = classifiers.overview(made_runs(["ECG5000"])).set_index("arm")
+    cost = table["multiply-adds"]
+    assert cost["Base"] == classifiers.cost("ECG5000", "base") and np.isnan(cost["MiniRocket"])
+    assert classifiers.spread([]) == ""
+    with pytest.raises(ValueError, match="too many values"):
+        classifiers.overview(made_runs())  # two sets have no table together
+
+
+def test_differences_are_drawn_seed_by_seed():
+    runs = made_runs()
+    figure, axes = plt.subplots(1, 2)
+    classifiers.draw_differences(axes, runs, ["ECGFiveDays", "ECG5000"])
+    at = runs.query("data == 'ECG5000'").pivot(index="seed", columns="arm", values="macro_f1")
+    mean, low, high = lab.interval(at["ndlinear"] - at["base"])
+    drawn = [line.get_xdata() for line in axes[1].lines]
+    assert drawn[0] == pytest.approx([low, high]) and drawn[1] == pytest.approx([mean])
+    plt.close(figure)
+
+
+def test_the_figure_of_scores_has_three_stars_a_panel():
+    figure, axes = plt.subplots(2, 2)
+    classifiers.draw_f1(axes, made_runs(), ["ECGFiveDays", "ECG5000"])
+    for axis in axes.flat:
+        stars = [line for line in axis.lines if line.get_marker() == "*"]
+        assert [round(line.get_xdata()[0]) for line in stars] == [0, 1, 2]
+    plt.close(figure)

@@ -2,6 +2,7 @@
 
 import math
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,6 +11,7 @@ from lab import models
 from lab.chapters import forecast
 from lab.modes import LabError
 from lab.train import Split, fit, seed_everything, stacked
+from scipy import stats as scipy_stats
 from torch import nn
 from torch.nn import functional as F
 
@@ -376,7 +378,7 @@ def test_reductions_are_paired_ratios():
     assert low < share < high and share == pytest.approx(1 - (1.5 / 2 * 0.5 * 0.5) ** (1 / 3))
     wide = forecast.reduction(pd.DataFrame(rows), "mse", level=0.999)
     assert wide[1] < low and wide[2] > high
-    with pytest.raises(LabError, match="different seeds"):
+    with pytest.raises(LabError, match="need the same seeds"):
         forecast.reduction(pd.DataFrame(rows[1:]), "mse")
 
 
@@ -417,6 +419,77 @@ def test_half_the_printed_reduction_decides():
     assert judge((0.1, 0.5), (0.1, 0.3)) is None
     assert judge((0.1, 0.19), (0.1, 0.3)) is False
     assert judge((0.1, 0.5), (-0.3, 0.09)) is False
+
+
+def many_runs() -> pd.DataFrame:
+    """Two families on two sets in two protocols, dense and NdLinear, a constant answer, four seeds."""
+    draw, rows = np.random.default_rng(0), []
+    for protocol in ("chronological", "shuffled"):
+        for dataset in ("ETTh1", "ETTm1"):
+            where = {"protocol": protocol, "dataset": dataset}
+            for family in ("RNN", "Transformer"):
+                for model in ("dense", "ndlinear"):
+                    for seed in range(4):
+                        error = 0.02 * np.exp(0.3 * draw.normal())
+                        kind = {"family": family, "model": model, "seed": seed}
+                        rows.append(where | kind | {"mse": error, "mae": error**0.5})
+            for model in ("mean", "last value"):
+                kind = {"family": "none", "model": model, "seed": 0}
+                rows.append(where | kind | {"mse": 0.03, "mae": 0.1})
+    return pd.DataFrame(rows)
+
+
+def as_printed() -> pd.DataFrame:
+    cells = [("RNN", "Transformer"), ("ETTh1", "ETTm1"), ("mse", "mae")]
+    index = pd.MultiIndex.from_product(cells, names=["model", "dataset", "metric"])
+    return pd.DataFrame({"reduction": np.linspace(0.1, 0.6, 8)}, index=index)
+
+
+def test_a_p_value_is_the_largest_over_the_ways_and_one_on_the_other_side():
+    runs = many_runs().query("protocol == 'shuffled' and family == 'RNN' and dataset == 'ETTh1'")
+    other = runs[runs["model"] == "ndlinear"].assign(model="text", mse=lambda r: 2 * r["mse"])
+    runs = pd.concat([runs, other])
+    found = {}
+    for arm in ("ndlinear", "text"):
+        by_seed = runs.pivot(index="seed", columns="model", values="mse")
+        gain = np.log(by_seed["dense"] / by_seed[arm])
+        test = scipy_stats.ttest_1samp(gain, -np.log(1 - 0.3))
+        found[arm] = test.pvalue if test.statistic < 0 else 1
+        assert forecast.p_value(runs, "mse", [arm], 0.3) == pytest.approx(found[arm])
+    both = forecast.p_value(runs, "mse", ["ndlinear", "text"], 0.3)
+    assert both == pytest.approx(max(found.values()))
+    assert forecast.p_value(runs, "mse", ["text"], -9.0) == 1  # it is not that much worse
+
+
+def test_the_table_of_reductions_has_a_column_for_each_protocol():
+    runs = many_runs()
+    runs = runs[runs["family"] != "none"]
+    found = {p: forecast.reductions(runs, p) for p in ("chronological", "shuffled")}
+    table = forecast.reduction_table(found, as_printed())
+    assert list(table) == ["model", "set", "metric", "printed", "chronological", "shuffled"]
+    assert len(table) == 8 and table["printed"].iloc[0] == "10.0%"
+    assert table["shuffled"].iloc[-1] == forecast.share(
+        found["shuffled"]["Transformer", "ETTm1", "mae"]
+    )
+    assert forecast.share((0.274, -0.011, 0.456)) == "27% [−1%, 46%]"
+
+
+def test_the_figures_show_every_seed_and_the_printed_factor():
+    runs, printed = many_runs(), as_printed()
+    figure, axis = plt.subplots()
+    forecast.draw_factors(axis, runs, printed)
+    stars = [line for line in axis.lines if line.get_marker() == "*"]
+    shown = [star.get_xdata()[0] for star in stars]
+    factors = 1 / (1 - printed["reduction"].xs("mse", level="metric"))
+    assert shown == pytest.approx(factors.tolist())
+    strokes = [line for line in axis.lines if line.get_marker() == "|"]
+    assert [len(line.get_xdata()) for line in strokes] == [4] * 8
+    plt.close(figure)
+    figure, axes = plt.subplots(1, 2)
+    forecast.draw_errors(axes, runs, ["dense", "ndlinear"])
+    points = [len(line.get_xdata()) for line in axes[0].lines if line.get_alpha() == 0.45]
+    assert points == [4] * 4  # two sets, two arms
+    plt.close(figure)
 
 
 def test_readings_are_a_table_of_seven_columns(monkeypatch):

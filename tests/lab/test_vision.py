@@ -272,34 +272,68 @@ def test_a_claim_against_maps_applied_in_two_ways(out, piece, expected):
     assert vision.both_ways(out, piece) == expected
 
 
+def made_runs(data: str = "cifar10") -> pd.DataFrame:
+    """Three seeds of two heads and one seed of a third."""
+    rows = []
+    for arm, seeds, gain in (("dense", 3, 0.0), ("ndlinear", 3, 0.02), ("cp", 1, 0.0)):
+        for seed in range(seeds):
+            score = 0.5 + 0.01 * seed + gain * (1 + seed)
+            row = {"data": data, "arm": arm, "seed": seed, "parameters": 5, "train_loss": 1.0}
+            rows.append(row | {f"test_{vision.METRIC[data]}": score})
+    return pd.DataFrame(rows)
+
+
 def test_the_table_of_heads():
-    rows = [
-        {
-            "arm": arm,
-            "parameters": 5,
-            "seed": seed,
-            "test_accuracy": 0.5 + 0.01 * seed,
-            "train_loss": 1.0,
-        }
-        for arm, seeds in (("dense", 3), ("ndlinear", 3), ("cp", 1))
-        for seed in range(seeds)
-    ]
-    asked = []
-    table = vision.accuracies(
-        pd.DataFrame(rows),
-        "accuracy",
-        {"dense": 70.0}.get,
-        lambda arm: asked.append(arm) or (1.0, 0.5, 1.5),
-    ).set_index("arm")
-    text = [
-        f"51.0 [{51 - 4.303 / math.sqrt(3):.1f}, {51 + 4.303 / math.sqrt(3):.1f}]"
-    ] * 2  # t, two degrees of freedom
-    assert table["percent"].tolist() == [*text, "50.0"] and table.loc["dense", "printed"] == 70
-    assert (
-        asked == ["ndlinear"]
-        and table["seeds"].tolist() == [3, 3, 1]
-        and table["minus dense"].tolist() == ["", "+1.0 [+0.5, +1.5]", ""]
-    )
+    table = vision.accuracies(made_runs(), "cifar10").set_index("head")
+    half = 4.303 / math.sqrt(3)  # t, two degrees of freedom; the deviation is one point
+    dense, nd, cp = (vision.NAMES[arm] for arm in ("dense", "ndlinear", "cp"))
+    assert table.loc[dense, "percent"] == f"51.0 [{51 - half:.1f}, {51 + half:.1f}]"
+    assert table.loc[cp, "percent"] == "50.0"  # one seed has no interval
+    assert table["seeds"].tolist() == [3, 3, 1]
+    assert table.loc[nd, "minus dense"] == f"+4.0 [{4 - 2 * half:+.1f}, {4 + 2 * half:+.1f}]"
+    assert table.loc[[dense, cp], "minus dense"].tolist() == ["", ""]  # cp has other seeds
+
+
+def test_printed_accuracies_are_in_percent_or_absent():
+    assert vision.stated("cifar10", "dense") == pytest.approx(74.26)
+    assert vision.stated("cifar100", "cp") == pytest.approx(69.35)
+    assert vision.stated("cifar10", "cp") is None and vision.stated("cifar100", "relu") is None
+
+
+def test_the_panels_show_the_heads_that_were_run():
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 1, squeeze=False)
+    runs = pd.concat([made_runs("cifar10"), made_runs("cifar100")])
+    vision.draw_accuracies(axes, {"a budget": runs})
+    names = [label.get_text() for label in axes[0, 0].get_xticklabels()]
+    assert names == [vision.NAMES[arm] for arm in ("dense", "ndlinear", "cp")]
+    stars = [sum(line.get_marker() == "*" for line in axis.lines) for axis in axes[:, 0]]
+    assert stars == [2, 3]  # TRL/TCL is printed for CIFAR-100 alone
+    plt.close(figure)
+
+
+def test_the_sweep_shows_every_cell_and_its_printed_value():
+    import matplotlib.pyplot as plt
+
+    keys = pd.MultiIndex.from_product([(0.001, 0.01), ("a", "b"), (32, 64)])
+    cell = pd.DataFrame(np.arange(24.0).reshape(3, 8), columns=keys)
+    figure, axes = plt.subplots(1, 2)
+    looks = {"a": "ndlinear", "b": "dense"}
+    vision.draw_sweep(axes, cell, pd.Series(range(50, 58), keys), looks)
+    stars = [line.get_ydata()[0] for line in axes[1].lines if line.get_marker() == "*"]
+    assert stars == [54, 55, 56, 57]
+    plt.close(figure)
+
+
+def test_memory_is_met_within_the_margin():
+    ways = ("", ", multiplied out", ", matrix kept")
+    memory = pd.Series({f"{arm}{way}": 10.0 for arm in ("cp", "tt") for way in ways})
+    memory["ndlinear"], memory["tt, matrix kept"] = 5.0, 20.01
+    printed = pd.Series({"NdLinear": 5.03, "TRL/TCL": 10.0, "TT": 20.0})
+    table = vision.memory_table(memory, printed, 0.02)
+    assert table["met"].tolist() == [False, True, True, True, False, False, True]
+    assert table["applied"].tolist()[:2] == ["", "piece by piece"]
 
 
 def test_dots_draw_every_seed_its_mean_and_the_printed_value():

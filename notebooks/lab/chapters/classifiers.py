@@ -15,6 +15,7 @@ import functools
 import math
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -26,6 +27,9 @@ from ..counts import count_macs
 from ..data import load
 from ..machine import require
 from ..modes import mode
+from ..page import figures
+from ..page.facts import facts
+from ..stats import differences, interval
 from ..train import loop
 
 # what the page calls it: (registry of the data, row of models.UCR that gives the sizes, classes)
@@ -431,3 +435,118 @@ def _minirocket():
         return require("aeon.transformations.collection.convolution_based").MiniRocket
     finally:
         numba.config.DISABLE_JIT = before
+
+
+# ---------------------------------------------------------------------------------------------------- tables and figures
+READINGS = {"macro": "macro_f1", "weighted": "weighted_f1", "micro": "accuracy"}
+METHODS = {"base": "Base Model", "base*": "Base Model*", "ndlinear": "NdLinear"}  # as printed
+TABLE = "ts_tf_classify_final_revised"
+NAMES = {
+    "base": "Base",
+    "base*": "Base*",
+    "ndlinear": "NdLinear as counted",
+    "learned": "learned activation",
+    "folded": "NdLinear, folded width",
+    "time": "NdLinear, time and channel",
+    "rocket": "MiniRocket",
+    "linear": "linear, raw series",
+    "sorted": "linear, sorted values",
+    "majority": "most frequent class",
+}
+LOOKS = {  # arm: whose colour and marker it has
+    "base": "dense",
+    "base*": "dense-width",
+    "ndlinear": "ndlinear",
+    "learned": "dense-params",
+    "folded": "tcl",
+    "time": "ndlinear-modes",
+    "rocket": "low-rank",
+}
+
+
+def spread(values) -> str:
+    """Mean and 95 % interval as text; one value alone; nothing if there is none."""
+    form = "{:.3f} [{:.3f}, {:.3f}]" if len(values) > 1 else "{:.3f}"
+    return form.format(*interval(values)) if len(values) else ""
+
+
+def overview(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row for each arm of a data set: parameters, multiply-adds of one series, F1 in three readings with intervals."""
+    (dataset,) = set(runs["data"])
+    rows = []
+    for arm, at in runs.groupby("arm", sort=False):
+        row = {"arm": NAMES[arm], "parameters": at["parameters"].iloc[0]}
+        row["multiply-adds"] = cost(dataset, arm) if arm in ARMS else None
+        rows.append(row | {f"F1, {name}": spread(at[key]) for name, key in READINGS.items()})
+    return pd.DataFrame(rows)
+
+
+def stated(dataset: str) -> pd.Series:
+    """The printed F1 of a data set, by arm."""
+    rows = facts(TABLE, metric="f1", dataset=SETS[dataset][1]).set_index("method")["value"]
+    return pd.Series({arm: rows[method] for arm, method in METHODS.items()})
+
+
+def beside(runs: pd.DataFrame, datasets) -> pd.DataFrame:
+    """The printed F1 of the three networks of the paper, and ours in three readings."""
+    by_arm, rows = runs.set_index(["data", "arm"]).sort_index(), []
+    for dataset in datasets:
+        for arm, value in stated(dataset).items():
+            at = by_arm.loc[[(dataset, arm)]]
+            row = {"data set": dataset, "method": METHODS[arm], "printed F1": value}
+            rows.append(row | {name: spread(at[key]) for name, key in READINGS.items()})
+    return pd.DataFrame(rows)
+
+
+def against(runs: pd.DataFrame, dataset: str, score: str, arm: str, baseline: str) -> pd.Series:
+    """Score of one arm minus that of another on a data set, seed by seed."""
+    return differences(runs[runs["data"] == dataset], score, arm, baseline)
+
+
+def draw_differences(axes, runs: pd.DataFrame, datasets, arm: str = "ndlinear") -> None:
+    """An arm minus each other network, a panel for each data set: mean and 95 % interval in three readings of F1."""
+    others = [other for other in ARMS if other != arm]
+    marks = dict(zip(READINGS, ("o", "s", "^")))
+    for axis, dataset in zip(axes, datasets):
+        for y, other in enumerate(others):
+            for k, (name, key) in enumerate(READINGS.items()):
+                mean, low, high = interval(against(runs, dataset, key, arm, other))
+                look = {"color": figures.colour("ndlinear"), "alpha": 1 - 0.25 * k}
+                height = y + 0.22 * (k - 1)
+                axis.plot([low, high], [height] * 2, lw=1.5, **look)
+                label = name if y == 0 else None
+                axis.plot(mean, height, marks[name], ms=5, label=label, **look)
+        axis.axvline(0, color="#8a8a8a", lw=1)
+        axis.set_title(dataset, fontsize=10)
+        axis.set(xlabel="difference in F1")
+        axis.locator_params(axis="x", nbins=4)
+    axes[0].set_yticks(range(len(others)), [f"minus {NAMES[other]}" for other in others])
+    axes[0].invert_yaxis()
+    axes[0].figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=9
+    )
+
+
+def draw_f1(axes, runs: pd.DataFrame, datasets) -> None:
+    """F1 of every run, macro above and weighted below, a column for each data set; stars: printed."""
+    lines = {"linear": "-", "sorted": "--", "majority": ":"}
+    for column, dataset in enumerate(datasets):
+        by_arm = runs[runs["data"] == dataset].groupby("arm")
+        for axis, reading in zip(axes[:, column], ("macro", "weighted")):
+            values = by_arm[READINGS[reading]].apply(list)
+            for place, (arm, look) in enumerate(LOOKS.items()):
+                low, high = interval(values[arm])[1:]
+                figures.seeds(axis, place, values[arm], look, low=low, high=high)
+            star = {"marker": figures.marker("paper"), "color": figures.colour("paper")}
+            for arm, value in stated(dataset).items():
+                axis.plot([*LOOKS].index(arm) - 0.22, value, ms=9, ls="none", **star)
+            for arm, style in lines.items():
+                axis.axhline(values[arm][0], color="0.5", linestyle=style, label=NAMES[arm])
+        axes[0, column].set_title(dataset, fontsize=10)
+        names = [NAMES[arm] for arm in LOOKS]
+        axes[1, column].set_xticks(range(len(LOOKS)), names, rotation=90, fontsize=8)
+    for axis, reading in zip(axes[:, 0], ("macro", "weighted")):
+        axis.set_ylabel(f"F1, {reading}")
+    axes[0, 0].figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import math
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
@@ -22,7 +23,8 @@ from ndlinear import NdLinear
 from .. import models
 from ..data import load
 from ..modes import LabError
-from ..stats import all_of, at_least, interval, summary
+from ..page import figures
+from ..stats import all_of, at_least, differences, interval, p_below, summary
 from ..train.loop import Split, seed_everything
 
 STEPS = 24
@@ -325,10 +327,8 @@ def ratios(
     runs: pd.DataFrame, metric: str, arm: str = "ndlinear", than: str = "dense"
 ) -> pd.Series:
     """An arm's error over another's, seed by seed; ``runs`` holds one family and one set."""
-    wide = runs.pivot(index="seed", columns="model", values=metric)
-    if wide[[arm, than]].isna().any().any():
-        raise LabError(f"{arm} and {than} have different seeds")
-    return wide[arm] / wide[than]
+    logs = runs.assign(log=np.log(runs[metric]))
+    return np.exp(differences(logs, "log", arm, than, by="model"))
 
 
 def reduction(
@@ -354,6 +354,28 @@ def reductions(
     return {(f, d, m): reduction(part.loc[(f, d)], m, arm, than, level) for f, d, m in keys}
 
 
+def p_value(
+    runs: pd.DataFrame, metric: str, arms: list[str], least: float = 0.0, than: str = "dense"
+) -> float:
+    """p-value of the two-sided t test that puts the reduction by an arm below ``least``; the largest of those of ``arms``.
+
+    ``arms`` are ways to carry out what the paper leaves open: what is below in one of them alone has the p-value 1.
+    """
+    found = [-np.log(ratios(runs, metric, arm, than)) for arm in arms]
+    return max(p_below(values, -np.log1p(-least)) for values in found)
+
+
+def reduces(found: dict[str, tuple[float, float, float]], printed: dict[str, float]) -> bool | None:
+    """Whether every reduction is at least half the printed one: True if all intervals are, False if one is wholly below."""
+    return all_of(*[at_least(value, printed[metric] / 2) for metric, value in found.items()])
+
+
+# --------------------------------------------------------------------------------------------------- tables and figures
+def share(reduction: tuple[float, float, float]) -> str:
+    """A reduction with its interval in percent: "27% [1%, 46%]"."""
+    return "{:.0%} [{:.0%}, {:.0%}]".format(*reduction).replace("-", "−")
+
+
 def beside(runs: pd.DataFrame, printed: pd.DataFrame, protocol: str, metric: str) -> pd.DataFrame:
     """The paper's table, row by row, with the mean and interval of the recorded errors beside each
     printed one.
@@ -376,7 +398,76 @@ def beside(runs: pd.DataFrame, printed: pd.DataFrame, protocol: str, metric: str
     return pd.DataFrame(rows)
 
 
-def reduces(found: dict[str, tuple[float, float, float]], printed: dict[str, float]) -> bool | None:
-    """Whether every reduction is at least half the printed one: True if all intervals are, False if
-    one is wholly below."""
-    return all_of(*[at_least(value, printed[metric] / 2) for metric, value in found.items()])
+def reduction_table(found: dict[str, dict], printed: pd.DataFrame) -> pd.DataFrame:
+    """The reductions of every family, set and metric: as printed, then one column for each protocol of ``found``."""
+    rows = [
+        {"model": family, "set": dataset, "metric": metric.upper()}
+        | {"printed": f"{printed['reduction'][family, dataset, metric]:.1%}"}
+        | {protocol: share(values[family, dataset, metric]) for protocol, values in found.items()}
+        for family, dataset, metric in next(iter(found.values()))
+    ]
+    return pd.DataFrame(rows)
+
+
+def draw_factors(axis, runs: pd.DataFrame, printed: pd.DataFrame) -> None:
+    """For every family and set the MSE of "dense" over that of "ndlinear": each seed, mean and interval, and as printed.
+
+    Filled marks: chronological; open marks: shuffled; stars: printed.
+    """
+    cells = list(dict.fromkeys((family, dataset) for family, dataset, _ in printed.index))
+    by_cell = runs.set_index(["protocol", "family", "dataset"]).sort_index()
+    look = {"color": figures.colour("ndlinear"), "marker": figures.marker("ndlinear")}
+    for y, cell in enumerate(cells):
+        for protocol, shift, fill in (
+            ("chronological", -0.16, look["color"]),
+            ("shuffled", 0.16, "none"),
+        ):
+            at = by_cell.loc[(protocol, *cell)]
+            each = 1 / ratios(at, "mse")
+            mean, low, high = (1 / (1 - value) for value in reduction(at, "mse"))
+            height = y + shift
+            axis.plot(each, [height] * len(each), "|", color=look["color"], ms=7, alpha=0.6)
+            axis.plot([low, high], [height] * 2, color=look["color"], lw=1.5)
+            label = None if y else protocol
+            axis.plot(mean, height, mfc=fill, ls="none", label=label, **look)
+        factor = 1 / (1 - printed["reduction"][(*cell, "mse")])
+        star = {"color": figures.colour("paper"), "marker": figures.marker("paper")}
+        axis.plot(factor, y, ms=11, ls="none", label=None if y else "printed", **star)
+    axis.axvline(1, color="#8a8a8a", lw=1)
+    ticks = [0.25, 0.5, 1, 2, 4]
+    names = [f"{family}, {dataset}" for family, dataset in cells]
+    axis.set(xscale="log", yticks=range(len(cells)), yticklabels=names)
+    axis.set(xticks=ticks, xticklabels=[f"{t:g}" for t in ticks])
+    axis.set(xlabel="test MSE, dense over NdLinear: right of 1 NdLinear is better")
+    axis.minorticks_off()
+    axis.invert_yaxis()
+    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
+
+
+def draw_errors(axes, runs: pd.DataFrame, arms: list[str], protocol: str = "chronological") -> None:
+    """Test MSE of the arms on every set, a panel for each family; lines for a constant answer and for the last value."""
+    runs = runs[runs["protocol"] == protocol]
+    sets = list(dict.fromkeys(runs["dataset"]))
+    without = runs[runs["family"] == "none"].groupby(["model", "dataset"])["mse"].mean()
+    for axis, family in zip(axes, ("RNN", "Transformer")):
+        part = runs[runs["family"] == family].set_index(["dataset", "model"]).sort_index()
+        for i, dataset in enumerate(sets):
+            for j, arm in enumerate(arms):
+                values = part.loc[(dataset, arm), "mse"]
+                figures.seeds(axis, 3 * i + 0.6 * (j - 1.5), values, arm)
+            for model, dash in (("mean", "-"), ("last value", ":")):
+                height = without[model, dataset]
+                axis.hlines(height, 3 * i - 1.3, 3 * i + 1.4, color="#8a8a8a", ls=dash, lw=1.4)
+        places = [3 * i for i in range(len(sets))]
+        axis.set(yscale="log", xticks=places, xticklabels=sets, xlabel=family)
+        axis.minorticks_off()
+    ticks = [0.0003, 0.001, 0.003, 0.01, 0.03, 0.1]
+    axes[0].set(ylabel="test MSE", yticks=ticks, yticklabels=[f"{t:g}" for t in ticks])
+    marks = {arm: {"marker": figures.marker(arm), "ls": "none"} for arm in arms}
+    handles = [
+        plt.Line2D([], [], color=figures.colour(arm), label=figures.label(arm), **mark)
+        for arm, mark in marks.items()
+    ]
+    for text, dash in (("constant answer", "-"), ("last value repeated", ":")):
+        handles.append(plt.Line2D([], [], color="#8a8a8a", ls=dash, label=text))
+    axes[0].figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9)

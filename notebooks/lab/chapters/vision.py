@@ -11,7 +11,6 @@ import copy
 import functools
 import math
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -26,7 +25,8 @@ from ..data.splits import some_of_each
 from ..machine import require
 from ..models import CPLinear, TTLinear, cnn_features, size
 from ..page import figures
-from ..stats import interval, summary
+from ..page.facts import fact
+from ..stats import differences, interval
 from ..train import loop
 from ..train.scores import accuracy, top_five
 
@@ -237,53 +237,137 @@ def both_ways(out: bool | None, piece: bool | None) -> dict[str, bool | None]:
     return {"holds": False, "under": True} if piece is False else {"holds": piece}
 
 
-def accuracies(
-    runs: pd.DataFrame, metric: str, stated: Callable, against: Callable
-) -> pd.DataFrame:
-    """A table of heads: parameters, seeds, ``percent`` with its interval (from three seeds on),
-    training loss, ``printed``, difference to the dense head.
+# ---------------------------------------------------------------------------------------------------- tables and figures
+METRIC = {"cifar10": "accuracy", "cifar100": "top_five"}  # what the paper prints of each set
+PRINTED = {"cifar10": ("CIFAR-10", "acc_at_1"), "cifar100": ("CIFAR-100", "acc_at_5")}
+STRUCTURED = {"cp": "TRL/TCL", "tt": "TT"}  # rows of another printed table
+NAMES = {
+    "dense": "dense, 256 units",
+    "narrow": "dense, narrow",
+    "low-rank": "low rank",
+    "linear": "linear classifier",
+    "ndlinear": "NdLinear",
+    "relu": "NdLinear, ReLU",
+    "128,4,4": "NdLinear (128, 4, 4)",
+    "256,2,2": "NdLinear (256, 2, 2)",
+    "tcl": "TCL",
+    "trl": "TRL",
+    "cp": "TRL/TCL as counted",
+    "tt": "TT as counted",
+    "released": "NdLinear as released",
+}
+LOOKS = {  # arm: whose colour and marker it has, where that is not its own
+    "narrow": "dense-params",
+    "relu": "ndlinear-sum",
+    "cp": "lora",
+    "128,4,4": "ndlinear",
+    "256,2,2": "ndlinear",
+}
 
-    Args:
-        runs: rows of one data set with "arm" and "test_<metric>". stated: arm -> printed percent or
-            None.
-        against: arm -> (mean, low, high) of its difference to "dense" in points; asked for where
-            both have the same seeds.
-    """
-    runs = runs.assign(percent=100 * runs[f"test_{metric}"], training_loss=runs["train_loss"])
-    table = summary(runs, ["arm", "parameters"], ["percent", "training_loss"]).rename(
-        columns={"n": "seeds"}
-    )
-    ends = zip(
-        table["percent"], table.pop("percent_low"), table.pop("percent_high"), table["seeds"]
-    )
-    table["percent"] = [
-        f"{m:.1f}" + (f" [{low:.1f}, {high:.1f}]" if n > 2 else "") for m, low, high, n in ends
-    ]
-    table["printed"] = [stated(arm) for arm in table["arm"]]
+
+def stated(data: str, arm: str) -> float | None:
+    """The printed accuracy of a head in percent, None where there is none."""
+    dataset, metric = PRINTED[data]
+    if arm in STRUCTURED and data == "cifar100":
+        return 100 * fact("trl_tcl", method=STRUCTURED[arm], metric=metric)
+    method = {"dense": "Linear", "ndlinear": "NdLinear"}.get(arm)
+    if method is None:
+        return None
+    return 100 * fact("cnn_image_classify", dataset=dataset, method=method, metric=metric)
+
+
+def points(runs: pd.DataFrame, data: str, arm: str, baseline: str = "dense") -> pd.Series:
+    """Accuracy of one head minus that of another in points, seed by seed."""
+    part = runs[runs["data"] == data]
+    return 100 * differences(part, f"test_{METRIC[data]}", arm, baseline)
+
+
+def accuracies(runs: pd.DataFrame, data: str) -> pd.DataFrame:
+    """The heads on one data set: parameters, seeds, percent (an interval from three seeds on), training loss, as printed,
+    and the difference to the dense head where both have the same seeds."""
+    runs, rows = runs[runs["data"] == data], []
     seeds = {arm: set(part["seed"]) for arm, part in runs.groupby("arm")}
-    alike = [
-        arm != "dense" and seeds[arm] == seeds.get("dense") and len(seeds[arm]) > 1
-        for arm in table["arm"]
-    ]
-    differences = [against(arm) if ask else None for arm, ask in zip(table["arm"], alike)]
-    table["minus dense"] = [
-        "{:+.1f} [{:+.1f}, {:+.1f}]".format(*d) if d else "" for d in differences
-    ]
-    return table.drop(columns=["training_loss_low", "training_loss_high"])
+    for arm, part in runs.groupby("arm", sort=False):
+        percent = interval(100 * part[f"test_{METRIC[data]}"])
+        form = "{:.1f} [{:.1f}, {:.1f}]" if len(part) > 2 else "{:.1f}"
+        row = {"head": NAMES[arm], "parameters": part["parameters"].iloc[0], "seeds": len(part)}
+        row |= {"percent": form.format(*percent), "training loss": part["train_loss"].mean()}
+        row |= {"printed": stated(data, arm), "minus dense": ""}
+        if arm != "dense" and len(part) > 1 and seeds[arm] == seeds.get("dense"):
+            row["minus dense"] = in_points(interval(points(runs, data, arm)))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def in_points(found: tuple[float, float, float]) -> str:
+    """A difference with its interval: "+1.0 [+0.5, +1.5]"."""
+    return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*found)
 
 
 def dots(
-    axis, place: float, values, look: str, stated: float | None = None, aside: float = -0.3
+    axis, place: float, values, look: str, stated: float | None = None, aside: float = -0.22
 ) -> None:
     """Every seed of one arm with mean and interval (from three seeds on), and the printed value as
     a star."""
     low, high = interval(values)[1:] if len(values) > 2 else (None, None)
     figures.seeds(axis, place, values, look, low=low, high=high)
     if stated:
-        axis.plot(
-            place + aside,
-            stated,
-            figures.marker("paper"),
-            markersize=9,
-            color=figures.colour("paper"),
-        )
+        star = {"marker": figures.marker("paper"), "color": figures.colour("paper")}
+        axis.plot(place + aside, stated, markersize=9, ls="none", **star)
+
+
+def draw_accuracies(axes, budgets: dict[str, pd.DataFrame]) -> None:
+    """Accuracy of all heads: a row of panels for each data set, a column for each budget."""
+    for column, (budget, runs) in enumerate(budgets.items()):
+        for axis, (data, metric) in zip(axes[:, column], METRIC.items()):
+            part = runs[runs["data"] == data]
+            arms = [arm for arm in NAMES if arm in set(part["arm"])]
+            for place, arm in enumerate(arms):
+                values = 100 * part[part["arm"] == arm][f"test_{metric}"]
+                dots(axis, place, values, LOOKS.get(arm, arm), stated(data, arm))
+            names = [NAMES[arm] for arm in arms]
+            axis.set_xticks(range(len(arms)), names, rotation=40, ha="right", fontsize=8)
+            axis.set(xlim=(-0.6, len(arms) - 0.4))
+        axes[0, column].set_title(budget, fontsize=10)
+    axes[0, 0].set(ylabel="CIFAR-10, Acc@1, percent")
+    axes[1, 0].set(ylabel="CIFAR-100, Acc@5, percent")
+
+
+def draw_sweep(axes, cell: pd.DataFrame, printed: pd.Series, looks: dict[str, str]) -> None:
+    """Acc@5 against batch size, a panel for each learning rate; stars: printed.
+
+    Args:
+        cell: columns (rate, hidden size, batch), a row for each seed. printed: by the same key.
+    """
+    batches = sorted(set(cell.columns.get_level_values(2)))
+    for axis, rate in zip(axes, sorted(set(cell.columns.get_level_values(0)))):
+        for k, (hidden, look) in enumerate(looks.items()):
+            for place, batch in enumerate(batches):
+                key = (rate, hidden, batch)
+                dots(axis, place + 0.5 * k, cell[key], look, printed[key], aside=0)
+            handle = {"marker": figures.marker(look), "color": figures.colour(look)}
+            axis.plot([], [], ls="none", label=f"({hidden})", **handle)
+        axis.set_xticks([place + 0.25 for place in range(len(batches))], map(str, batches))
+        axis.set(xlabel=f"batch size; learning rate {rate:g}")
+    axes[0].set(ylabel="Acc@5 in percent")
+    axes[0].legend(loc="center")
+
+
+def memory_table(memory: pd.Series, printed: pd.Series, margin: float) -> pd.DataFrame:
+    """MiB of tensors for each structured layer and each way to apply it, ``memory`` by network, beside the printed values."""
+    ways = {
+        "piece by piece": "{}",
+        "multiplied out": "{}, multiplied out",
+        "matrix kept": "{}, matrix kept",
+    }
+    networks = [("NdLinear", "", "ndlinear")]
+    networks += [
+        (method, way, form.format(arm))
+        for arm, method in STRUCTURED.items()
+        for way, form in ways.items()
+    ]
+    table = pd.DataFrame(networks, columns=["method", "applied", "network"])
+    table["found"] = table.pop("network").map(memory)
+    table["printed"] = table["method"].map(printed)
+    table["met"] = (table["found"] - table["printed"]).abs() < margin
+    return table
