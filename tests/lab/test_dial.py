@@ -2,6 +2,7 @@
 
 import math
 
+import lab
 import numpy as np
 import pandas as pd
 import pytest
@@ -293,19 +294,7 @@ def test_ends_lists_each_end_once(runs):
     assert row["dense"] == pytest.approx(0.02) and row["ndlinear"] == pytest.approx(1.02, rel=0.01)
 
 
-def test_decisions():
-    assert (
-        dial.within(40, 60, 49)
-        and dial.within(1, 3, 49) is False
-        and dial.within(20, 60, 49) is None
-    )
-    assert dial.within(110, 120, 49) is False and dial.within(0.011, 0.03, 1 / 49)
-    sure = {"once": 1.0, "low": 0.42, "high": 0.6}
-    assert dial.crosses(sure, 0.4, 0.5) and dial.crosses(sure | {"low": 0.55}, 0.4, 0.5) is False
-    assert (
-        dial.crosses(sure | {"once": 0.5}, 0.4, 0.5) is None
-        and dial.crosses(sure | {"once": 0.0}, 0.4, 0.5) is False
-    )
+def test_another_reading_counts_as_a_condition():
     assert dial.over_readings({"text": True, "linear": False}) == (True, None)
     assert dial.over_readings({"text": None, "linear": True}) == (False, True)
     assert dial.over_readings({"text": None, "linear": False}) == (None, None)
@@ -340,6 +329,17 @@ def test_band_draws_every_ratio_and_the_printed_ends(runs):
     )  # one seed: no band
     assert len(axis.collections) == 1
     plt.close(figure)
+
+
+def test_ratios_along_the_dial(runs):
+    found = dial.along(runs, "linear-scrambled")
+    errors = dial.of(runs, "linear-scrambled").set_index(["model", "alpha", "seed"])["test_mse"]
+    for alpha, row in found.iterrows():
+        logs = np.log(errors["ndlinear", alpha] / errors["dense", alpha])
+        mean, low, high = lab.interval(logs)
+        assert [row["ratio"], row["low"], row["high"]] == pytest.approx(
+            [math.exp(mean), math.exp(low), math.exp(high)]
+        )
 
 
 def test_panels_have_errors_above_and_ratios_below(runs):
@@ -407,3 +407,16 @@ def test_factors_and_the_decision_over_goals(sized):
     assert dial.over_goals(mixed, 0.05, 2.5) == (False, True) and dial.over_goals(
         mixed, 0.2, 2.5
     ) == (None, None)
+
+
+def test_the_figure_of_samples_has_every_seed_and_the_printed_marks(sized):
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots()
+    models = {m: m for m in sized["model"].unique()}
+    alpha = sized["alpha"].iloc[0]
+    dial.draw_samples(axis, sized, alpha, models, goal=0.05, marks={"dense": 15_000})
+    rows = sized[sized["alpha"] == alpha].groupby(["model", "seed"]).ngroups
+    assert sum(line.get_alpha() == 0.4 for line in axis.lines) == rows
+    assert axis.lines[-1].get_xdata() == [15_000] and axis.get_xscale() == "log"
+    plt.close(figure)

@@ -190,15 +190,18 @@ def against(
     """Test error of NdLinear minus that of the dense network of width ``opponent``: percent of the
     latter's mean, with interval.
 
-    None where one of the two was not run.
+    Paired by the seeds that both have; None where there are fewer than two.
     """
     some = runs[(runs["sigma"] == sigma) & (runs["depth"] == depth)]
     dense = some[(some["arm"] == "dense") & (some["width"] == opponent)]
     modewise = some[(some["arm"] == "ndlinear") & (some["width"] == width)]
-    if dense.empty or modewise.empty:
+    both = pd.concat([dense, modewise])
+    both = both[both["seed"].isin(dense["seed"]) & both["seed"].isin(modewise["seed"])]
+    if both["seed"].nunique() < 2:
         return None
-    found = paired(pd.concat([dense, modewise]), "end_test", "ndlinear", "dense", level=level)
-    return tuple(100 * value / dense["end_test"].mean() for value in found)
+    found = paired(both, "end_test", "ndlinear", "dense", level=level)
+    scale = both[both["arm"] == "dense"]["end_test"].mean()
+    return tuple(100 * value / scale for value in found)
 
 
 def percent(frame: pd.DataFrame) -> list[str]:
