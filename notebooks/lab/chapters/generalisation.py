@@ -1,20 +1,26 @@
 """Chapter 24: what the axes of a data set can buy before anything is trained, and a bound for networks that keep axes.
 
-    from lab.chapters import generalisation
-    generalisation.axis_gain(x)        # x (m, D_1, ..., D_N): how many times smaller the complexity of the rank-one class is
-    generalisation.label_gain(x, y)    # do the labels speak through the axes more than shuffled labels do?
+from lab.chapters import generalisation
+generalisation.axis_gain(x)        # x (m, D_1, ..., D_N): how many times smaller the complexity of the rank-one class is
+generalisation.label_gain(x, y)    # do the labels speak through the axes more than shuffled labels do?
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import NamedTuple
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from ndlinear import NdLinear
+from ndlinear import NdLinear, rearrange
+
+from ..data import load
+from ..figures import colour, marker
+from ..records import read
 
 
 # ------------------------------------------------------------------------------------------------------------ two norms
@@ -179,7 +185,9 @@ def network_steps(model: nn.Sequential) -> list[Step]:
         elif isinstance(part, nn.Linear):
             steps.append(_step(part, 1))
         elif next(part.parameters(), None) is not None:
-            raise TypeError(f"network_steps knows NdLinear and nn.Linear, not {type(part).__name__}")
+            raise TypeError(
+                f"network_steps knows NdLinear and nn.Linear, not {type(part).__name__}"
+            )
     return steps
 
 
@@ -241,7 +249,302 @@ def least_bound(numbers: int, steps: int, samples: int) -> float:
     return math.sqrt(numbers * parameter_nats(steps, samples) / (2 * samples))
 
 
-# ---------------------------------------------------------------------------------------------------------- Kronecker terms
-def term_values(left: Tensor, right: Tensor) -> Tensor:
-    """Singular values of the rearranged weight sum_r left[r] kron right[r]; left (R, ...), right (R, ...)."""
-    return torch.linalg.svdvals(left.flatten(1).T @ right.flatten(1))
+# ------------------------------------------------------------------------------------------------------ tasks of the chapter
+FLAG = 1.1  # from this label gain on, the number says that the axes help
+KINDS = {"own axes": "ndlinear", "shuffled": "dense-params", "made up": "tt"}  # kind -> look
+OPTIMISERS = {"convex": "linear", "sgd": "ndlinear", "adam": "dense", "adamw": "tcl"}
+
+
+def kind(case: str, order: str) -> str:
+    """To which group of the figure a task belongs."""
+    if case.startswith("made up"):
+        return "made up"
+    return "own axes" if order == "own" else "shuffled"
+
+
+def real_inputs(case: str) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs (n, D_1, D_2) and two-valued labels of a named task on real data."""
+    name, _, form = case.partition(" ")
+    if name == "digits,":
+        data = load("digits")
+        return data.x, data.y % 2 == 0 if form == "even" else data.y == int(form)
+    if name == "heartbeat":
+        data = load("ecg5000")
+        columns = int(form.strip("()").split(", ")[1])
+        series = data.x.reshape(len(data.x), -1)
+        whole = series.shape[1] // columns * columns
+        return series[:, :whole].reshape(len(series), -1, columns), data.y == 0
+    data = load("cifar10")
+    x, y = data.x[:6000] / 255.0, data.y[:6000]
+    animal = (y >= 2) & (y <= 7)
+    if form == "(16, 16)":
+        return x.mean(1).reshape(-1, 16, 2, 16, 2).mean((2, 4)), animal
+    if form == "patch (8, 8)":
+        return x.mean(1)[:, 12:20, 12:20], animal
+    return x.reshape(-1, 3, 16, 2, 16, 2).mean((3, 5)).reshape(-1, 3, 256), animal
+
+
+def made_up_inputs(case: str, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Gaussian inputs (count, 16, 16), white or smooth, labelled by the sign of a target of some terms, with noise."""
+    _, texture, terms = case.split(", ")
+    rng = np.random.default_rng(seed)
+    x, number = rng.standard_normal((count, 16, 16)), int(terms.split()[0])
+    if texture == "smooth":
+        fall = np.arange(1.0, 17.0) ** -0.7
+        x = x * fall[:, None] * fall
+    target = np.einsum("ri,rj->ij", *rng.standard_normal((2, number, 16)))
+    score = np.einsum("nij,ij->n", x, target)
+    return x, score / score.std() + 0.5 * rng.standard_normal(count) > 0
+
+
+def task(case: str, order: str, samples: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Training, validation and test part (x, y) of a task: x centred and scaled by the training part, y is -1 or 1.
+
+    order: "own" or "shuffled", all entries of all samples permuted alike. samples: of the first two parts each, at most a third
+    of the data; the test part has 1,000 or what is left.
+    """
+    if case.startswith("made up"):
+        x, label = made_up_inputs(case, 2 * samples + 1000, seed)
+    else:
+        x, label = real_inputs(case)
+    rng, samples = np.random.default_rng(seed), min(samples, len(x) // 3)
+    chosen, flat = rng.permutation(len(x)), np.asarray(x, float).reshape(len(x), -1)
+    if order == "shuffled":
+        flat = flat[:, rng.permutation(flat.shape[1])]
+    x, y = flat.reshape(x.shape), np.where(label, 1.0, -1.0)
+    mean = x[chosen[:samples]].mean(0)
+    scale = math.sqrt(np.square(x[chosen[:samples]] - mean).sum((1, 2)).mean())
+    cuts = (0, samples, 2 * samples, 2 * samples + 1000)
+    return [
+        ((x[i] - mean) / scale, y[i]) for i in (chosen[a:b] for a, b in itertools.pairwise(cuts))
+    ]
+
+
+# --------------------------------------------------------------------------------------------- solvers and checks of the chapter
+def climb(sums: np.ndarray, terms: int, steps: int = 300) -> np.ndarray:
+    """For matrices (n, D_1, D_2): the best sums of ``terms`` outer products whose norms add up to one, by gradient ascent (n,)."""
+    torch.manual_seed(0)
+    target = torch.tensor(sums)
+    u, v = (torch.randn(len(sums), terms, d, dtype=target.dtype) for d in sums.shape[1:])
+    u, v = u.requires_grad_(), v.requires_grad_()
+
+    def values():
+        size = (u.norm(dim=-1) * v.norm(dim=-1)).sum(1)
+        return torch.einsum("nri,nij,nrj->n", u, target, v) / size
+
+    descend([u, v], lambda: -values().sum(), steps=steps, lr=0.2)
+    return values().detach().numpy()
+
+
+def ridge_path(x: np.ndarray, y: np.ndarray, penalties) -> list[np.ndarray]:
+    """argmin |y - <K, x>|^2 / 2m + penalty |K|_F^2 / 2 for each penalty; x (m, D_1, D_2)."""
+    flat = x.reshape(len(x), -1)
+    values, basis = np.linalg.eigh(flat.T @ flat / len(x))
+    target, kept = basis.T @ (flat.T @ y / len(x)), np.maximum(values, 0)
+    return [(basis @ (target / (kept + p))).reshape(x.shape[1:]) for p in penalties]
+
+
+def shrink(K: np.ndarray, by: float) -> np.ndarray:
+    """The matrix with its singular values lowered by ``by``, at least zero."""
+    U, s, V = np.linalg.svd(K, full_matrices=False)
+    return (U * np.maximum(s - by, 0)) @ V
+
+
+def accelerated(K: np.ndarray, step, steps: int) -> np.ndarray:
+    """Iterates K <- step(point ahead of K) with momentum that restarts when it overshoots (FISTA)."""
+    ahead, momentum = K, 1.0
+    for _ in range(steps):
+        new = step(ahead)
+        if ((new - K) * (ahead - new)).sum() > 0:
+            momentum = 1.0
+        faster = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
+        ahead, K, momentum = new + (momentum - 1) / faster * (new - K), new, faster
+    return K
+
+
+def nuclear_path(x: np.ndarray, y: np.ndarray, penalties, steps: int = 300) -> list[np.ndarray]:
+    """argmin |y - <K, x>|^2 / 2m + penalty |K|_* for each penalty in falling order, each started from the one before."""
+    flat = x.reshape(len(x), -1)
+    gram, target = flat.T @ flat / len(x), flat.T @ y / len(x)
+    rate, K, path = 1 / np.linalg.eigvalsh(gram)[-1], np.zeros(x.shape[1:]), []
+    for penalty in penalties:
+
+        def step(ahead, penalty=penalty):
+            slope = (gram @ ahead.ravel() - target).reshape(ahead.shape)
+            return shrink(ahead - rate * slope, rate * penalty)
+
+        K = accelerated(K, step, steps)
+        path.append(K)
+    return path
+
+
+def nuclear_softmax(x: np.ndarray, y: np.ndarray, penalty: float, steps: int):
+    """argmin cross-entropy + penalty |R(weight)|_* for inputs (m, D_1, D_2): the rearranged weight (classes D_1, D_2) and bias."""
+    classes, (m, rows, columns) = int(y.max()) + 1, x.shape
+    flat, hot, bias = x.reshape(m, -1), np.eye(classes)[y], np.zeros(classes)
+    rate = 2 / np.linalg.eigvalsh(flat.T @ flat / m)[-1]  # the softmax has curvature at most 1/2
+
+    def step(ahead):
+        scores = flat @ ahead.reshape(classes, -1).T + bias
+        odds = np.exp(scores - scores.max(1, keepdims=True))
+        off = (odds / odds.sum(1, keepdims=True) - hot) / m
+        bias[:] -= off.sum(0)
+        return shrink(ahead - rate * (off.T @ flat).reshape(ahead.shape), rate * penalty)
+
+    return accelerated(np.zeros((classes * rows, columns)), step, steps), bias
+
+
+def descend(parameters, objective, *, optimiser=torch.optim.Adam, steps: int, lr=0.03, **options):
+    """Full-batch descent on ``objective()`` with a rate that falls to zero as a cosine."""
+    rule = optimiser(parameters, lr=lr, **options)
+    fade = torch.optim.lr_scheduler.CosineAnnealingLR(rule, steps)
+    for _ in range(steps):
+        rule.zero_grad()
+        objective().backward()
+        rule.step()
+        fade.step()
+
+
+def neighbour(model: nn.Sequential, other: nn.Sequential, delta: float) -> list[Step]:
+    """Turn ``other`` into a network at most delta times every norm away from ``model``; the steps of a class that holds both."""
+    with torch.no_grad():
+        for p, q in zip(model.parameters(), other.parameters()):
+            q.copy_(p + delta * torch.linalg.norm(p, 2) * q / torch.linalg.norm(q, 2))
+    pairs = zip(network_steps(model), network_steps(other))
+    return [Step(max(a.weight, b.weight), max(a.bias, b.bias), a.numbers) for a, b in pairs]
+
+
+# ---------------------------------------------------------------------------------------------------- gaps of other chapters
+def recorded_gaps(spread) -> pd.DataFrame:
+    """Test minus training error over the error of a constant, from the records of chapters 10, 30 and 32: means over seeds.
+
+    spread: sigma -> variance of the target of chapter 30. Columns: chapter, arm, parameters, samples, gap, least.
+    """
+    sources = {
+        "10": ("digits-head", _gap_digits),
+        "30": ("radius-bump", lambda row: _gap_bump(row, spread)),
+        "32": ("dial-samples", _gap_dial),
+    }
+    found = []
+    for chapter, (name, gap) in sources.items():
+        newest = {row["key"]: row for row in read(name) if row["status"] == "ok" and row["curve"]}
+        for row in newest.values():
+            arm = row["config"].get("model") or row["config"]["arm"]
+            what = str({k: v for k, v in row["config"].items() if k != "seed"})
+            value, samples, matrices = gap(row)
+            least = least_bound(row["parameters"], matrices, samples)
+            found.append((chapter, arm, what, row["parameters"], samples, value, least))
+    columns = ["chapter", "arm", "what", "parameters", "samples", "gap", "least"]
+    frame = pd.DataFrame(found, columns=columns)
+    return frame.groupby(columns[:5], sort=False).mean().reset_index().drop(columns="what")
+
+
+def _gap_digits(row: dict) -> tuple[float, int, int]:
+    matrices = {"dense": 2, "dense-params": 2, "linear": 1}.get(row["config"]["model"], 3)
+    found = row["metrics"]
+    return (found["test_loss"] - found["train_loss"]) / math.log(10), 1078, matrices
+
+
+def _gap_bump(row: dict, spread) -> tuple[float, int, int]:
+    config, found = row["config"], row["metrics"]
+    matrices = config["depth"] * (2 if config["arm"] == "ndlinear" else 1)
+    gap = (found["end_test"] - found["end_train"]) / spread(config["sigma"])
+    return gap, config["train"], matrices
+
+
+def _gap_dial(row: dict) -> tuple[float, int, int]:
+    config, found = row["config"], row["metrics"]
+    chosen = next(p for p in row["curve"] if p["step"] == found["best_step"])
+    variance = found["test_mse"] / found["relative"]
+    matrices = 6 if config["model"] == "ndlinear" else 3
+    return (
+        (found["test_mse"] - chosen["train_mse"]) / variance,
+        int(0.8 * config["samples"]),
+        matrices,
+    )
+
+
+def small_network(first: bool) -> nn.Sequential:
+    """(n, 3, 4) -> (n, 3): two NdLinear layers with per-mode biases, in the order 1..N or N..1, and a dense one, random."""
+    shapes = [((3, 4), (5, 2)), ((5, 2), (2, 6))]
+    one, two = (NdLinear(D, H, first, dtype=torch.float64) for D, H in shapes)
+    last = nn.Linear(12, 3, dtype=torch.float64)
+    return nn.Sequential(one, nn.ReLU(), two, nn.ReLU(), nn.Flatten(), last)
+
+
+def term_values(weight: Tensor, input_dims, hidden_size) -> Tensor:
+    """Singular values of the rearranged weight (prod H, prod D) of a layer with two modes."""
+    return torch.linalg.svdvals(rearrange(weight, input_dims, hidden_size))
+
+
+def three_modes(
+    target: Tensor, decay: float, scale: float, steps: int, rule=torch.optim.Adam
+) -> Tensor:
+    """Twenty rank-one tensors trained on |K - target|^2 / 2 with weight decay on their three factors: norms of K, best value first.
+
+    scale: of the random start.
+    """
+    shapes = [(20, size) for size in target.shape]
+    factors = [(scale * torch.randn(s, dtype=target.dtype)).requires_grad_() for s in shapes]
+
+    def misfit():
+        K = torch.einsum("ni,nj,nk->nijk", *factors)
+        return (K - target).square().flatten(1).sum(1) / 2
+
+    how = {"optimiser": rule, "lr": 0.01, "weight_decay": decay, "steps": steps}
+    descend(factors, lambda: misfit().sum(), **how)
+    with torch.no_grad():
+        values = misfit() + decay / 2 * sum(f.square().sum(1) for f in factors)
+        return math.prod(f.norm(dim=1) for f in factors)[values.argsort()]
+
+
+def larger_root(sigma: float, decay: float, modes: int) -> float:
+    """The larger t with t + decay t^(2/modes - 1) = sigma, by fixed-point steps from sigma."""
+    t = sigma
+    for _ in range(200):
+        t = sigma - decay * t ** (2 / modes - 1)
+    return t
+
+
+# --------------------------------------------------------------------------------------------------- the figure under the answer
+def recorded(name: str) -> pd.DataFrame:
+    """Configuration and metrics of the newest finished row of each run of an experiment; empty before the first full run."""
+    newest = {
+        row["key"]: row["config"] | row["metrics"] for row in read(name) if row["status"] == "ok"
+    }
+    return pd.DataFrame(list(newest.values()))
+
+
+def draw_tasks(axis) -> None:
+    """Error with the axes over error without against the label gain: a point for each task, mean over seeds."""
+    found = recorded("axis-gain")
+    if len(found):
+        found["kind"] = [kind(*pair) for pair in zip(found["case"], found["order"])]
+        found["error"] = np.log(found["mse_axes"] / found["mse_dense"])
+        columns = ["label_gain", "error"]
+        found = found.groupby(["kind", "case", "order"])[columns].mean().reset_index("kind")
+        for name, look in KINDS.items():
+            some = found[found["kind"] == name]
+            how = {"color": colour(look), "label": name, "linestyle": "none"}
+            axis.plot(some["label_gain"], np.exp(some["error"]), marker(look), **how)
+        axis.legend(fontsize=8)
+    axis.axhline(1, color="#8a8a8a", linewidth=1)
+    axis.axvline(FLAG, color="#8a8a8a", linewidth=1, linestyle="--")
+    axis.set(xlabel="label gain, before training", ylabel="test error, axes / no axes")
+
+
+def draw_terms(axis) -> None:
+    """Kronecker terms that remain against weight decay: a line for each optimiser, every seed a point."""
+    found = recorded("weight-decay-terms")
+    if len(found):
+        decays = sorted(found["decay"].unique())
+        found["place"] = found["decay"].map(decays.index)
+        for shift, (name, look) in enumerate(OPTIMISERS.items()):
+            some = found[found["optimiser"] == name]
+            x = some["place"] + 0.08 * (shift - 1.5)
+            axis.plot(x, some["terms"], marker(look), color=colour(look), alpha=0.3, markersize=3)
+            mean = some.groupby("place")["terms"].mean()
+            axis.plot(mean.index + 0.08 * (shift - 1.5), mean, color=colour(look), label=name)
+        axis.set_xticks(range(len(decays)), [f"{decay:g}" for decay in decays], fontsize=8)
+        axis.legend(fontsize=8)
+    axis.set(xlabel="weight_decay", ylabel="Kronecker terms that remain", ylim=(-0.3, 8.3))
