@@ -7,6 +7,7 @@ generalisation.label_gain(x, y)    # do the labels speak through the axes more t
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import NamedTuple
@@ -16,10 +17,10 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from ndlinear import NdLinear, rearrange
+from ndlinear import NdLinear
 
 from ..data import load
-from ..figures import colour, marker
+from ..page.figures import colour, marker
 from ..records import read
 
 
@@ -381,17 +382,21 @@ def nuclear_path(x: np.ndarray, y: np.ndarray, penalties, steps: int = 300) -> l
 def nuclear_softmax(x: np.ndarray, y: np.ndarray, penalty: float, steps: int):
     """argmin cross-entropy + penalty |R(weight)|_* for inputs (m, D_1, D_2): the rearranged weight (classes D_1, D_2) and bias."""
     classes, (m, rows, columns) = int(y.max()) + 1, x.shape
-    flat, hot, bias = x.reshape(m, -1), np.eye(classes)[y], np.zeros(classes)
+    flat, hot = np.hstack([x.reshape(m, -1), np.ones((m, 1))]), np.eye(classes)[y]
     rate = 2 / np.linalg.eigvalsh(flat.T @ flat / m)[-1]  # the softmax has curvature at most 1/2
 
+    def parts(state):
+        return state[:, :-1].reshape(classes * rows, columns), state[:, -1:]
+
     def step(ahead):
-        scores = flat @ ahead.reshape(classes, -1).T + bias
+        scores = flat @ ahead.T
         odds = np.exp(scores - scores.max(1, keepdims=True))
         off = (odds / odds.sum(1, keepdims=True) - hot) / m
-        bias[:] -= off.sum(0)
-        return shrink(ahead - rate * (off.T @ flat).reshape(ahead.shape), rate * penalty)
+        K, bias = parts(ahead - rate * (off.T @ flat))
+        return np.hstack([shrink(K, rate * penalty).reshape(classes, -1), bias])
 
-    return accelerated(np.zeros((classes * rows, columns)), step, steps), bias
+    K, bias = parts(accelerated(np.zeros((classes, rows * columns + 1)), step, steps))
+    return K, bias[:, 0]
 
 
 def descend(parameters, objective, *, optimiser=torch.optim.Adam, steps: int, lr=0.03, **options):
@@ -420,6 +425,7 @@ def recorded_gaps(spread) -> pd.DataFrame:
 
     spread: sigma -> variance of the target of chapter 30. Columns: chapter, arm, parameters, samples, gap, least.
     """
+    spread = functools.cache(spread)
     sources = {
         "10": ("digits-head", _gap_digits),
         "30": ("radius-bump", lambda row: _gap_bump(row, spread)),
@@ -472,30 +478,25 @@ def small_network(first: bool) -> nn.Sequential:
     return nn.Sequential(one, nn.ReLU(), two, nn.ReLU(), nn.Flatten(), last)
 
 
-def term_values(weight: Tensor, input_dims, hidden_size) -> Tensor:
-    """Singular values of the rearranged weight (prod H, prod D) of a layer with two modes."""
-    return torch.linalg.svdvals(rearrange(weight, input_dims, hidden_size))
-
-
 def three_modes(
-    target: Tensor, decay: float, scale: float, steps: int, rule=torch.optim.Adam
+    targets: Tensor, decay: float, scale: float, steps: int, rule=torch.optim.Adam
 ) -> Tensor:
-    """Twenty rank-one tensors trained on |K - target|^2 / 2 with weight decay on their three factors: norms of K, best value first.
+    """Layers with one output and three modes, twenty for each target (q, D_1, D_2, D_3), trained on |K - target|^2 / 2 with decay.
 
-    scale: of the random start.
+    scale: of the random start. Returns the norms of K (q, 20), the layer of the best decayed loss first.
     """
-    shapes = [(20, size) for size in target.shape]
-    factors = [(scale * torch.randn(s, dtype=target.dtype)).requires_grad_() for s in shapes]
+    shapes = [(len(targets), 20, size) for size in targets.shape[1:]]
+    factors = [(scale * torch.randn(s, dtype=targets.dtype)).requires_grad_() for s in shapes]
 
     def misfit():
-        K = torch.einsum("ni,nj,nk->nijk", *factors)
-        return (K - target).square().flatten(1).sum(1) / 2
+        K = torch.einsum("qni,qnj,qnk->qnijk", *factors)
+        return (K - targets[:, None]).square().flatten(2).sum(2) / 2
 
     how = {"optimiser": rule, "lr": 0.01, "weight_decay": decay, "steps": steps}
     descend(factors, lambda: misfit().sum(), **how)
     with torch.no_grad():
-        values = misfit() + decay / 2 * sum(f.square().sum(1) for f in factors)
-        return math.prod(f.norm(dim=1) for f in factors)[values.argsort()]
+        values = misfit() + decay / 2 * sum(f.square().sum(2) for f in factors)
+        return math.prod(f.norm(dim=2) for f in factors).gather(1, values.argsort(1))
 
 
 def larger_root(sigma: float, decay: float, modes: int) -> float:
