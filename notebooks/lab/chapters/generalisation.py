@@ -221,8 +221,8 @@ def covering_bound(
         radius: of the ball of inputs. samples: m. lipschitz: of the loss in the output (Euclidean norm); rounded and paid likewise.
 
     Returns:
-        bound; nats, the logarithm that each parameter costs; least, the bound of a network of this size with lipschitz times
-        output radius one, the smallest with which any network can be more than nearly constant.
+        bound; nats, the logarithm that each parameter costs; least, the favoured value for this
+        number of parameters, see `least_bound`.
     """
     rounded, price = [], power_of_two(lipschitz)[1] + math.log(1 / (1 - confidence))
     for step in steps:
@@ -246,7 +246,7 @@ def parameter_nats(steps: int, samples: int, reach: float = 1.0) -> float:
 
 
 def least_bound(numbers: int, steps: int, samples: int) -> float:
-    """The covering bound of a network of ``numbers`` parameters in ``steps`` matrices with every favour: reach one, no price."""
+    """The last term of the bound for ``numbers`` parameters in ``steps`` matrices with reach one and no price: no bound, a favour."""
     return math.sqrt(numbers * parameter_nats(steps, samples) / (2 * samples))
 
 
@@ -414,7 +414,8 @@ def neighbour(model: nn.Sequential, other: nn.Sequential, delta: float) -> list[
     """Turn ``other`` into a network at most delta times every norm away from ``model``; the steps of a class that holds both."""
     with torch.no_grad():
         for p, q in zip(model.parameters(), other.parameters()):
-            q.copy_(p + delta * torch.linalg.norm(p, 2) * q / torch.linalg.norm(q, 2))
+            unit = q / torch.linalg.norm(q, 2).clamp_min(1e-300)
+            q.copy_(p + delta * torch.linalg.norm(p, 2) * unit)
     pairs = zip(network_steps(model), network_steps(other))
     return [Step(max(a.weight, b.weight), max(a.bias, b.bias), a.numbers) for a, b in pairs]
 
