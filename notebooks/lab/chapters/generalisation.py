@@ -21,6 +21,7 @@ from ndlinear import NdLinear
 
 from ..data import load
 from ..page.figures import colour, marker
+from ..page.recorded import recorded
 from ..records import read
 
 
@@ -509,27 +510,18 @@ def larger_root(sigma: float, decay: float, modes: int) -> float:
 
 
 # --------------------------------------------------------------------------------------------------- the figure under the answer
-def recorded(name: str) -> pd.DataFrame:
-    """Configuration and metrics of the newest finished row of each run of an experiment; empty before the first full run."""
-    newest = {
-        row["key"]: row["config"] | row["metrics"] for row in read(name) if row["status"] == "ok"
-    }
-    return pd.DataFrame(list(newest.values()))
-
-
 def draw_tasks(axis) -> None:
     """Error with the axes over error without against the label gain: a point for each task, mean over seeds."""
     found = recorded("axis-gain")
-    if len(found):
-        found["kind"] = [kind(*pair) for pair in zip(found["case"], found["order"])]
-        found["error"] = np.log(found["mse_axes"] / found["mse_dense"])
-        columns = ["label_gain", "error"]
-        found = found.groupby(["kind", "case", "order"])[columns].mean().reset_index("kind")
-        for name, look in KINDS.items():
-            some = found[found["kind"] == name]
-            how = {"color": colour(look), "label": name, "linestyle": "none"}
-            axis.plot(some["label_gain"], np.exp(some["error"]), marker(look), **how)
-        axis.legend(fontsize=8)
+    found["kind"] = [kind(*pair) for pair in zip(found["case"], found["order"])]
+    found["error"] = np.log(found["mse_axes"] / found["mse_dense"])
+    columns = ["label_gain", "error"]
+    found = found.groupby(["kind", "case", "order"])[columns].mean().reset_index("kind")
+    for name, look in KINDS.items():
+        some = found[found["kind"] == name]
+        how = {"color": colour(look), "label": name, "linestyle": "none"}
+        axis.plot(some["label_gain"], np.exp(some["error"]), marker(look), **how)
+    axis.legend(fontsize=8)
     axis.axhline(1, color="#8a8a8a", linewidth=1)
     axis.axvline(FLAG, color="#8a8a8a", linewidth=1, linestyle="--")
     axis.set(xlabel="label gain, before training", ylabel="test error, axes / no axes")
@@ -538,15 +530,14 @@ def draw_tasks(axis) -> None:
 def draw_terms(axis) -> None:
     """Kronecker terms that remain against weight decay: a line for each optimiser, every seed a point."""
     found = recorded("weight-decay-terms")
-    if len(found):
-        decays = sorted(found["decay"].unique())
-        found["place"] = found["decay"].map(decays.index)
-        for shift, (name, look) in enumerate(OPTIMISERS.items()):
-            some = found[found["optimiser"] == name]
-            x = some["place"] + 0.08 * (shift - 1.5)
-            axis.plot(x, some["terms"], marker(look), color=colour(look), alpha=0.3, markersize=3)
-            mean = some.groupby("place")["terms"].mean()
-            axis.plot(mean.index + 0.08 * (shift - 1.5), mean, color=colour(look), label=name)
-        axis.set_xticks(range(len(decays)), [f"{decay:g}" for decay in decays], fontsize=8)
-        axis.legend(fontsize=8)
+    decays = sorted(found["decay"].unique())
+    found["place"] = found["decay"].map(decays.index)
+    for shift, (name, look) in enumerate(OPTIMISERS.items()):
+        some = found[found["optimiser"] == name]
+        x = some["place"] + 0.08 * (shift - 1.5)
+        axis.plot(x, some["terms"], marker(look), color=colour(look), alpha=0.3, markersize=3)
+        mean = some.groupby("place")["terms"].mean()
+        axis.plot(mean.index + 0.08 * (shift - 1.5), mean, color=colour(look), label=name)
+    axis.set_xticks(range(len(decays)), [f"{decay:g}" for decay in decays], fontsize=8)
+    axis.legend(fontsize=8)
     axis.set(xlabel="weight_decay", ylabel="Kronecker terms that remain", ylim=(-0.3, 8.3))
