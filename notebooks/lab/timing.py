@@ -12,7 +12,6 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 import torch
-from scipy import stats
 
 from .stats import interval
 
@@ -70,7 +69,9 @@ def median_interval(values, level: float = 0.95) -> tuple[float, float, float]:
     """Median with the interval between two order statistics that holds the true median with at least ``level``, whatever the
     distribution (the sign test turned round). Fewer than six values decide nothing: (-inf, inf)."""
     values = np.sort(np.asarray(values, dtype=float))
-    k = int(stats.binom.ppf(0.5 - level / 2, values.size, 0.5))
+    from scipy.stats import binom  # takes a second to import, and few pages need it
+
+    k = int(binom.ppf(0.5 - level / 2, values.size, 0.5))
     low, high = (values[k - 1], values[-k]) if k > 0 else (-np.inf, np.inf)
     return float(np.median(values)), float(low), float(high)
 
@@ -129,3 +130,9 @@ def speedup(frame: pd.DataFrame, slow: str, fast: str) -> pd.DataFrame:
         .unstack("pass")
         .reindex([c for c in frame["case"].unique() if c in us.index])
     )
+
+
+def increases(frame: pd.DataFrame) -> pd.DataFrame:
+    """Increase of the time over the baseline of `ratios`, in percent: ``time``, ``time_low``, ``time_high``."""
+    ends = {"time": "ratio", "time_low": "ratio_high", "time_high": "ratio_low"}
+    return frame.assign(**{name: 100 * (1 / frame[ratio] - 1) for name, ratio in ends.items()})

@@ -15,6 +15,8 @@ from scipy import stats as scipy_stats
 from torch import nn
 from torch.nn import functional as F
 
+from ndlinear import NdLinear
+
 ARMS = ("dense", "dense-width", "ndlinear", "ndlinear-modes", "dense-params")
 
 
@@ -96,6 +98,151 @@ def test_the_encoder_layer_is_pytorchs(everywhere):
         mine.load_state_dict(other.state_dict())
     x = torch.randn(3, 24, 32)
     assert torch.allclose(ours(x), theirs(x)[:, -1], atol=1e-4)
+
+
+def attention_by_hand(own, asks, x, dropout):
+    """Two heads of attention by sums over positions; (B, queries, width) and (B, steps, width)."""
+    width = x.shape[-1]
+    half = width // 2
+    q, k, v = (
+        F.linear(part, own.in_proj_weight[rows], own.in_proj_bias[rows])
+        for part, rows in zip((asks, x, x), (slice(i * width, (i + 1) * width) for i in range(3)))
+    )
+    shape = (2, half)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.unflatten(-1, shape), k.unflatten(-1, shape))
+    weights = dropout(
+        (scores / math.sqrt(half)).exp() / (scores / math.sqrt(half)).exp().sum(-1, True)
+    )
+    mixed = torch.einsum("bhqk,bkhd->bqhd", weights, v.unflatten(-1, shape)).flatten(-2)
+    return mixed @ own.out_proj.weight.T + own.out_proj.bias
+
+
+def gelu(x):
+    return x * (1 + torch.erf(x / math.sqrt(2))) / 2
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("training", [True, False])
+def test_transformers_are_the_formula_with_dropout_of_a_tenth(arm, training):
+    net, x = forecast.transformer(arm).train(training), torch.randn(3, 24, 6)
+    dropout = lambda t: F.dropout(t, 0.1, training)  # noqa: E731
+    torch.manual_seed(1)
+    found = net(x)
+    torch.manual_seed(1)
+    embedded = x @ net.embed.weight.T + net.embed.bias
+    layer = net.layer
+    asks = embedded if arm == "ndlinear-modes" else embedded[:, -1:]
+    after = layer.norms[0](
+        asks + dropout(attention_by_hand(layer.attention, asks, embedded, dropout))
+    )
+    first, last = (
+        m
+        for m in layer.block.modules()
+        if isinstance(m, (nn.Linear, NdLinear)) and is_outer(m, layer.block)
+    )
+    column = arm == "ndlinear"
+    inner = first(after[..., None]).flatten(-2) if column else first(after)
+    inner = dropout(gelu(inner))
+    inner = last(inner[..., None]).flatten(-2) if column else last(inner)
+    expected = net.out(layer.norms[1](after + dropout(inner))[:, -1])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def is_outer(module, block):
+    """Whether a module is no part of an NdLinear."""
+    inside = {
+        id(m)
+        for nd in block.modules()
+        if isinstance(nd, NdLinear)
+        for m in nd.modules()
+        if m is not nd
+    }
+    return id(module) not in inside
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("training", [True, False])
+def test_recurrent_networks_are_the_formula_with_dropout_of_three_tenths(arm, training):
+    net, x = forecast.recurrent(arm).train(training), torch.randn(3, 24, 6)
+    torch.manual_seed(1)
+    found = net(x)
+    torch.manual_seed(1)
+    weights = dict(net.rnn.named_parameters())
+    state, states = torch.zeros(3, net.rnn.hidden_size), []
+    for t in range(24):
+        inputs = x[:, t] @ weights["weight_ih_l0"].T + weights["bias_ih_l0"]
+        state = torch.tanh(inputs + state @ weights["weight_hh_l0"].T + weights["bias_hh_l0"])
+        states.append(state)
+    first, last = (
+        m
+        for m in net.head.modules()
+        if isinstance(m, (nn.Linear, NdLinear)) and is_outer(m, net.head)
+    )
+    inner = torch.stack(states, 1) if arm == "ndlinear-modes" else state
+    inner = first(inner[..., None] if arm == "ndlinear" else inner).clamp_min(0)
+    out = last(F.dropout(inner, 0.3, training))
+    torch.testing.assert_close(found, out.reshape(3, 12), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("arm", (*ARMS, "released", "released-own"))
+def test_transformers_start_as_torchs_layers(arm, starts_as_torch_does):
+    starts_as_torch_does(forecast.transformer(arm))
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_recurrent_networks_start_as_torchs_layers(arm, starts_as_torch_does):
+    starts_as_torch_does(forecast.recurrent(arm))
+
+
+def test_a_step_of_training_is_torchs_adam_written_out(table):
+    """Both networks of the chapter, with dropout, in the loop that it uses alone."""
+    data = small(table)
+    for make in (forecast.transformer, forecast.recurrent):
+        seed_everything(3)
+        plain = make("ndlinear")
+        adam = torch.optim.Adam(plain.parameters(), lr=0.003)
+        order = torch.randperm(len(data.train[0]), generator=torch.Generator().manual_seed(3))
+        losses = []
+        for rows in order.split(32):
+            error = ((plain.train()(data.train[0][rows]) - data.train[1][rows]) ** 2).mean()
+            adam.zero_grad()
+            error.backward()
+            adam.step()
+            losses.append(error.item() * len(rows))
+        seed_everything(3)
+        how = {"loss": F.mse_loss, "epochs": 1, "lr": 0.003, "batch_size": 32, "seed": 3}
+        found = fit(make("ndlinear"), data, device="cpu", **how)
+        assert found.metrics["train_loss"] == pytest.approx(sum(losses) / len(order), rel=1e-5)
+        for ours, theirs in zip(found.model.parameters(), plain.parameters()):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_shuffled_is_this_permutation_of_the_windows(table):
+    scaled = (table - table.min(0)) / (table.max(0) - table.min(0))
+    starts = range(0, 400 - 36, 2)  # the last window is left out
+    x = torch.tensor(np.stack([scaled[i : i + 24, :6] for i in starts]), dtype=torch.float32)
+    y = torch.tensor(np.stack([scaled[i + 24 : i + 36, 6] for i in starts]), dtype=torch.float32)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(5))
+    half = len(x) // 2
+    data = forecast.shuffled(table, seed=5, every=2)
+    for part, rows in ((data.train, order[:half]), (data.val, order[half:])):
+        assert torch.allclose(part[0], x[rows]) and torch.allclose(part[1], y[rows])
+
+
+def test_chronological_parts_are_scaled_by_the_first_and_in_order(table):
+    low, high = table[:240].min(0), table[:240].max(0)
+    scaled = (table - low) / (high - low)
+    data = forecast.chronological(table, every=4)
+    for part, begin, end, every in (
+        (data.train, 0, 240, 4),
+        (data.val, 240, 320, 4),
+        (data.test, 320, 400, 1),
+    ):
+        starts = range(begin, end - 35, every)
+        assert np.allclose(part[0], np.stack([scaled[i : i + 24, :6] for i in starts]), atol=1e-6)
+        assert np.allclose(
+            part[1], np.stack([scaled[i + 24 : i + 36, 6] for i in starts]), atol=1e-6
+        )
 
 
 def test_dropout_acts_in_training_only():

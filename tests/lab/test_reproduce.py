@@ -49,6 +49,15 @@ def test_equal_values_allow_rounding_and_no_more():
         assert reproduce.against("e", old, again)["inside"].tolist() == [inside]
 
 
+def test_words_and_few_seeds_must_be_equal():
+    words = [r | {"metrics": {"outcome": "right"}} for r in rows()]
+    assert reproduce.against("e", words, words)["inside"].all()
+    other = [r | {"metrics": {"outcome": "wrong"}} for r in rows()]
+    assert not reproduce.against("e", words, other)["inside"].any()
+    assert reproduce.against("e", rows(seeds=2), rows(seeds=2))["inside"].all()
+    assert not reproduce.against("e", rows(seeds=2), rows(1e-3, seeds=2))["inside"].any()
+
+
 def test_recorded_seeds_beyond_the_grid_are_left_aside():
     table = reproduce.against("e", rows(seeds=9), rows())
     assert table["recorded"].tolist() == [2.0] and table["equal"].all()

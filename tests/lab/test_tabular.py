@@ -83,6 +83,37 @@ def test_every_member_trains_as_lab_fit_would_train_it(name):
             assert found["accuracy"] == pytest.approx(right, abs=0.02)
 
 
+@pytest.mark.parametrize("outputs", [2, 1])
+def test_one_epoch_is_torchs_adamw_written_out(outputs):
+    data = parts(4, 11, outputs)
+    x, y = data.train
+    lab.seed_everything(4)
+    plain = nn.Sequential(nn.Linear(11, 9), nn.ReLU(), nn.Linear(9, outputs))
+    adamw = torch.optim.AdamW(plain.parameters(), lr=0.01, weight_decay=0.01)
+    order = torch.randperm(70, generator=torch.Generator().manual_seed(4))
+    for rows in (order[:32], order[32:64], order[64:]):
+        out = plain(x[rows])
+        if outputs == 2:
+            loss = -out.log_softmax(1)[range(len(rows)), y[rows]].mean()
+        else:
+            loss = ((out[:, 0] - y[rows]) ** 2).mean()
+        adamw.zero_grad()
+        loss.backward()
+        adamw.step()
+    make = lambda: models.mlp(11, 9, outputs)  # noqa: E731
+    loss = tabular.cross_entropy if outputs == 2 else tabular.squared_error
+    options = {"loss": loss, "epochs": 1, "lr": 0.01, "batch_size": 32}
+    stack = tabular.fit(make, [data], seeds=[4], device="cpu", **options)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(stack.weights["end"][name][0], value, rtol=1e-4, atol=1e-6)
+
+
+def test_scores_of_members_are_those_of_each():
+    out, y = torch.randn(3, 20, 4), torch.randint(4, (3, 20))
+    shares = [(out[i].argmax(1) == y[i]).double().mean().item() for i in range(3)]
+    assert tabular.accuracy(out, y).tolist() == pytest.approx(shares)
+
+
 def test_best_and_last_weights_are_those_of_their_epochs():
     make, seeds = MAKE["dense"][0], [0, 1, 2]
     data = [parts(s, 11, 2) for s in seeds]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lab import models
 from lab.chapters import vision
-from lab.data import Data
+from lab.data import Data, splits
 from torch import nn
 from torch.nn import functional as F
 
@@ -52,7 +52,7 @@ def test_pictures_say_when_there_are_too_few(small):
 
 
 def test_pictures_leave_the_exact_part_when_more_are_asked_for(small, monkeypatch):
-    monkeypatch.setattr(vision, "EXACT", 9)
+    monkeypatch.setattr(splits, "EXACT", 9)
     assert len(vision.pictures("small", 9, 0)[0][0]) == 9  # all of the exact part
     assert len(vision.pictures("small", 12, 0)[0][0]) == 12
 
@@ -89,9 +89,14 @@ def test_a_cp_map_factor_by_factor_is_the_map_multiplied_out_and_cheaper():
 def test_spread_keeps_the_variance_of_the_input():
     torch.manual_seed(0)
     layer = vision.spread(models.TTLinear((8, 8), (8, 8), 16), 2)
+    torch.manual_seed(0)
+    untouched = models.TTLinear((8, 8), (8, 8), 16)
+    for k, (core, before) in enumerate(zip(layer.cores, untouched.cores)):
+        torch.testing.assert_close(core, before * (8**0.5 if k < 2 else 1))
+    draws = [vision.spread(models.TTLinear((8, 8), (8, 8), 16), 2) for _ in range(20)]
     with torch.no_grad():
-        outputs = [layer(torch.randn(200, 64)).std() for _ in range(3)]
-    assert 0.6 < outputs[0] < 1.6
+        squares = [each(torch.randn(200, 64)).square().mean().item() for each in draws]
+    assert 0.8 < np.mean(squares) < 1.25
 
 
 def test_a_kept_map_is_the_map_and_holds_its_matrix():
@@ -121,7 +126,9 @@ def test_trl_is_a_tucker_weight_and_starts_small():
     assert torch.allclose(
         layer(x), torch.einsum("bijk,ijkn->bn", x, weight) + layer.bias, atol=1e-8
     )
-    assert core.shape == (32, 4, 4, 10) and 0.3 < weight.std() * math.sqrt(3 * 4096) < 3
+    assert core.shape == (32, 4, 4, 10)
+    squares = [vision.trl(10).weight.to_tensor().square().mean().item() for _ in range(10)]
+    assert 0.7 < math.sqrt(3 * 4096 * np.mean(squares)) < 1.4
 
 
 @pytest.mark.parametrize("classes, bias", [*itertools.product((10, 100), (False, True))])
@@ -157,6 +164,45 @@ def test_training_learns_and_repeats_itself():
     assert vision.train(again, data(), seed=1, **settings) == curve
     assert vision.train(other, data(), seed=2, **settings) != curve
     assert not torch.equal(model[0].weight, other[0].weight)
+
+
+def test_training_is_the_loop_written_out_in_bfloat16_with_torchs_adam():
+    (x, y), model, plain = data(20), toy(4), toy(4)
+    curve = vision.train(model, (x, y), epochs=2, lr=0.01, batch_size=8, seed=3, device="cpu")
+    plain = plain.to(memory_format=torch.channels_last).train()
+    adam = torch.optim.Adam(plain.parameters(), lr=0.01, weight_decay=0)
+    draw, losses = torch.Generator().manual_seed(3), []
+    for _ in range(2):
+        order, total = torch.randperm(20, generator=draw), 0.0
+        for rows in (order[:8], order[8:16], order[16:]):
+            with torch.autocast("cpu", torch.bfloat16):
+                out = plain(x[rows].contiguous(memory_format=torch.channels_last))
+            assert out.dtype == torch.bfloat16
+            loss = -out.float().log_softmax(1)[range(len(rows)), y[rows]].mean()
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+            total += loss.item() * len(rows)
+        losses.append(total / 20)
+    assert [p["train_loss"] for p in curve] == pytest.approx(losses, rel=1e-5)
+    for found, expected in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_pictures_keep_their_classes_and_are_scaled_by_the_drawn_ones(small):
+    (x, y), (x_test, y_test) = vision.pictures("small", 6, 2)
+    raw, classes = small.part("train_exact")
+    draw = np.random.default_rng(2)
+    places = sorted(i for c in range(3) for i in draw.permutation(np.flatnonzero(classes == c))[:2])
+    chosen = torch.from_numpy(raw[places].astype(np.float64))
+    mean, deviation = chosen.mean((0, 2, 3)), chosen.std((0, 2, 3), correction=0)
+    assert y.tolist() == classes[places].tolist()
+    scaled = (chosen - mean[:, None, None]) / deviation[:, None, None]
+    torch.testing.assert_close(x.double(), scaled, rtol=1e-4, atol=1e-4)
+    raw_test = torch.from_numpy(small.part("test")[0].astype(np.float64))
+    scaled = (raw_test - mean[:, None, None]) / deviation[:, None, None]
+    torch.testing.assert_close(x_test.double(), scaled, rtol=1e-4, atol=1e-4)
+    assert y_test.tolist() == small.part("test")[1].tolist()
 
 
 def test_training_stops_at_a_loss_that_is_not_finite():

@@ -1,13 +1,15 @@
-"""Networks on tables: the arms of chapter 43 and a training loop for many seeds of a small network at small batches.
+"""Networks on tables: the arms of chapter 43 and a training loop for many seeds of a small network
+at small batches.
 
-At 32 rows a step, most of the time of `lab.fit` and `lab.stacked.fit` goes into starting operations. Here the members of a
-stack go through batched products in a layout that needs no copy between two modes, and one fused optimiser step follows;
-tests/lab/test_tabular.py compares losses, gradients and whole trainings with `lab.fit`.
+At 32 rows a step, most of the time of `lab.fit` and `lab.stacked.fit` goes into starting
+operations. Here the members of a stack go through batched products in a layout that needs no copy
+between two modes, and one fused optimiser step follows; tests/lab/test_tabular.py compares losses,
+gradients and whole trainings with `lab.fit`.
 """
 
 from __future__ import annotations
 
-import copy
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -25,18 +27,22 @@ from ..modes import LabError
 from ..page import figures
 from ..page.facts import fact
 from ..stats import interval, summary
-from ..train.loop import Split, seed_everything
+from ..train import stacked
+from ..train.loop import Split, default_device
+from ..train.scores import accuracy
 
 Weights = dict[str, Tensor]
 
 
-# ------------------------------------------------------------------------------------------------------------- the arms
+# ----------------------------------------------------------------------------------------- the arms
 def folded(
     inputs: int, shape: tuple[int, int], hidden: tuple[int, int], outputs: int
 ) -> nn.Sequential:
-    """The tabular NdLinear network with its features arranged as ``shape``, filled up with zeros at the end.
+    """The tabular NdLinear network with its features arranged as ``shape``, filled up with zeros at
+    the end.
 
-    ``shape=(inputs, 1)`` is the network of the paper, `lab.models.tabular`; any other has two axes longer than one.
+    ``shape=(inputs, 1)`` is the network of the paper, `lab.models.tabular`; any other has two axes
+    longer than one.
     """
     missing = math.prod(shape) - inputs
     if missing < 0:
@@ -54,9 +60,10 @@ def folded(
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(math.prod(hidden), outputs))
 
 
-# ------------------------------------------------------------------------------------- all members through one network
+# ------------------------------------------------------------------ all members through one network
 def _modes(x: Tensor, layer: NdLinear, weights: Weights, name: str) -> Tensor:
-    """(S, D_1, B, D_2) -> (S, H_1, B, H_2), mode 1 and then mode 2: no axis has to move in between."""
+    """(S, D_1, B, D_2) -> (S, H_1, B, H_2), mode 1 and then mode 2: no axis has to move in
+    between."""
     s, b = x.shape[0], x.shape[2]
     (w1, w2), (b1, b2) = [
         [weights[f"{name}.align_layers.{k}.{part}"] for k in (0, 1)] for part in ("weight", "bias")
@@ -91,16 +98,11 @@ def forward(network: nn.Sequential, weights: Weights, x: Tensor) -> Tensor:
     return x
 
 
-# ------------------------------------------------------------------------------------- losses: (S, B, C), (S, B) -> (S,)
+# ---------------------------------------------------------------- losses: (S, B, C), (S, B) -> (S,)
 def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
     """Mean cross-entropy of each member."""
     values = nn.functional.cross_entropy(logits.flatten(0, 1), classes.flatten(), reduction="none")
     return values.view(classes.shape).mean(1)
-
-
-def accuracy(logits: Tensor, classes: Tensor) -> Tensor:
-    """Share of rows whose class has the largest logit, for each member."""
-    return (logits.argmax(-1) == classes).float().mean(1)
 
 
 def squared_error(out: Tensor, target: Tensor) -> Tensor:
@@ -108,10 +110,11 @@ def squared_error(out: Tensor, target: Tensor) -> Tensor:
     return (out[..., 0] - target).square().mean(1)
 
 
-# ------------------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 @dataclass
 class Stack:
-    """A finished training: weights of all members at their best epoch ("best") and at the last ("end"), and their curves."""
+    """A finished training: weights of all members at their best epoch ("best") and at the last
+    ("end"), and their curves."""
 
     network: nn.Sequential = field(repr=False)
     weights: dict[str, Weights] = field(repr=False)
@@ -126,7 +129,7 @@ class Stack:
         moment: str = "best",
     ):
         """Means over the rows of one part for each member: a list of dictionaries."""
-        x, y = _stacked(parts)
+        x, y = stacked.stack_parts(parts)
         return _means(self.network, self.weights[moment], x.to(_device(self.weights)), y, functions)
 
     def thin(self, i: int, points: int = 10) -> list[dict[str, float]]:
@@ -138,12 +141,6 @@ class Stack:
 
 def _device(weights: dict[str, Weights]) -> torch.device:
     return next(iter(weights["end"].values())).device
-
-
-def _stacked(parts) -> tuple[Tensor, Tensor]:
-    if len({part[0].shape for part in parts}) > 1:
-        raise LabError("the members' data have different shapes: stack members of equal size only")
-    return torch.stack([x for x, _ in parts]), torch.stack([y for _, y in parts])
 
 
 @torch.no_grad()
@@ -175,27 +172,35 @@ def fit(
     """Train one network for each seed with AdamW, all in one go; the test parts are not looked at.
 
     Args:
-        make: builds a sequence of `nn.Linear`, two-mode `NdLinear` with biases, ReLU, padding and reshaping; called once for
-            each seed, right after seeding, so that a member starts as it would alone.
-        data: one split for each seed, of equal sizes. seeds: also the order of the batches, as in `lab.fit`.
-        loss, scores: (S, B, C) and (S, B) -> (S,); the best epoch of a member is that of its lowest validation loss.
+        make: builds a sequence of `nn.Linear`, two-mode `NdLinear` with biases, ReLU, padding and
+            reshaping; called once for each seed, right after seeding, so that a member starts as it
+            would alone.
+        data: one split for each seed, of equal sizes. seeds: also the order of the batches, as in
+            `lab.fit`.
+        loss, scores: (S, B, C) and (S, B) -> (S,); the best epoch of a member is that of its lowest
+            validation loss.
         weight_decay: 0.01 is what `torch.optim.AdamW` takes if nothing is said.
 
     Raises:
         LabError: a loss is not finite, or the splits differ in size.
     """
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    network, weights = _members(make, seeds, device)
-    (x, y), (x_val, y_val) = [
-        [t.to(device) for t in _stacked(p)] for p in zip(*[(s.train, s.val) for s in data])
+    device = default_device(device)
+    network, weights = stacked.members_of(make, seeds, device)
+    member_forward = functools.partial(forward, network, weights)
+    train_part, (x_val, y_val) = [
+        [t.to(device) for t in stacked.stack_parts(parts)]
+        for parts in ([s.train for s in data], [s.val for s in data])
     ]
-    steps = torch.optim.AdamW(weights.values(), lr=lr, weight_decay=weight_decay, fused=True)
+    adam = torch.optim.AdamW(weights.values(), lr=lr, weight_decay=weight_decay, fused=True)
     orders = [torch.Generator().manual_seed(seed) for seed in seeds]
     kept = {name: value.detach().clone() for name, value in weights.items()}
-    best, lowest, curves = [0] * len(seeds), [math.inf] * len(seeds), [[] for _ in seeds]
+    best = [0] * len(seeds)
+    lowest = [math.inf] * len(seeds)
+    curves = [[] for _ in seeds]
     began = time.perf_counter()
     for epoch in range(1, epochs + 1):
-        train = _one_epoch(network, weights, x, y, loss, steps, orders, batch_size)
+        losses = stacked.one_epoch(member_forward, train_part, loss, adam, orders, batch_size)
+        train = losses.tolist()
         found = _means(network, weights, x_val, y_val, {"loss": loss, **(scores or {})})
         for i, point in enumerate(found):
             curves[i].append(
@@ -203,61 +208,31 @@ def fit(
             )
             if not math.isfinite(train[i] + point["loss"]):
                 raise LabError(
-                    f"a loss of seed {seeds[i]} is not finite in epoch {epoch}: lower lr={lr} or check the data"
+                    f"a loss of seed {seeds[i]} is not finite in epoch {epoch}: "
+                    f"lower lr={lr} or check the data"
                 )
             if point["loss"] < lowest[i]:
-                lowest[i], best[i] = point["loss"], epoch
+                lowest[i] = point["loss"]
+                best[i] = epoch
                 for name, value in weights.items():
                     kept[name][i] = value.detach()[i]
     end = {name: value.detach() for name, value in weights.items()}
     return Stack(network, {"best": kept, "end": end}, best, time.perf_counter() - began, curves)
 
 
-def _members(make, seeds, device) -> tuple[nn.Sequential, Weights]:
-    """A network without weights of its own, and the weights of all members, stacked."""
-    models = []
-    for seed in seeds:
-        seed_everything(seed)
-        models.append(make())
-    named = [dict(model.named_parameters()) for model in models]
-    weights = {
-        name: torch.stack([each[name].detach() for each in named]).to(device) for name in named[0]
-    }
-    return copy.deepcopy(models[0]).to("meta"), {
-        name: value.requires_grad_() for name, value in weights.items()
-    }
-
-
-def _one_epoch(network, weights, x, y, loss, steps, orders, batch_size) -> list[float]:
-    """One pass over the training rows, each member in its own order; the mean training loss of each member."""
-    members, rows = y.shape
-    each, total = (
-        torch.arange(members, device=x.device)[:, None],
-        torch.zeros(members, device=x.device),
-    )
-    order = torch.stack([torch.randperm(rows, generator=g) for g in orders]).to(x.device)
-    for index in order.split(batch_size, 1):
-        steps.zero_grad(set_to_none=True)
-        target = y[each, index]
-        values = loss(forward(network, weights, x[each, index]), target)
-        values.sum().backward()
-        steps.step()
-        total += values.detach() * target.shape[1]
-    return (total / rows).tolist()
-
-
-# ------------------------------------------------------------------------------------------------------- without layers
+# ----------------------------------------------------------------------------------- without layers
 PEERS = ("constant", "linear", "boosting")
 
 
 def peer(
     name: str, split: Split, classes: bool, seed: int, most: int = 1000
 ) -> tuple[object, dict]:
-    """A model that is no network, fitted on the training part: its answers to the test part and its counts.
+    """A model that is no network, fitted on the training part: its answers to the test part and its
+    counts.
 
-    "constant": the most frequent class, or the mean target. "linear": logistic or linear regression without a penalty.
-    "boosting": scikit-learn's histogram gradient boosting as it comes, with as many trees, up to ``most``, as are best on
-    the validation part.
+    "constant": the most frequent class, or the mean target. "linear": logistic or linear regression
+    without a penalty. "boosting": scikit-learn's histogram gradient boosting as it comes, with as
+    many trees, up to ``most``, as are best on the validation part.
     """
     (x, y), (x_val, y_val), (x_test, _) = [
         (a.numpy(), b.numpy()) for a, b in (split.train, split.val, split.test)
@@ -308,16 +283,23 @@ def runs(
     """Train and test one arm of chapter 43 on several seeds: what its record keeps of each.
 
     Args:
-        units: factor of each split from its squared errors to the unit of the target; 1 for classes.
-        c: "epochs", "lr" and "batch". The score is the accuracy where targets are classes, else the mean squared error.
+        units: factor of each split from its squared errors to the unit of the target; 1 for
+            classes.
+        c: "epochs", "lr" and "batch". The score is the accuracy where targets are classes, else the
+            mean squared error.
     """
     classes = not splits[0].train[1].is_floating_point()
     score = {"score": accuracy if classes else squared_error}
-    loss, settings = (
-        cross_entropy if classes else squared_error,
-        {"lr": c["lr"], "batch_size": c["batch"]},
+    stack = fit(
+        make,
+        splits,
+        seeds=seeds,
+        loss=cross_entropy if classes else squared_error,
+        scores=score,
+        epochs=c["epochs"],
+        lr=c["lr"],
+        batch_size=c["batch"],
     )
-    stack = fit(make, splits, seeds=seeds, loss=loss, scores=score, epochs=c["epochs"], **settings)
     best, end = [
         stack.evaluate([s.test for s in splits], score, moment) for moment in ("best", "end")
     ]
@@ -335,7 +317,7 @@ def runs(
     ]
 
 
-# --------------------------------------------------------------------------------------------------------------- tables
+# ------------------------------------------------------------------------------------------- tables
 NAMES = {  # arm: its name in figures, and whose colour and marker it has
     "dense": ("dense", "dense"),
     "NdLinear": ("NdLinear", "ndlinear"),
@@ -363,7 +345,8 @@ def versus(runs: pd.DataFrame, arm: str, over: str) -> tuple[float, float, float
 
 
 def overview(runs: pd.DataFrame, over: str = "NdLinear") -> pd.DataFrame:
-    """One row per arm, by score: counts, number of seeds, mean score, difference to one of them; the last two with intervals."""
+    """One row per arm, by score: counts, number of seeds, mean score, difference to one of them;
+    the last two with intervals."""
     table = (
         runs.groupby("arm")[["parameters", "macs"]]
         .first()

@@ -1,7 +1,8 @@
-"""Small image classifiers: pictures, heads that the paper compares NdLinear with, and a training loop in mixed precision.
+"""Small image classifiers: pictures, heads that the paper compares NdLinear with, and a training
+loop in mixed precision.
 
-The networks of the paper are in `lab.models`; here are further heads on the same features (64, 8, 8), and the maps of its
-comparison applied without multiplying out the matrix that they stand for.
+The networks of the paper are in `lab.models`; here are further heads on the same features (64, 8,
+8), and the maps of its comparison applied without multiplying out the matrix that they stand for.
 """
 
 from __future__ import annotations
@@ -20,57 +21,50 @@ from torch.nn import functional as F
 from .. import memory, timing
 from ..counts import count_macs, operations
 from ..data import load
+from ..data.splits import some_of_each
 from ..machine import require
 from ..models import CPLinear, TTLinear, cnn_features, size
-from ..modes import LabError
 from ..page import figures
 from ..page.facts import fact
 from ..stats import differences, interval
+from ..train import loop
 from ..train.scores import accuracy, top_five
 
-EXACT = 20_000  # pictures of the part "train_exact" in the form of CIFAR-100 that has one
-SHAPE, FLAT = (64, 8, 8), 64 * 8 * 8  # the features in front of every head
+SHAPE = (64, 8, 8)  # the features in front of every head
+FLAT = math.prod(SHAPE)
 
 
-# ----------------------------------------------------------------------------------------------------------- the pictures
+# ------------------------------------------------------------------------------------- the pictures
 @functools.lru_cache(maxsize=1)
 def pictures(
     name: str, images: int, seed: int
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """``images`` training pictures that the seed draws, equally many of each class, and the official test part.
+    """``images`` training pictures that the seed draws, equally many of each class, and the
+    official test part.
 
     Args:
-        name: "cifar10" or "cifar100". Pictures kept exactly are drawn from, where the data set names them and has enough.
+        name: "cifar10" or "cifar100". Pictures kept exactly are drawn from, where the data set
+            names them and has enough.
 
     Returns:
-        Two pairs: float32 (n, 3, 32, 32), each channel centred and scaled by the drawn pictures, and int64 classes.
+        Two pairs: float32 (n, 3, 32, 32), each channel centred and scaled by the drawn pictures,
+            and int64 classes.
     """
     data = load(name)
-    exact = images <= EXACT and "train_exact" in data.splits
-    (x, y), (x_test, y_test) = data.part("train_exact" if exact else "train"), data.part("test")
-    each, draw, classes = (
-        max(1, images // len(data.names)),
-        np.random.default_rng(seed),
-        range(len(data.names)),
-    )
-    of = [np.flatnonzero(y == c) for c in classes]
-    if min(map(len, of)) < each:
-        raise LabError(
-            f"{name} has {len(y):,} training pictures here, too few for {images:,} equally many of each class"
-        )
-    chosen = np.sort(np.concatenate([draw.permutation(found)[:each] for found in of]))
-    x = x[chosen].astype(np.float32)
-    mean, deviation = x.mean((0, 2, 3), keepdims=True), x.std((0, 2, 3), keepdims=True)
-    parts = [
-        ((part - mean) / deviation, classes) for part, classes in ((x, y[chosen]), (x_test, y_test))
-    ]
-    return tuple(
-        (torch.from_numpy(part.astype(np.float32)), torch.tensor(classes))
-        for part, classes in parts
-    )
+    x, y = some_of_each(data, images, seed)
+    x_test, y_test = data.part("test")
+    x = x.astype(np.float32)
+    mean = x.mean((0, 2, 3), keepdims=True)
+    deviation = x.std((0, 2, 3), keepdims=True)
+
+    def pair(part, classes) -> tuple[Tensor, Tensor]:
+        scaled = ((part - mean) / deviation).astype(np.float32)
+        return torch.from_numpy(scaled), torch.tensor(classes)
+
+    return pair(x, y), pair(x_test, y_test)
 
 
-# -------------------------------------------------------------------------------------------------------------- the heads
+# ---------------------------------------------------------------------------------------- the heads
 class CPFactors(CPLinear):
     """The same map factor by factor: rank (D + H) multiply-adds a sample, and no D x H matrix."""
 
@@ -94,7 +88,8 @@ class TTCores(TTLinear):
 
 
 def spread(layer: TTLinear, outputs: int) -> TTLinear:
-    """Scale the first ``outputs`` cores, those of the output axes, so that the map keeps the variance of its input."""
+    """Scale the first ``outputs`` cores, those of the output axes, so that the map keeps the
+    variance of its input."""
     with torch.no_grad():
         for core in layer.cores[:outputs]:
             core.mul_(math.sqrt(core.shape[1]))
@@ -102,20 +97,23 @@ def spread(layer: TTLinear, outputs: int) -> TTLinear:
 
 
 def tcl() -> nn.Module:
-    """The tensor contraction layer of tensorly-torch, (64, 8, 8) -> (64, 8, 8), without biases as there by default."""
-    return require("tltorch", "tensorly-torch").TCL(SHAPE, rank=SHAPE, bias=False)
+    """The tensor contraction layer of tensorly-torch, (64, 8, 8) -> (64, 8, 8), without biases as
+    there by default."""
+    return require("tltorch").TCL(SHAPE, rank=SHAPE, bias=False)
 
 
 def trl(classes: int, rank: tuple[int, ...] = (32, 4, 4)) -> nn.Module:
-    """The tensor regression layer of tensorly-torch from (64, 8, 8) to the classes, its weight in Tucker form.
+    """The tensor regression layer of tensorly-torch from (64, 8, 8) to the classes, its weight in
+    Tucker form.
 
     Args:
-        rank: of the three feature axes; the axis of the classes keeps its size. The library's start has entries of
-            deviation 1 and saturates the softmax; here the weight starts with that of a linear layer, 1 / sqrt(3 * 4096).
+        rank: of the three feature axes; the axis of the classes keeps its size. The library's start
+            has entries of deviation 1 and saturates the softmax; here the weight starts with that
+            of a linear layer, 1 / sqrt(3 * 4096).
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        make = require("tltorch", "tensorly-torch").TRL
+        make = require("tltorch").TRL
         layer = make(
             SHAPE, (classes,), rank=(*rank, classes), factorization="tucker", bias=True, verbose=0
         )
@@ -126,7 +124,8 @@ def trl(classes: int, rank: tuple[int, ...] = (32, 4, 4)) -> nn.Module:
 
 
 class Kept(nn.Module):
-    """A linear map with its matrix multiplied out once and kept beside it: fast to apply, and D x H numbers larger."""
+    """A linear map with its matrix multiplied out once and kept beside it: fast to apply, and D x H
+    numbers larger."""
 
     def __init__(self, layer: nn.Module, inputs: int = FLAT):
         super().__init__()
@@ -145,13 +144,19 @@ def network(head: nn.Module) -> nn.Sequential:
 
 
 def width_of_equal_size(classes: int, parameters: int, bias: bool = False) -> int:
-    """Largest width w with which 4096 -> w -> classes has at most ``parameters``; ``bias``: the first map has biases, too."""
+    """Largest width w with which 4096 -> w -> classes has at most ``parameters``; ``bias``: the
+    first map has biases, too."""
     return (parameters - classes) // (FLAT + classes + bias)
 
 
-# ----------------------------------------------------------------------------------------------------------- the training
-def _device(device) -> torch.device:
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+# ------------------------------------------------------------------------------------- the training
+def forward(model: nn.Module, images: Tensor) -> Tensor:
+    """Logits in float32, computed under autocast to bfloat16 from images in the memory format
+    channels_last."""
+    images = images.contiguous(memory_format=torch.channels_last)
+    with torch.autocast(images.device.type, torch.bfloat16):
+        out = model(images)
+    return out.float()
 
 
 def train(
@@ -164,67 +169,48 @@ def train(
     seed: int,
     device: str | torch.device | None = None,
 ) -> list[dict[str, float]]:
-    """Train with Adam and cross-entropy for a fixed number of epochs, in place; returns the training loss of every epoch.
+    """Train with Adam and cross-entropy in the precision of `forward`, in place:
+    `lab.train.loop.train_epochs`.
 
-    Forward passes run under autocast to bfloat16, convolutions in the memory format channels_last. The caller seeds the initial
-    weights; ``seed`` gives the order of the batches.
+    Returns the training loss of every epoch. The caller seeds the initial weights; ``seed`` gives
+    the order of the batches.
     """
-    device, (x, y) = _device(device), data
-    model.to(device, memory_format=torch.channels_last).train()
-    x, y, order = x.to(device), y.to(device), torch.Generator().manual_seed(seed)
-    steps, curve = torch.optim.Adam(model.parameters(), lr=lr), []
-    for epoch in range(epochs):
-        total = 0.0
-        for index in torch.randperm(len(x), generator=order).to(device).split(batch_size):
-            part = x[index].contiguous(memory_format=torch.channels_last)
-            steps.zero_grad(set_to_none=True)
-            with torch.autocast(device.type, torch.bfloat16):
-                out = model(part)
-            loss = F.cross_entropy(out.float(), y[index])
-            loss.backward()
-            steps.step()
-            total += float(loss.detach()) * len(index)
-        curve.append({"epoch": epoch + 1, "train_loss": total / len(x)})
-        if not math.isfinite(total):
-            raise LabError(
-                f"the training loss is {total} in epoch {epoch + 1}: lower lr={lr} or check the data"
-            )
-    return curve
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, data: tuple[Tensor, Tensor], batch: int = 500) -> dict[str, float]:
-    """Accuracy, share with the class among the five largest logits (Acc@5) and loss, in the precision of `train`."""
-    device, totals = (
-        next(model.parameters()).device,
-        dict.fromkeys(("accuracy", "top_five", "loss"), 0.0),
+    model.to(loop.default_device(device), memory_format=torch.channels_last)
+    return loop.train_epochs(
+        model,
+        data,
+        loss=F.cross_entropy,
+        epochs=epochs,
+        lr=lr,
+        batch_size=batch_size,
+        seed=seed,
+        forward=functools.partial(forward, model),
     )
-    model.eval()
-    for x, y in zip(*(tensor.split(batch) for tensor in data)):
-        with torch.autocast(device.type, torch.bfloat16):
-            out = model(x.to(device).contiguous(memory_format=torch.channels_last)).float()
-        y = y.to(device)
-        for name, score in (
-            ("accuracy", accuracy),
-            ("top_five", top_five),
-            ("loss", F.cross_entropy),
-        ):
-            totals[name] += float(score(out, y)) * len(y)
-    return {name: total / len(data[0]) for name, total in totals.items()}
 
 
-# --------------------------------------------------------------------------------------------------------------- the cost
+def evaluate(model: nn.Module, data: tuple[Tensor, Tensor], batch: int = 500) -> dict[str, float]:
+    """Accuracy, share with the class among the five largest logits (Acc@5) and loss, as in
+    `train`."""
+    device = next(model.parameters()).device
+    part = tuple(tensor.to(device) for tensor in data)
+    functions = {"accuracy": accuracy, "top_five": top_five}
+    logits = functools.partial(forward, model)
+    return loop.evaluate(model, part, F.cross_entropy, functions, batch, logits)
+
+
+# ----------------------------------------------------------------------------------------- the cost
 @torch.no_grad()
 def tensor_bytes(model: nn.Module, batch: int = 128) -> int:
-    """Bytes of tensors at the peak of a forward pass without gradients: parameters, buffers, pictures, and what is allocated."""
+    """Bytes of tensors at the peak of a forward pass without gradients: parameters, buffers,
+    pictures, and what is allocated."""
     x = torch.zeros(batch, 3, 32, 32)
     fixed = [x, *model.parameters(), *model.buffers()]
     return sum(t.nbytes for t in fixed) + memory.peak_bytes(lambda: model.eval()(x))
 
 
 def counts(net: nn.Module, batch: int = 128) -> dict[str, float]:
-    """Parameters, multiply-adds of one picture and of a batch, and the latter with five operations for each number that enters a
-    batch norm, in thousands of millions; nothing is computed."""
+    """Parameters, multiply-adds of one picture and of a batch, and the latter with five operations
+    for each number that enters a batch norm, in thousands of millions; nothing is computed."""
     net, images = copy.deepcopy(net).to("meta"), torch.zeros(batch, 3, 32, 32, device="meta")
     giga = {
         "G macs, batch": count_macs(net, images) / 1e9,
@@ -234,7 +220,8 @@ def counts(net: nn.Module, batch: int = 128) -> dict[str, float]:
 
 
 def times(timed: pd.DataFrame, baseline: str, what: str, batch: int) -> pd.DataFrame:
-    """Times over that of ``baseline``, by network: median ``times`` of the ratios within rounds, ``times_low``, ``times_high``."""
+    """Times over that of ``baseline``, by network: median ``times`` of the ratios within rounds,
+    ``times_low``, ``times_high``."""
     part = timed[(timed["what"] == what) & (timed["batch"] == batch)]
     ratios = timing.ratios(part, baseline, by=("what", "batch")).set_index("peer")
     found = 1 / ratios[["ratio", "ratio_high", "ratio_low"]]
@@ -242,8 +229,9 @@ def times(timed: pd.DataFrame, baseline: str, what: str, batch: int) -> pd.DataF
 
 
 def both_ways(out: bool | None, piece: bool | None) -> dict[str, bool | None]:
-    """Arguments of `lab.verdict`: the claim holds if it does against maps multiplied out and piece by piece, holds under the
-    condition that they are multiplied out if only then, and else is what it is against maps multiplied out."""
+    """Arguments of `lab.verdict`: the claim holds if it does against maps multiplied out and piece
+    by piece, holds under the condition that they are multiplied out if only then, and else is what
+    it is against maps multiplied out."""
     if out is not True:
         return {"holds": out}
     return {"holds": False, "under": True} if piece is False else {"holds": piece}
@@ -319,7 +307,8 @@ def in_points(found: tuple[float, float, float]) -> str:
 def dots(
     axis, place: float, values, look: str, stated: float | None = None, aside: float = -0.22
 ) -> None:
-    """Every seed of one arm with mean and interval (from three seeds on), and the printed value as a star."""
+    """Every seed of one arm with mean and interval (from three seeds on), and the printed value as
+    a star."""
     low, high = interval(values)[1:] if len(values) > 2 else (None, None)
     figures.seeds(axis, place, values, look, low=low, high=high)
     if stated:

@@ -9,7 +9,7 @@ from ..records import runs, store
 
 
 def recorded(*names: str) -> pd.DataFrame:
-    """The runs that the records of some experiments hold, made by their newest code, as `lab.record` would give them.
+    """The runs that the records of some experiments hold: of each configuration the last one made by the newest code.
 
     For a figure that stands under a chapter's answer, before the code that made its runs. Nothing is checked here: the cell
     with `lab.record` refuses stale rows, and the cells with `lab.verdict` judge.
@@ -19,7 +19,8 @@ def recorded(*names: str) -> pd.DataFrame:
         found = [row for row in store.read(name) if row["status"] == "ok"]
         if not found:
             raise LabError(f"results/{name}.jsonl holds no runs; run the chapter in full mode")
-        codes = [store.current(name, row)[0] for row in found]
-        newest = [row for row, code in zip(found, codes) if code == codes[-1]]
-        frames.append(runs.frame(newest))
+        counted = [store.current(name, row) for row in found]
+        newest = counted[-1][0]
+        latest = {key: row for row, (code, key) in zip(found, counted) if code == newest}
+        frames.append(runs.frame(list(latest.values())))
     return pd.concat(frames, ignore_index=True)

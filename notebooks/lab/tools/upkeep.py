@@ -1,4 +1,4 @@
-"""Upkeep of the book: ``python -m lab.tools.upkeep environment | stamp URL | times`` (run in notebooks/)."""
+"""Upkeep of the book: ``python -m lab.tools.upkeep environment | stamp URL | times``."""
 
 from __future__ import annotations
 
@@ -55,6 +55,13 @@ def stamp(url: str) -> int:
             path.write_text(new, encoding="utf-8")
             changed += 1
     return changed
+
+
+def folded_solutions(notebook: dict) -> list[str]:
+    """The Python code in the folded parts of a notebook's text: solutions of exercises, which tests run after its cells."""
+    texts = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "markdown"]
+    folded = [part for text in texts for part in re.findall(r"(?s)<details.*?</details>", text)]
+    return [code for part in folded for code in re.findall(r"(?s)```python\n(.*?)```", part)]
 
 
 def times() -> None:
