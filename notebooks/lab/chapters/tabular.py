@@ -1,9 +1,10 @@
 """Networks on tables: the arms of chapter 43 and a training loop for many seeds of a small network
 at small batches.
 
-At 32 rows a step, most of the time of `lab.fit` and `lab.stacked.fit` goes into starting operations. Here the members of a
-stack go through batched products in a layout that needs no copy between two modes, and one fused optimiser step follows;
-tests/lab/test_tabular.py compares losses, gradients and whole trainings with `lab.fit`.
+At 32 rows a step, most of the time of `lab.fit` and `lab.stacked.fit` goes into starting
+operations. Here the members of a stack go through batched products in a layout that needs no copy
+between two modes, and one fused optimiser step follows; tests/lab/test_tabular.py compares losses,
+gradients and whole trainings with `lab.fit`.
 """
 
 from __future__ import annotations
@@ -316,7 +317,7 @@ def runs(
     ]
 
 
-# --------------------------------------------------------------------------------------------------------------- tables
+# ------------------------------------------------------------------------------------------- tables
 NAMES = {  # arm: its name in figures, and whose colour and marker it has
     "dense": ("dense", "dense"),
     "NdLinear": ("NdLinear", "ndlinear"),
