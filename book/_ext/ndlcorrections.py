@@ -4,6 +4,7 @@ The file lists the changes in the order of their dates. Plain functions without 
 """
 
 import datetime
+import itertools
 import pathlib
 
 import yaml
@@ -51,7 +52,7 @@ def order_problems(entries: list[dict]) -> list[str]:
     """Entries that stand after one of a later date."""
     return [
         f"{after['claim']}: {after['date']} stands after {before['date']}"
-        for before, after in zip(entries, entries[1:])
+        for before, after in itertools.pairwise(entries)
         if after["date"] < before["date"]
     ]
 
@@ -62,7 +63,9 @@ def chain_problems(entries: list[dict], verdicts: dict[str, str]) -> list[str]:
     for entry in entries:
         claim = entry["claim"]
         if claim in newest and entry["was"] != newest[claim]:
-            found.append(f"{claim}: was {entry['was']!r}, but the entry before says {newest[claim]!r}")
+            found.append(
+                f"{claim}: was {entry['was']!r}, but the entry before says {newest[claim]!r}"
+            )
         newest[claim] = entry["now"]
     return found + [
         f"{claim}: the newest entry says {now!r}, claims.yml says {verdicts[claim]!r}"
@@ -71,7 +74,9 @@ def chain_problems(entries: list[dict], verdicts: dict[str, str]) -> list[str]:
     ]
 
 
-def log(entries: list[dict], claims: list[dict], table: str, notebooks: str, known: set[str]) -> str:
+def log(
+    entries: list[dict], claims: list[dict], table: str, notebooks: str, known: set[str]
+) -> str:
     """The log as a table, newest first.
 
     `table` is the address of the claims table, `notebooks` leads to the notebooks, `known` are those of the book.
@@ -101,7 +106,7 @@ def change(entry: dict) -> str:
     """Old and new verdict, or that the verdict stayed and its wording changed."""
     if entry["was"] == entry["now"]:
         return f'{badge(entry["now"])} <span class="ndl-meaning">stays, reworded</span>'
-    return f'{badge(entry["was"])} <span aria-label="became">→</span> {badge(entry["now"])}'
+    return f"{badge(entry['was'])} → {badge(entry['now'])}"
 
 
 def chapter_link(claim: dict, notebooks: str, known: set[str]) -> str:

@@ -41,12 +41,24 @@ def overview(app) -> str:
     """Title, the first paragraph of the front page, and every page with its first sentence."""
     pages = list(app.env.collect_relations())
     summary = opening(app.env.get_doctree(app.config.root_doc))
-    lines = [f"# {app.config.html_title or app.config.project}", "", f"> {summary}", "", "## Pages", ""]
+    lines = [
+        f"# {app.config.html_title or app.config.project}",
+        "",
+        f"> {summary}",
+        "",
+        "## Pages",
+        "",
+    ]
     for name in pages:
         sentence = first_sentence(opening(app.env.get_doctree(name)))
         entry = f"- [{app.env.titles[name].astext()}]({name}.html)"
         lines.append(f"{entry}: {sentence}" if sentence else entry)
-    lines += ["", "## Data", "", "- [All claims](claims.json): every claim of the paper with its verdict."]
+    lines += [
+        "",
+        "## Data",
+        "",
+        "- [All claims](claims.json): every claim of the paper with its verdict.",
+    ]
     return "\n".join(lines) + "\n"
 
 
