@@ -531,7 +531,7 @@ def programs_can_read(html: pathlib.Path) -> None:
     lines = (html / "llms.txt").read_text(encoding="utf8").splitlines()
     assert lines[0] == "# The NdLinear book" and lines[2] == "> Some $x$. More."
     assert "- [Mini](book/index.html): Some $x$." in lines
-    assert "- [Ten](notebooks/10_mini.html)" in lines
+    assert "- [Ten](notebooks/10_mini.html): Go" in lines
     assert any(
         line.startswith("- [All claims](book/claims.html): Every checkable") for line in lines
     )
