@@ -2,7 +2,9 @@
 
 import ast
 import collections
+import itertools
 import json
+import math
 
 import pytest
 from lab import modes, records
@@ -122,6 +124,23 @@ def test_the_sizes_beside_a_direction_are_those_of_the_records_and_of_the_paper(
     assert "0.0151" in printed and "0.0141" in printed
     samples = ledger.claim("sample-entangled")["numbers"]
     assert f"{samples['nd'] / samples['dense']:.1f} times printed" in text["sample-entangled"]
+
+
+def test_the_factor_beside_the_entangled_samples_is_that_of_the_records():
+    """50,000 over the samples of the dense network until 5 % of the variance, on straight lines in both logs."""
+    errors = collections.defaultdict(list)
+    for row in records.read("dial-samples"):
+        config = row["config"]
+        if (config["alpha"], config["model"]) == (0.9, "dense") and row["status"] == "ok":
+            errors[config["samples"]].append(math.log(row["metrics"]["relative"]))
+    curve = [(math.log(n), sum(logs) / len(logs)) for n, logs in sorted(errors.items())]
+    goal = math.log(0.05)
+    (x, y), (u, v) = next(
+        pair for pair in itertools.pairwise(curve) if pair[0][1] > goal >= pair[1][1]
+    )
+    needed = math.exp(x + (u - x) * (y - goal) / (y - v))
+    text = ledger.claim("sample-entangled")["direction_only"]
+    assert f"At least {50_000 / needed:.1f} times as many samples here" in text
 
 
 def test_notebooks_named_in_the_ledger_exist():
