@@ -53,9 +53,12 @@ def _names(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield re.escape(node.value)
         elif isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
-            fixed = [part.value if isinstance(part, ast.Constant) else "" for part in node.values]
-            if re.fullmatch(r"[a-z0-9]+-", fixed[0]):
-                yield "[a-z0-9-]+".join(map(re.escape, [fixed[0], *filter(None, fixed[1:])]))
+            parts = [
+                re.escape(part.value) if isinstance(part, ast.Constant) else "[a-z0-9-]+"
+                for part in node.values
+            ]
+            if re.fullmatch(r"[a-z0-9]+-", node.values[0].value):
+                yield "".join(parts)
 
 
 def script(notebook: pathlib.Path) -> str:
