@@ -9,6 +9,7 @@ import pytest
 import torch
 from lab.chapters import dial
 from lab.modes import LabError
+from lab.train import Split
 from torch import nn
 from torch.nn import functional as F
 
@@ -182,6 +183,19 @@ def test_ridge_solves_a_linear_target_and_shrinks_where_data_are_few():
     few = dial.draw("linear-scrambled", 0.4, 200, 0, tests=500)
     error = F.mse_loss(dial.predict(dial.ridge(few), few.test[0]), few.test[1]).item()
     assert 0.1 < error < dial.spread(0.4) * 1.05
+
+
+def test_ridge_is_least_squares_with_rows_for_the_penalty():
+    x, y = torch.randn(90, 4, 4).double() + 1, torch.randn(90, 1).double() + 3
+    data = Split(*[(x.float(), y.float())] * 3)
+    found = dial.ridge(data, penalties=(0.4,))[1]
+    flat = x.flatten(1)
+    rows = torch.cat([flat - flat.mean(0), (90 * 0.4) ** 0.5 * torch.eye(16).double()])
+    targets = torch.cat([y - y.mean(0), torch.zeros(16, 1).double()])
+    expected = torch.linalg.lstsq(rows, targets).solution
+    assert torch.allclose(found.weight.T.double(), expected, atol=1e-5)
+    offset = y.mean(0) - flat.mean(0) @ expected
+    assert torch.allclose(found.bias.double(), offset, atol=1e-4)
 
 
 def test_learnt_tells_the_components_apart():
