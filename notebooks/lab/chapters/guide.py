@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
-from .. import figures, stats
+from .. import stats
 from ..modes import LabError
+from ..page import figures
 from ..page.recorded import recorded
 from ..page.show import put
 
