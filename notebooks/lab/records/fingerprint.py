@@ -258,7 +258,10 @@ class _Reached:
             elif _in_lab(value.__name__) or (self.layer and value.__name__ == LAYER):
                 for chain in sorted(c for c in chains if c.partition(".")[0] == name):
                     dotted, found = self._attribute(chain, value, reader)
-                    if not isinstance(found, types.ModuleType):
+                    about_the_module = dotted.rpartition(".")[2].startswith(
+                        "__"
+                    )  # such as its place
+                    if not isinstance(found, types.ModuleType) and not about_the_module:
                         names[dotted] = dotted.rpartition(".")[2]
                         self._named(names[dotted], found, reader)
         return _listed(tree, names)
