@@ -9,6 +9,7 @@ import pytest
 import torch
 from lab.chapters import dial
 from lab.modes import LabError
+from lab.train import Split
 from torch import nn
 from torch.nn import functional as F
 
@@ -184,6 +185,19 @@ def test_ridge_solves_a_linear_target_and_shrinks_where_data_are_few():
     assert 0.1 < error < dial.spread(0.4) * 1.05
 
 
+def test_ridge_is_least_squares_with_rows_for_the_penalty():
+    x, y = torch.randn(90, 4, 4).double() + 1, torch.randn(90, 1).double() + 3
+    data = Split(*[(x.float(), y.float())] * 3)
+    found = dial.ridge(data, penalties=(0.4,))[1]
+    flat = x.flatten(1)
+    rows = torch.cat([flat - flat.mean(0), (90 * 0.4) ** 0.5 * torch.eye(16).double()])
+    targets = torch.cat([y - y.mean(0), torch.zeros(16, 1).double()])
+    expected = torch.linalg.lstsq(rows, targets).solution
+    assert torch.allclose(found.weight.T.double(), expected, atol=1e-5)
+    offset = y.mean(0) - flat.mean(0) @ expected
+    assert torch.allclose(found.bias.double(), offset, atol=1e-4)
+
+
 def test_learnt_tells_the_components_apart():
     class Rows(nn.Module):
         def forward(self, x):
@@ -333,7 +347,8 @@ def test_band_draws_every_ratio_and_the_printed_ends(runs):
 
 def test_ratios_along_the_dial(runs):
     found = dial.along(runs, "linear-scrambled")
-    errors = dial.of(runs, "linear-scrambled").set_index(["model", "alpha", "seed"])["test_mse"]
+    of = dial.of(runs, "linear-scrambled").set_index(["model", "alpha", "seed"])
+    errors = of["test_mse"].sort_index()
     for alpha, row in found.iterrows():
         logs = np.log(errors["ndlinear", alpha] / errors["dense", alpha])
         mean, low, high = lab.interval(logs)
@@ -347,7 +362,9 @@ def test_panels_have_errors_above_and_ratios_below(runs):
 
     figure, axes = plt.subplots(2, 2)
     dial.panels(axes, runs, ("text", "linear"), (1 / 49, 64), printed=0.45)
-    assert [axis.get_xlabel() for axis in axes[0]] == ["alpha\ntext", "alpha\nlinear"]
+    assert [axis.get_xlabel() for axis in axes[0]] == [
+        f"alpha\n{dial.PANELS[reading]}" for reading in ("text", "linear")
+    ]
     stars = [[1 / 49, 64] in [list(line.get_ydata()) for line in axis.lines] for axis in axes.flat]
     assert stars == [False, False, True, True]
     plt.close(figure)

@@ -341,6 +341,19 @@ def test_constant_and_last_value(table):
         forecast.without_network("oracle", data)
 
 
+def test_ridge_is_least_squares_with_rows_for_the_penalty():
+    x, y = torch.randn(200, 24, 6).double() + 2, torch.randn(200, 12).double() + 3
+    data = Split(*[(x.float(), y.float())] * 3)
+    found = forecast.ridge(data, penalties=(70.0,))[1]
+    flat = x.flatten(1)
+    rows = torch.cat([flat - flat.mean(0), 70**0.5 * torch.eye(144).double()])
+    targets = torch.cat([y - y.mean(0), torch.zeros(144, 12).double()])
+    expected = torch.linalg.lstsq(rows, targets).solution
+    assert torch.allclose(found.weight.T.double(), expected, atol=1e-5)
+    offset = y.mean(0) - flat.mean(0) @ expected
+    assert torch.allclose(found.bias.double(), offset, atol=1e-4)
+
+
 def test_ridge_is_least_squares_and_its_penalty_comes_from_validation():
     seed_everything(0)
     x, w = torch.randn(900, 24, 6), torch.randn(144, 12)

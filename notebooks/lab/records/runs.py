@@ -267,11 +267,13 @@ def _reproduced(experiment: Experiment, grid: list[dict], only: budget.Only) -> 
         raise budget.Done(len(rows))
     rows, _ = parse(modes.RESULTS / f"{experiment.name}.jsonl")
     fields = {name for config in grid for name in config}  # not revisions that were raised by hand
-    newest = {}
-    for row in rows:
-        if row["status"] == "ok":
-            newest[canonical({k: v for k, v in row["config"].items() if k in fields})] = row
-    return frame([newest[canonical(c)] for c in grid if canonical(c) in newest])
+    fields -= {"machine"}  # rows of another machine will do
+
+    def key(config: dict) -> str:
+        return canonical({k: v for k, v in config.items() if k in fields})
+
+    newest = {key(row["config"]): row for row in rows if row["status"] == "ok"}
+    return frame([newest[key(c)] for c in grid if key(c) in newest])
 
 
 def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> list[dict]:
