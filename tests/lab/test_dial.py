@@ -347,7 +347,8 @@ def test_band_draws_every_ratio_and_the_printed_ends(runs):
 
 def test_ratios_along_the_dial(runs):
     found = dial.along(runs, "linear-scrambled")
-    errors = dial.of(runs, "linear-scrambled").set_index(["model", "alpha", "seed"])["test_mse"]
+    of = dial.of(runs, "linear-scrambled").set_index(["model", "alpha", "seed"])
+    errors = of["test_mse"].sort_index()
     for alpha, row in found.iterrows():
         logs = np.log(errors["ndlinear", alpha] / errors["dense", alpha])
         mean, low, high = lab.interval(logs)
@@ -361,7 +362,9 @@ def test_panels_have_errors_above_and_ratios_below(runs):
 
     figure, axes = plt.subplots(2, 2)
     dial.panels(axes, runs, ("text", "linear"), (1 / 49, 64), printed=0.45)
-    assert [axis.get_xlabel() for axis in axes[0]] == ["alpha\ntext", "alpha\nlinear"]
+    assert [axis.get_xlabel() for axis in axes[0]] == [
+        f"alpha\n{dial.PANELS[reading]}" for reading in ("text", "linear")
+    ]
     stars = [[1 / 49, 64] in [list(line.get_ydata()) for line in axis.lines] for axis in axes.flat]
     assert stars == [False, False, True, True]
     plt.close(figure)

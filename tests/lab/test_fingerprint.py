@@ -166,6 +166,15 @@ def test_how_a_function_of_the_lab_is_named_does_not_count():
     assert len({code_hash(made(way)) for way in ways}) == 1
 
 
+def test_where_the_layer_lies_does_not_count(monkeypatch):
+    import ndlinear
+
+    run = made("import ndlinear\ndef run(c):\n    return ndlinear.__file__\n")
+    before = code_hash(run, layer=True)
+    monkeypatch.setattr(ndlinear, "__file__", "/elsewhere/ndlinear.py")
+    assert code_hash(run, layer=True) == before
+
+
 def test_a_module_as_a_value_is_refused():
     run = made("from lab import models\ndef run(c):\n    return getattr(models, c)\n")
     with pytest.raises(FingerprintError, match=r"module lab\.models as a value"):

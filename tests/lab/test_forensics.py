@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from lab import LabError, counts, models
 from lab.chapters import forensics
 from lab.chapters.forensics import Sheet, classify
+from matplotlib.collections import PathCollection
 from torch import nn
 
 
@@ -266,6 +267,6 @@ def test_figure_of_shapes_has_a_marker_for_every_stack():
     shapes = forensics.released_shapes()
     figure, axis = plt.subplots()
     forensics.draw_shapes(axis, shapes)
-    dots = [c for c in axis.collections if len(c.get_offsets()) and not hasattr(c, "get_segments")]
+    dots = [c for c in axis.collections if isinstance(c, PathCollection)]
     assert sum(len(c.get_offsets()) for c in dots) == len(shapes)
     plt.close(figure)

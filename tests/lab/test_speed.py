@@ -314,11 +314,8 @@ def test_machine_names_threads():
 
 
 def test_what_is_not_recorded_yet_is_said_to_be_open(monkeypatch, capsys):
-    monkeypatch.setattr(
-        bench.records,
-        "read",
-        lambda name: [{"key": bench.records.canonical({"seed": 0}), "status": "ok"}],
-    )
+    rows = [{"code": "a", "config": {"seed": 0}, "status": "ok"}]
+    monkeypatch.setattr(bench.store, "read", lambda name: rows)
     monkeypatch.setenv("NDL_MODE", "replay")
     assert not bench.still_open("x", [{"seed": 0}]) and capsys.readouterr().out == ""
     assert (

@@ -1,6 +1,7 @@
 """Small networks on tables: many members in one training, each as it would be alone, and the models that are no networks."""
 
 import lab
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -236,3 +237,45 @@ def test_pairs_are_those_of_the_seeds_that_both_arms_have():
     assert table.loc["a", "score"] == pytest.approx(a.mean())
     assert table.loc["a", "difference_low"] == pytest.approx(expected.low)
     assert np.isnan(table.loc["NdLinear", "difference"]) and table["score"].is_monotonic_increasing
+
+
+def test_differences_use_the_splits_that_both_arms_have():
+    rows = [{"arm": "a", "seed": s, "score": float(s)} for s in range(4)]
+    rows += [{"arm": "b", "seed": s, "score": 1.0} for s in range(2, 6)]
+    found = tabular.differences(pd.DataFrame(rows), "a", "b")
+    assert found.to_dict() == {2: 1.0, 3: 2.0}
+
+
+def made_runs() -> pd.DataFrame:
+    """Every arm on both data sets, three splits; the models without layers have no protocol of their own."""
+    rows = []
+    for dataset in tabular.PANELS:
+        for arm in tabular.NAMES:
+            scaling = None if arm in tabular.PEERS else "standardised"
+            for seed in range(3):
+                where = {"dataset": dataset, "arm": arm, "scaling": scaling, "seed": seed}
+                rows.append(where | {"score": 0.7 + 0.01 * seed})
+    rows.append(
+        {"dataset": "Delivery Time", "arm": "dense", "scaling": "raw", "seed": 0, "score": 9}
+    )
+    return pd.DataFrame(rows)
+
+
+def test_the_figure_of_arms_leaves_out_the_raw_protocol():
+    figure, axes = plt.subplots(1, 2)
+    tabular.draw_arms(axes, made_runs())
+    points = [line for line in axes[1].lines if line.get_alpha() == 0.45]
+    assert [len(line.get_ydata()) for line in points] == [3] * len(tabular.NAMES)
+    stars = [line.get_ydata()[0] for line in axes[0].lines if line.get_marker() == "*"]
+    assert stars == pytest.approx([0.7265, 0.7321])
+    plt.close(figure)
+
+
+def test_every_split_has_a_line_of_its_own():
+    curve = [{"epoch": e, "val_score": 0.1 * e} for e in (1, 2)]
+    runs = pd.DataFrame([{"arm": arm, "curve": curve} for arm in ("dense", "dense", "NdLinear")])
+    figure, axes = plt.subplots(1, 2)
+    tabular.draw_curves(axes, {"one": runs, "two": runs}, ["dense", "NdLinear"])
+    assert [len(axis.lines) for axis in axes] == [3, 3]
+    assert axes[0].lines[0].get_ydata() == pytest.approx([0.1, 0.2])
+    plt.close(figure)

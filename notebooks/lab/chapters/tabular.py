@@ -21,8 +21,11 @@ from torch import Tensor, nn
 
 from ndlinear import NdLinear
 
+from .. import stats
 from ..counts import count_macs
 from ..modes import LabError
+from ..page import figures
+from ..page.facts import fact
 from ..stats import interval, summary
 from ..train import stacked
 from ..train.loop import Split, default_device
@@ -315,11 +318,30 @@ def runs(
 
 
 # ------------------------------------------------------------------------------------------- tables
+NAMES = {  # arm: its name in figures, and whose colour and marker it has
+    "dense": ("dense", "dense"),
+    "NdLinear": ("NdLinear", "ndlinear"),
+    "dense, equal parameters": ("dense, equal\nparameters", "dense-params"),
+    "dense, equal directions": ("dense, equal\ndirections", "dense-width"),
+    "NdLinear, two modes": ("NdLinear,\ntwo modes", "ndlinear-modes"),
+    "linear": ("linear model", "linear"),
+    "boosting": ("gradient\nboosting", "boosting"),
+}
+PANELS = {  # data set: metric, label of the axis
+    "Cardio Disease": ("accuracy", "Cardio Disease, accuracy"),
+    "Delivery Time": ("mse", "Delivery Time, mean squared error,\nminutes squared"),
+}
+
+
+def differences(runs: pd.DataFrame, arm: str, over: str) -> pd.Series:
+    """Score of one arm minus that of another, split by split, on the splits that both have."""
+    both = set.intersection(*[set(runs[runs["arm"] == name]["seed"]) for name in (arm, over)])
+    return stats.differences(runs[runs["seed"].isin(both)], "score", arm, over)
+
+
 def versus(runs: pd.DataFrame, arm: str, over: str) -> tuple[float, float, float]:
-    """Score of one arm minus that of another, paired by the seeds that both have: mean and 95 % t
-    interval."""
-    scores = runs.pivot(index="seed", columns="arm", values="score")
-    return interval((scores[arm] - scores[over]).dropna())
+    """Mean and 95 % t interval of `differences`."""
+    return interval(differences(runs, arm, over))
 
 
 def overview(runs: pd.DataFrame, over: str = "NdLinear") -> pd.DataFrame:
@@ -334,3 +356,35 @@ def overview(runs: pd.DataFrame, over: str = "NdLinear") -> pd.DataFrame:
     rows = [(arm, *versus(runs, arm, over)) for arm in table["arm"] if arm != over]
     columns = ["arm", "difference", "difference_low", "difference_high"]
     return table.merge(pd.DataFrame(rows, columns=columns), how="left").sort_values("score")
+
+
+def draw_arms(axes, runs: pd.DataFrame) -> None:
+    """Test scores with standardised features, a panel for each data set: every split, mean and interval; stars: printed."""
+    runs = runs[runs["scaling"].fillna("standardised") == "standardised"]
+    star = {"marker": figures.marker("paper"), "color": figures.colour("paper"), "ls": "none"}
+    for axis, (dataset, (metric, title)) in zip(axes, PANELS.items()):
+        for place, (arm, (_, look)) in enumerate(NAMES.items()):
+            values = runs[(runs["dataset"] == dataset) & (runs["arm"] == arm)]["score"]
+            low, high = interval(values)[1:]
+            figures.seeds(axis, place, values, look, low=low, high=high)
+        for place, method in enumerate(("Linear", "NdLinear")):
+            value = fact("ts_tf_classify_final", dataset=dataset, method=method, metric=metric)
+            axis.plot(place - 0.22, value, ms=10, label=None if place else "printed", **star)
+        axis.set_xticks(range(len(NAMES)), [name for name, _ in NAMES.values()], fontsize=8)
+        axis.tick_params(axis="x", rotation=90)
+        axis.set(ylabel=title)
+    axes[0].legend(fontsize=8)
+
+
+def draw_curves(axes, protocols: dict[str, pd.DataFrame], arms: list[str]) -> None:
+    """Validation score after every epoch, a panel for each protocol, a line for each split."""
+    for axis, (title, runs) in zip(axes, protocols.items()):
+        for arm in arms:
+            for i, curve in enumerate(runs[runs["arm"] == arm]["curve"]):
+                look = {"color": figures.colour(NAMES[arm][1]), "label": None if i else arm}
+                points = pd.DataFrame(curve)
+                axis.plot(points["epoch"], points["val_score"], lw=1, alpha=0.7, **look)
+        axis.set(xlabel="epoch")
+        axis.set_title(title, fontsize=10)
+    axes[0].set(ylabel="validation accuracy")
+    axes[0].legend(fontsize=8, loc="lower right")

@@ -250,7 +250,7 @@ def record(
         return _reproduced(experiment, grid, only)
     if mode() == "replay":
         rows, _ = parse(modes.RESULTS / f"{name}.jsonl")
-        return frame(_select(experiment, rows, grid))
+        return frame(_select(name, rows, grid, experiment.code()))
     if mode() == "full":
         return frame(complete(new_rows_folder() / f"{name}.jsonl", experiment, grid))
     with tempfile.TemporaryDirectory() as folder:
@@ -267,11 +267,13 @@ def _reproduced(experiment: Experiment, grid: list[dict], only: budget.Only) -> 
         raise budget.Done(len(rows))
     rows, _ = parse(modes.RESULTS / f"{experiment.name}.jsonl")
     fields = {name for config in grid for name in config}  # not revisions that were raised by hand
-    newest = {}
-    for row in rows:
-        if row["status"] == "ok":
-            newest[canonical({k: v for k, v in row["config"].items() if k in fields})] = row
-    return frame([newest[canonical(c)] for c in grid if canonical(c) in newest])
+    fields -= {"machine"}  # rows of another machine will do
+
+    def key(config: dict) -> str:
+        return canonical({k: v for k, v in config.items() if k in fields})
+
+    newest = {key(row["config"]): row for row in rows if row["status"] == "ok"}
+    return frame([newest[key(c)] for c in grid if key(c) in newest])
 
 
 def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> list[dict]:
@@ -298,7 +300,7 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
     left = [c for c in grid if canonical(c) not in {r["key"] for r in rows}]
     if left and budget.LEFT_OUT:
         raise budget.Ended(experiment.name, len(left))
-    return _select(experiment, rows, grid)
+    return _select(experiment.name, rows, grid, code)
 
 
 def _known(path: pathlib.Path, rows: list[dict]) -> list[dict]:
@@ -315,9 +317,8 @@ def _done(experiment: Experiment, rows: list[dict], code: str) -> set[str]:
     return {key for _, row_code, key in found if row_code == code}
 
 
-def _select(experiment: Experiment, rows: list[dict], grid: list[dict]) -> list[dict]:
+def _select(name: str, rows: list[dict], grid: list[dict], code: str) -> list[dict]:
     """The rows of a grid, or an error that says what to run."""
-    code, name = experiment.code(), experiment.name
     found = [(row, *store.current(name, row)) for row in rows]
     newest = {key: r for r, row_code, key in found if r["status"] == "ok" and row_code == code}
     absent = [c for c in grid if canonical(c) not in newest]

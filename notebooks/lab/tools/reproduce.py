@@ -53,9 +53,12 @@ def _names(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield re.escape(node.value)
         elif isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
-            fixed = [part.value if isinstance(part, ast.Constant) else "" for part in node.values]
-            if re.fullmatch(r"[a-z0-9]+-", fixed[0]):
-                yield "[a-z0-9-]+".join(map(re.escape, [fixed[0], *filter(None, fixed[1:])]))
+            parts = [
+                re.escape(part.value) if isinstance(part, ast.Constant) else "[a-z0-9-]+"
+                for part in node.values
+            ]
+            if re.fullmatch(r"[a-z0-9]+-", node.values[0].value):
+                yield "".join(parts)
 
 
 def script(notebook: pathlib.Path) -> str:
@@ -177,17 +180,18 @@ def adopt(experiment: str, recorded: list[dict], again: list[dict], shown: str) 
 
 
 def enter(experiment: str, recorded: list[dict], new: str, shown: str, without: list[str]) -> None:
-    """Add an entry to the table of migrations: from the newest recorded code to a later one."""
-    old = store.current(experiment, recorded[-1])[0]
-    if old == new:
+    """The entry of the newest recorded code in the table of migrations; it takes the place of an earlier one."""
+    if store.current(experiment, recorded[-1])[0] == new:
         print(f"{experiment}: its rows are current, nothing to adopt")
         return
+    old = recorded[-1]["code"]
     path = modes.RESULTS / store.MIGRATIONS
     table = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     entry = {"old": old, "new": new, "shown by": shown}
     if without:
         entry["without"] = without
-    table.setdefault(experiment, []).append(entry)
+    others = [e for e in table.get(experiment, []) if e["old"] != old]
+    table[experiment] = [*others, entry]
     text = json.dumps(dict(sorted(table.items())), indent=1, ensure_ascii=False) + "\n"
     fresh = path.with_suffix(".tmp")
     fresh.write_text(text, encoding="utf-8")
