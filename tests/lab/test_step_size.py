@@ -3,8 +3,12 @@
 import math
 from functools import reduce
 
+import lab
+import numpy as np
+import pandas as pd
 import pytest
 import torch
+from lab.chapters import step_size
 from lab.train.rates import factor_rates, layer_shapes, lr_groups
 from torch import nn
 
@@ -277,3 +281,135 @@ def test_bad_arguments_are_named(error, words, arguments):
     good = {"model": nn.Sequential(NdLinear((2, 2), (2, 2))), "lr": RATE}
     with pytest.raises(error, match=words):
         lr_groups(**(good | arguments))
+
+
+# --------------------------------------------------------------------------------------------- training with such groups
+def regression(seed, count=40):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.rand(3 * count, 4, 3, generator=g)
+    y = x.square().sum((1, 2))
+    return lab.Split(*[(x[i : i + count], y[i : i + count]) for i in (0, count, 2 * count)])
+
+
+def squared_error(out, target):
+    return (out.flatten() - target).square().mean()
+
+
+def small():
+    layers = NdLinear((4, 3), (4, 2)), nn.ReLU(), NdLinear((4, 2), (1, 1)), nn.Flatten(0)
+    return nn.Sequential(*layers)
+
+
+def alone(split, seed, epochs, batch):
+    """The plain loop, one model."""
+    lab.seed_everything(seed)
+    model = small()
+    steps = torch.optim.Adam(lr_groups(model, RATE))
+    order, (x, y) = torch.Generator().manual_seed(seed), split.train
+    for _ in range(epochs):
+        for index in torch.randperm(len(x), generator=order).split(batch):
+            steps.zero_grad()
+            squared_error(model(x[index]), y[index]).backward()
+            steps.step()
+    return model
+
+
+def test_every_member_trains_as_it_would_alone():
+    seeds, splits = [3, 4], [regression(3), regression(4)]
+    stack, found = step_size.fit(
+        small,
+        splits,
+        seeds=seeds,
+        groups=lambda m: lr_groups(m, RATE),
+        loss=squared_error,
+        epochs=3,
+        batch_size=16,
+    )
+    for i, seed in enumerate(seeds):
+        single = alone(splits[i], seed, 3, 16)
+        for name, value in stack.model(i, "end").state_dict().items():
+            assert torch.allclose(value, single.state_dict()[name], atol=1e-6), name
+        lowest = min(point["val_loss"] for point in stack.curves[i])
+        assert found[i]["val_loss"] == pytest.approx(lowest)
+        assert found[i]["train_loss"] == stack.curves[i][-1]["train_loss"]
+        assert found[i]["diverged"] == 0
+
+
+def test_a_member_that_diverges_is_reported_and_harms_no_other():
+    good, bad = regression(3), regression(4)
+    bad = lab.Split((bad.train[0] * 1e30, bad.train[1]), bad.val, bad.test)
+    common = {
+        "groups": lambda m: lr_groups(m, RATE),
+        "loss": squared_error,
+        "epochs": 2,
+        "batch_size": 16,
+    }
+    _, found = step_size.fit(small, [good, bad], seeds=[3, 4], **common)
+    _, single = step_size.fit(small, [good], seeds=[3], **common)
+    assert found[1]["diverged"] == 1 and found[1]["train_loss"] == step_size.WORST
+    assert found[0]["val_loss"] == pytest.approx(single[0]["val_loss"], rel=1e-5)
+
+
+def test_full_batches_by_hand_agree_with_the_plain_loop():
+    seeds, splits = [3, 4], [regression(3), regression(4)]
+    models = step_size.fit_whole(
+        small,
+        [s.train for s in splits],
+        seeds=seeds,
+        epochs=5,
+        groups=lambda m: lr_groups(m, RATE),
+    )
+    for model, split, seed in zip(models, splits, seeds):
+        single = alone(split, seed, 5, len(split.train[0]))
+        for name, value in model.state_dict().items():
+            assert torch.allclose(value, single.state_dict()[name], atol=1e-5), name
+
+
+# -------------------------------------------------------------------------------------------------- reading what was run
+def test_windows_do_not_reach_into_the_next_part():
+    table = np.arange(100, dtype=float)[:, None].repeat(2, 1)
+    split = step_size.forecasts(table, steps=4, horizon=3, every=2)
+    mean, deviation = np.arange(60).mean(), np.arange(60).std()
+    for part, (first, last) in zip(
+        (split.train, split.val, split.test), ((0, 60), (60, 80), (80, 100))
+    ):
+        x, y = [t.numpy() * deviation + mean for t in part]
+        assert x[0, 0, 0] == pytest.approx(first, abs=1e-4) and y.max() <= last - 1 + 1e-4
+        assert np.allclose(y[:, 0], x[:, -1, -1] + 1, atol=1e-4) and x.shape[1:] == (4, 2)
+
+
+def test_the_best_rate_and_its_distance():
+    runs = pd.DataFrame(
+        [
+            {"arm": arm, "lr": lr, "seed": s, "loss": abs(math.log2(lr / top)) + 0.01 * s}
+            for arm, top in (("a", 2), ("b", 8))
+            for lr in (1, 2, 4, 8)
+            for s in range(3)
+        ]
+    )
+    best = step_size.best_rates(runs, ["arm"], "loss")
+    assert list(best["lr"]) == [2, 8] and list(best["edge"]) == [False, True]
+    assert step_size.steps_apart(2, 8, [8, 1, 4, 2]) == 2
+
+
+def test_percent_is_of_the_geometric_mean_and_paired():
+    a = pd.DataFrame({"seed": [0, 1, 2], "loss": [1.1, 2.2, 4.4]})
+    b = pd.DataFrame({"seed": [2, 1, 0], "loss": [4.0, 2.0, 1.0]})
+    assert step_size.percent(a, b, "loss") == pytest.approx((10, 10, 10))
+
+
+def test_rows_of_other_chapters_are_the_newest_finished_ones(monkeypatch):
+    def row(status, arm, value, key):
+        return {"status": status, "key": key, "config": {"arm": arm}, "metrics": {"score": value}}
+
+    told = [
+        row("ok", "a", 1, "k"),
+        row("failed", "b", 0, "f"),
+        row("ok", "a", 2, "k"),
+        row("ok", "c", 3, "c"),
+    ]
+    monkeypatch.setattr(step_size, "read", lambda name: told)
+    assert list(step_size.rows("x")["score"]) == [2, 3]
+    assert list(step_size.rows("x", arm=["c", "d"])["score"]) == [3]
+    monkeypatch.setattr(step_size, "read", lambda name: [])
+    assert step_size.rows("x", arm="a").empty
