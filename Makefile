@@ -34,21 +34,21 @@ lint: $(VENV)/test.installed
 
 # Times the layer and its peers on this machine, adds the rows to notebooks/results and prints the tables of chapter 60.
 bench: $(VENV)/book.installed
-	cd notebooks && $(abspath $(RUN)) -m lab.bench
+	cd notebooks && $(abspath $(RUN)) -m lab.chapters.speed
 
 environment: $(VENV)/test.installed
-	cd notebooks && $(abspath $(RUN)) -m lab.upkeep environment
+	cd notebooks && $(abspath $(RUN)) -m lab.tools.upkeep environment
 
 stamp: $(VENV)/book.installed
-	cd notebooks && $(abspath $(RUN)) -m lab.upkeep stamp "$(URL)"
+	cd notebooks && $(abspath $(RUN)) -m lab.tools.upkeep stamp "$(URL)"
 
 times: $(VENV)/test.installed
-	cd notebooks && $(abspath $(RUN)) -m lab.upkeep times
+	cd notebooks && $(abspath $(RUN)) -m lab.tools.upkeep times
 
 # an experiment again, from nothing, against its record: make reproduce EXPERIMENT=template-example
 # a part of one, by the values of its configurations: make reproduce EXPERIMENT=radius-bump ONLY="width=16 depth=2"
 reproduce: $(VENV)/book.installed
-	cd notebooks && $(abspath $(RUN)) -m lab.reproduce "$(EXPERIMENT)" $(ONLY)
+	cd notebooks && $(abspath $(RUN)) -m lab.tools.reproduce "$(EXPERIMENT)" $(ONLY)
 
 clean:
 	rm -rf $(VENV) book/_build .pytest_cache .ruff_cache .hypothesis .coverage*

@@ -41,7 +41,9 @@ __all__ = [
 ]  # fmt: skip
 
 Shape = Sequence[int]
-KroneckerFit = namedtuple("KroneckerFit", "weight_error bias_error")  # relative errors of a layer made by from_linear
+KroneckerFit = namedtuple(
+    "KroneckerFit", "weight_error bias_error"
+)  # relative errors of a layer made by from_linear
 
 
 # -------------------------------------------------------------------------------------------------------- Algorithm 1
@@ -51,20 +53,32 @@ def mode_product(x: Tensor, weight: Tensor, mode: int, bias: Tensor | None = Non
     -1 is the last axis whatever the number of batch axes; 0 is the first axis of `x`, a batch axis if it has any.
     Costs H multiply-adds per entry of `x`. Raises ValueError if there is no such axis or the sizes do not fit."""
     size = x.shape[mode] if -x.ndim <= mode < x.ndim else None
-    if size is None or weight.shape[1:] != (size,) or (bias is not None and bias.shape != weight.shape[:1]):
-        shapes = f"weight {tuple(weight.shape)} and bias {bias if bias is None else tuple(bias.shape)}"
-        raise ValueError(f"axis {mode} of input {tuple(x.shape)} does not fit {shapes}; give (H, axis size) and (H,)")
+    if (
+        size is None
+        or weight.shape[1:] != (size,)
+        or (bias is not None and bias.shape != weight.shape[:1])
+    ):
+        shapes = (
+            f"weight {tuple(weight.shape)} and bias {bias if bias is None else tuple(bias.shape)}"
+        )
+        raise ValueError(
+            f"axis {mode} of input {tuple(x.shape)} does not fit {shapes}; give (H, axis size) and (H,)"
+        )
     return F.linear(x.movedim(mode, -1), weight, bias).movedim(-1, mode)
 
 
-def ndlinear(x: Tensor, weights: Sequence[Tensor], biases=None, order: Shape | None = None) -> Tensor:
+def ndlinear(
+    x: Tensor, weights: Sequence[Tensor], biases=None, order: Shape | None = None
+) -> Tensor:
     """Algorithm 1: mode after mode, multiply by the weight and add the bias.
     x (..., D_1, ..., D_N), weights[k] (H_k, D_k), biases[k] (H_k,) or None -> (..., H_1, ..., H_N). `order` lists the
     modes 0..N-1 as they are executed, by default 0, 1, ..., N-1; it changes the result only through the biases.
     Costs `count_macs(D, H, order)`. Raises ValueError or TypeError if anything does not fit."""
     n, biases = len(weights), [None] * len(weights) if biases is None else biases
     if n == 0 or len(biases) != n or any(w.ndim != 2 for w in weights):
-        raise ValueError(f"give one weight (H, D) and one bias per mode, got {n} weights and {len(biases)} biases")
+        raise ValueError(
+            f"give one weight (H, D) and one bias per mode, got {n} weights and {len(biases)} biases"
+        )
     _check_input(x, tuple(w.shape[1] for w in weights), weights[0])
     for k in _order(order, n):
         x = mode_product(x, weights[k], k - n, biases[k])
@@ -73,7 +87,9 @@ def ndlinear(x: Tensor, weights: Sequence[Tensor], biases=None, order: Shape | N
 
 # --------------------------------------------------------------------------------------------------------- the layers
 @torch.no_grad()
-def _from_linear(cls, linear: nn.Linear, input_dims: Shape, hidden_size: Shape, rank: int = 1, **search):
+def _from_linear(
+    cls, linear: nn.Linear, input_dims: Shape, hidden_size: Shape, rank: int = 1, **search
+):
     """The layer nearest to a dense Linear(prod D, prod H), by `nearest_kronecker(..., rank, **search)`.
     NdLinear.from_linear gives an NdLinear for rank 1; its per-mode biases cannot reach every bias: they are the least-squares fit.
     For rank > 1 it gives an NdLinearSum, as NdLinearSum.from_linear always does; that has the dense bias.
@@ -81,18 +97,33 @@ def _from_linear(cls, linear: nn.Linear, input_dims: Shape, hidden_size: Shape, 
     if not isinstance(linear, nn.Linear):
         raise TypeError(f"from_linear needs a torch.nn.Linear, got {type(linear).__name__}")
     terms, weight_error = nearest_kronecker(linear.weight, input_dims, hidden_size, rank, **search)
-    options = {"bias": linear.bias is not None, "device": "meta", "dtype": linear.weight.dtype}  # meta: draws nothing
+    options = {
+        "bias": linear.bias is not None,
+        "device": "meta",
+        "dtype": linear.weight.dtype,
+    }  # meta: draws nothing
     if rank > 1 or issubclass(cls, NdLinearSum):
         cls, options = NdLinearSum, options | {"rank": rank}
-    layer, bias_error = cls(input_dims, hidden_size, **options).to_empty(device=linear.weight.device), 0.0
+    layer, bias_error = (
+        cls(input_dims, hidden_size, **options).to_empty(device=linear.weight.device),
+        0.0,
+    )
     for term, values in zip(layer.terms, terms):
         for weight, value in zip(term.weights, values):
             weight.copy_(value)
     if linear.bias is not None and cls is NdLinearSum:
         layer.bias.copy_(linear.bias.reshape(layer.hidden_size))
-    elif linear.bias is not None:  # the total bias is linear in the biases: least squares with its Jacobian
-        weights, target, sizes = [w.double() for w in layer.weights], linear.bias.double(), layer.hidden_size
-        jacobian = torch.func.jacfwd(lambda b: _total_bias(weights, b.split(sizes), layer.order).flatten())
+    elif (
+        linear.bias is not None
+    ):  # the total bias is linear in the biases: least squares with its Jacobian
+        weights, target, sizes = (
+            [w.double() for w in layer.weights],
+            linear.bias.double(),
+            layer.hidden_size,
+        )
+        jacobian = torch.func.jacfwd(
+            lambda b: _total_bias(weights, b.split(sizes), layer.order).flatten()
+        )
         basis = jacobian(torch.zeros(sum(sizes)).to(target))  # (prod H, sum H)
         solution = torch.linalg.pinv(basis) @ target
         bias_error = _error(target, [(basis @ solution)[:, None]])
@@ -125,19 +156,31 @@ class NdLinear(nn.Module):
         if init not in ("linear", "paper", "unit"):
             raise ValueError(f'init must be "linear", "paper" or "unit", got {init!r}')
         if execution not in ("planned", "recompute", "sequential"):
-            raise ValueError(f'execution must be "planned", "recompute" or "sequential", got {execution!r}')
-        self.transform_outer, self.init, self.execution, self.fit = bool(transform_outer), init, execution, None
+            raise ValueError(
+                f'execution must be "planned", "recompute" or "sequential", got {execution!r}'
+            )
+        self.transform_outer, self.init, self.execution, self.fit = (
+            bool(transform_outer),
+            init,
+            execution,
+            None,
+        )
         self.order = tuple(range(len(dims)))[:: 1 if transform_outer else -1]
         orders = [self.order, cheapest_order(dims, hidden)][: 1 if execution == "sequential" else 2]
         self.execution_order = min(orders, key=lambda o: count_macs(dims, hidden, o))
         self._plans: dict = {}
-        self.align_layers = nn.ModuleList(nn.Linear(d, h, bias, device, dtype) for d, h in zip(dims, hidden))
+        self.align_layers = nn.ModuleList(
+            nn.Linear(d, h, bias, device, dtype) for d, h in zip(dims, hidden)
+        )
         self._plans[None] = self.plan()  # made now: compilers find it, they do not trace the search
         if init != "linear":
             self.reset_parameters()
 
     weights = property(lambda self: [m.weight for m in self.align_layers], doc="(H_k, D_k) each.")
-    biases = property(lambda self: [getattr(m, "bias", None) for m in self.align_layers], doc="(H_k,) each or None.")
+    biases = property(
+        lambda self: [getattr(m, "bias", None) for m in self.align_layers],
+        doc="(H_k,) each or None.",
+    )
     terms = property(lambda self: [self], doc="A sum of one term: itself.")
     from_linear = classmethod(_from_linear)
 
@@ -146,7 +189,9 @@ class NdLinear(nn.Module):
         for layer in self.align_layers:
             layer.reset_parameters()
             if self.init != "linear":
-                bound = math.sqrt(6 / sum(layer.weight.shape) if self.init == "paper" else 3 / layer.in_features)
+                bound = math.sqrt(
+                    6 / sum(layer.weight.shape) if self.init == "paper" else 3 / layer.in_features
+                )
                 nn.init.uniform_(layer.weight, -bound, bound)
                 if layer.bias is not None:
                     nn.init.zeros_(layer.bias)
@@ -156,18 +201,31 @@ class NdLinear(nn.Module):
         Whatever compiles, exports, traces, transforms or casts runs `plan()` for any batch: it sees one program."""
         key = (batch.bit_length(), needs_grad)
         if key not in self._plans:
-            self._plans[key] = _search(self.input_dims, self.hidden_size, self.order, *key, _has_bias(self))
+            self._plans[key] = _search(
+                self.input_dims, self.hidden_size, self.order, *key, _has_bias(self)
+            )
         return self._plans[key]
 
     def forward(self, x: Tensor) -> Tensor:
         weights, biases, compiling = [], [], torch.compiler.is_compiling()
-        plain = self.execution != "sequential"  # and nobody quantised, wrapped, pruned or hooked a mode
+        plain = (
+            self.execution != "sequential"
+        )  # and nobody quantised, wrapped, pruned or hooked a mode
         for m in self._modules["align_layers"]._modules.values():
             weight, bias = m._parameters.get("weight"), m._parameters.get("bias")
             weights.append(weight)
             biases.append(bias)
-            hooked = m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks
-            known = type(m) is nn.Linear and (compiling or type(weight) in _PLAIN) and "forward" not in m.__dict__
+            hooked = (
+                m._forward_hooks
+                or m._forward_pre_hooks
+                or m._backward_hooks
+                or m._backward_pre_hooks
+            )
+            known = (
+                type(m) is nn.Linear
+                and (compiling or type(weight) in _PLAIN)
+                and "forward" not in m.__dict__
+            )
             if hooked or not known or (bias is None) != (biases[0] is None):
                 plain = False
         _check_input(x, self.input_dims, weights[0])
@@ -177,23 +235,42 @@ class NdLinear(nn.Module):
             return x.contiguous()
         batch, eager = x.shape[: -len(weights)], not compiling and _is_eager(x)
         grad = eager and torch.is_grad_enabled()
-        grad = grad and (x.requires_grad or any(p is not None and p.requires_grad for p in weights + biases))
+        grad = grad and (
+            x.requires_grad or any(p is not None and p.requires_grad for p in weights + biases)
+        )
         plan = self.plan(batch.numel(), grad) if eager else self._plans[None]
         if plan.inline:
             matrices, added = [weights[k] for k in plan.order], [biases[k] for k in plan.order]
         else:
-            matrices, added = [reduce(_kron, [weights[k] for k in g]) for g in plan.groups], [None] * len(plan.groups)
-            added[-1] = None if biases[0] is None else _total_bias(weights, biases, self.order).reshape(plan.total)
+            matrices, added = (
+                [reduce(_kron, [weights[k] for k in g]) for g in plan.groups],
+                [None] * len(plan.groups),
+            )
+            added[-1] = (
+                None
+                if biases[0] is None
+                else _total_bias(weights, biases, self.order).reshape(plan.total)
+            )
         if grad and self.execution == "recompute":
             how = {"use_reentrant": False, "preserve_rng_state": False}
-            x = checkpoint(_run, plan, _product, x, *matrices, *added, **how)  # in a row: it notices changes
+            x = checkpoint(
+                _run, plan, _product, x, *matrices, *added, **how
+            )  # in a row: it notices changes
         else:
-            product = (_Product.apply if plan.by_hand else _product) if grad else _fast_product if eager else _product
+            product = (
+                (_Product.apply if plan.by_hand else _product)
+                if grad
+                else _fast_product
+                if eager
+                else _product
+            )
             x = _run(plan, product, x, *matrices, *added)
         return x.reshape(*batch, *self.hidden_size)
 
     def __repr__(self) -> str:
-        options = f"transform_outer={self.transform_outer}, bias={_has_bias(self)}, init={self.init!r}"
+        options = (
+            f"transform_outer={self.transform_outer}, bias={_has_bias(self)}, init={self.init!r}"
+        )
         options += "" if self.execution == "planned" else f", execution={self.execution!r}"
         return f"NdLinear({self.input_dims}, {self.hidden_size}, {options})"
 
@@ -205,11 +282,15 @@ class NdLinearSum(nn.Module):
     the multiply-adds of NdLinear. Drawn like NdLinear over sqrt(rank), so that the output variance keeps its size.
     Raises like NdLinear. Source: the extension to higher rank that the paper names as future work."""
 
-    def __init__(self, input_dims, hidden_size, rank=1, bias=True, *, init="linear", device=None, dtype=None):
+    def __init__(
+        self, input_dims, hidden_size, rank=1, bias=True, *, init="linear", device=None, dtype=None
+    ):
         super().__init__()
         self.input_dims, self.hidden_size = _shapes(input_dims, hidden_size, rank)
         self.rank, self.init, self.fit, like = rank, init, None, {"device": device, "dtype": dtype}
-        terms = (NdLinear(input_dims, hidden_size, bias=False, init=init, **like) for _ in range(rank))
+        terms = (
+            NdLinear(input_dims, hidden_size, bias=False, init=init, **like) for _ in range(rank)
+        )
         self.terms = nn.ModuleList(terms)
         self.bias = nn.Parameter(torch.empty(self.hidden_size, **like)) if bias else None
         if bias:
@@ -253,13 +334,24 @@ class Plan(namedtuple("Plan", "steps groups order inline total by_hand seconds")
     by_hand    gradients by `_Product`; else by autograd's own, which take fewer steps in Python"""
 
     macs = property(lambda self: sum(math.prod(s[1:5]) for s in self.steps), doc="Multiply-adds.")
-    bytes = property(lambda self: 4 * sum(s.left * s.right * (s.dim + s.hidden) for s in self.steps), doc="Moved.")
-    saved = property(lambda self: sum(s.left * s.right * s.dim for s in self.steps), doc="Numbers kept for backward.")
+    bytes = property(
+        lambda self: 4 * sum(s.left * s.right * (s.dim + s.hidden) for s in self.steps),
+        doc="Moved.",
+    )
+    saved = property(
+        lambda self: sum(s.left * s.right * s.dim for s in self.steps),
+        doc="Numbers kept for backward.",
+    )
 
     def __str__(self) -> str:
         rows = [("modes", "left", "dim", "hidden", "right", "multiply-adds")]
-        rows += [("x".join(str(k + 1) for k in s.modes), *s[1:5], f"{math.prod(s[1:5]):,}") for s in self.steps]
-        table = "\n".join("".join(f"{value!s:>{8 + 6 * (i == 5)}}" for i, value in enumerate(row)) for row in rows)
+        rows += [
+            ("x".join(str(k + 1) for k in s.modes), *s[1:5], f"{math.prod(s[1:5]):,}")
+            for s in self.steps
+        ]
+        table = "\n".join(
+            "".join(f"{value!s:>{8 + 6 * (i == 5)}}" for i, value in enumerate(row)) for row in rows
+        )
         counts = f"{self.macs:,} multiply-adds, {self.bytes:,} bytes moved, {self.saved:,} numbers kept for backward"
         return f"{table}\nbiases {'mode by mode' if self.inline else 'added up and last'}; {counts}"
 
@@ -272,17 +364,27 @@ def _search(dims: tuple, hidden: tuple, order: tuple, bits: int, grad: bool, bia
     for cuts in itertools.product((True, False), repeat=n - 1) if n <= 8 else [(True,) * (n - 1)]:
         edges = [0, *(k for k, cut in enumerate(cuts, 1) if cut), n]
         groups = [tuple(range(a, b)) for a, b in itertools.pairwise(edges)]
-        best = cheapest_order(*([math.prod(sizes[k] for k in g) for g in groups] for sizes in (dims, hidden)))
+        best = cheapest_order(
+            *([math.prod(sizes[k] for k in g) for g in groups] for sizes in (dims, hidden))
+        )
         orders = itertools.permutations(groups) if len(groups) <= 4 else [[groups[k] for k in best]]
         candidates += [(False, list(o)) for o in orders]
-    plans = [_estimate(dims, hidden, *candidate, 0.75 * 2**bits, grad, bias) for candidate in candidates]
+    plans = [
+        _estimate(dims, hidden, *candidate, 0.75 * 2**bits, grad, bias) for candidate in candidates
+    ]
     return min((p for p in plans if p.saved <= plans[0].saved), key=lambda p: p.seconds)
 
 
 def _estimate(dims, hidden, inline, groups, samples, grad, bias) -> Plan:
     """Seconds by constants fitted to two CPU cores: 10 us a product, 5 more for a batch of matrices and 5 more if they are thin,
     7 us a bias, 10 us a merged factor; 16 ps a multiply-add, some 0.1 ns a number moved. Backward: 5 times the calls."""
-    sizes, steps, calls, work, many = list(dims), [], 7e-6 * len(dims) * (bias and not inline), 0.0, 0.0
+    sizes, steps, calls, work, many = (
+        list(dims),
+        [],
+        7e-6 * len(dims) * (bias and not inline),
+        0.0,
+        0.0,
+    )
     for g in groups:
         a, b = g[0], g[-1] + 1
         d, h, left, right = (math.prod(s) for s in (dims[a:b], hidden[a:b], sizes[:a], sizes[b:]))
@@ -290,13 +392,23 @@ def _estimate(dims, hidden, inline, groups, samples, grad, bias) -> Plan:
         if right > 1:
             moved = 6e-8 + right * (d + h) * (1e-9 if thin else 6e-11)
             moved += right * h * (2e-10 if grad else 1e-11) * (bias and inline)
-            many += 5e-10 * samples * left * d * h  # autograd's gradients of the weight, one for each matrix
+            many += (
+                5e-10 * samples * left * d * h
+            )  # autograd's gradients of the weight, one for each matrix
         calls += 1e-5 * len(g) + 5e-6 * ((right > 1) + thin)
         work += samples * left * (1.6e-11 * d * h * right + moved) + 1e-9 * d * h * (len(g) > 1)
         steps.append(Step(g, left, d, h, right, (-1, d) if right == 1 else (-1, d, right)))
         sizes[a:b] = hidden[a:b]
-    work += samples * math.prod(hidden) * (5e-11 * (left > 1) + 3e-11 * (right > 1)) * (bias and not inline)
-    order, total = tuple(k for g in groups for k in g), (left,) * (left > 1) + (h,) + (right,) * (right > 1)
+    work += (
+        samples
+        * math.prod(hidden)
+        * (5e-11 * (left > 1) + 3e-11 * (right > 1))
+        * (bias and not inline)
+    )
+    order, total = (
+        tuple(k for g in groups for k in g),
+        (left,) * (left > 1) + (h,) + (right,) * (right > 1),
+    )
     seconds = 6 * calls + 3 * work if grad else calls + work
     return Plan((*steps,), (*groups,), order, inline, total, calls + work + many > 3e-4, seconds)
 
@@ -306,7 +418,9 @@ _PLAIN, _ONEDNN = (Tensor, nn.Parameter), torch.backends.mkldnn.is_available()
 
 def _is_eager(x: Tensor) -> bool:
     """Whether this is an ordinary call: real numbers, and nothing traces, transforms or casts."""
-    transformed = torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+    transformed = (
+        torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
+    )
     traced = torch._C._get_tracing_state() is not None or torch._C._is_any_autocast_enabled()
     return type(x) in _PLAIN and x.dtype.is_floating_point and not transformed and not traced
 
@@ -353,7 +467,9 @@ def _fast_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
     if weight.shape[1] == 1:
         return x * weight.t() if bias is None else torch.addcmul(bias, x, weight.t())
     much = x.numel() * (len(weight) + 2) >= 2**25 and x.dtype is torch.float32 and x.is_cpu
-    if much and _ONEDNN and not torch._C._len_torch_dispatch_stack():  # tools that count operations do not know it
+    if (
+        much and _ONEDNN and not torch._C._len_torch_dispatch_stack()
+    ):  # tools that count operations do not know it
         return torch.ops.mkldnn._linear_pointwise(x, weight.contiguous(), bias, "none", [], "")
     return F.linear(x, weight, bias)
 
@@ -370,7 +486,10 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         (x, weight), (need_x, need_weight, need_bias) = ctx.saved_tensors, ctx.needs_input_grad
-        watched, dbias = torch.is_grad_enabled() or torch._C._are_functorch_transforms_active(), None
+        watched, dbias = (
+            torch.is_grad_enabled() or torch._C._are_functorch_transforms_active(),
+            None,
+        )
         dx = (_product if watched else _fast_product)(g, weight.t()) if need_x else None
         dweight = _weight_gradient(x, g) if need_weight else None
         if need_bias:
@@ -383,7 +502,9 @@ def _weight_gradient(x: Tensor, g: Tensor) -> Tensor:
     d, h, right = x.shape[1], g.shape[1], x.shape[-1]
     if x.ndim == 2:
         return g.t() @ x if h <= d or d >= 16 else (x.t() @ g).t().contiguous()
-    if h * d > right * (h + d):  # the L terms of the sum are larger than their factors: one product of copies
+    if h * d > right * (
+        h + d
+    ):  # the L terms of the sum are larger than their factors: one product of copies
         return g.transpose(0, 1).reshape(h, -1) @ x.transpose(0, 1).reshape(d, -1).t()
     return torch.bmm(g, x.mT).sum(0) if h <= d else torch.bmm(x, g.mT).sum(0).t().contiguous()
 
@@ -399,7 +520,11 @@ def total_bias(layer: NdLinear | NdLinearSum) -> Tensor:
     """All that a layer adds, layer(0): shape `hidden_size`, zeros if it has no bias. Differentiable, O(prod H)."""
     if not _has_bias(layer):
         return layer.terms[0].weights[0].new_zeros(layer.hidden_size)
-    return layer.bias if isinstance(layer, NdLinearSum) else _total_bias(layer.weights, layer.biases, layer.order)
+    return (
+        layer.bias
+        if isinstance(layer, NdLinearSum)
+        else _total_bias(layer.weights, layer.biases, layer.order)
+    )
 
 
 @torch.no_grad()
@@ -408,7 +533,9 @@ def to_linear(layer: NdLinear | NdLinearSum | NdLinearLoRA) -> nn.Linear:
     to_linear(layer)(x.flatten(-N)) = layer(x).flatten(-N). An NdLinearLoRA gives its merged form."""
     adapted, has_bias = isinstance(layer, NdLinearLoRA), _has_bias(layer)
     weight = layer.weight if adapted else kronecker_weight(layer)
-    linear = nn.Linear(*weight.shape[::-1], has_bias, "meta", weight.dtype).to_empty(device=weight.device)
+    linear = nn.Linear(*weight.shape[::-1], has_bias, "meta", weight.dtype).to_empty(
+        device=weight.device
+    )
     linear.weight.copy_(weight)
     if has_bias:
         linear.bias.copy_(layer.bias if adapted else total_bias(layer).flatten())
@@ -424,11 +551,15 @@ def rearrange(matrix: Tensor, input_dims: Shape, hidden_size: Shape) -> Tensor:
         what = f"a matrix {tuple(matrix.shape)} does not fold into hidden_size {hidden} x input_dims {dims}"
         raise ValueError(f"{what}; choose sizes whose products are its (outputs, inputs)")
     pairs = [axis for k in range(len(dims)) for axis in (k, k + len(dims))]
-    return matrix.reshape(*hidden, *dims).permute(pairs).reshape([h * d for h, d in zip(hidden, dims)])
+    return (
+        matrix.reshape(*hidden, *dims).permute(pairs).reshape([h * d for h, d in zip(hidden, dims)])
+    )
 
 
 @torch.no_grad()
-def nearest_kronecker(matrix, input_dims, hidden_size, rank=1, *, restarts=0, seed=0, sweeps=500, tol=1e-12):
+def nearest_kronecker(
+    matrix, input_dims, hidden_size, rank=1, *, restarts=0, seed=0, sweeps=500, tol=1e-12
+):
     """The sum of `rank` Kronecker products nearest to a matrix (prod H, prod D) in the Frobenius norm.
     Returns (terms, error): matrix ~ sum over r of terms[r][0] kron ... kron terms[r][N-1] with terms[r][k] (H_k, D_k), and
     error = ||matrix - sum|| / ||matrix||. Works in float64. N <= 2 is exact, by singular value decomposition of the rearrangement.
@@ -439,7 +570,9 @@ def nearest_kronecker(matrix, input_dims, hidden_size, rank=1, *, restarts=0, se
     tensor = rearrange(matrix.detach().double(), dims, hidden)
     enough = tensor.numel() // max(tensor.shape)
     if rank > enough:
-        raise ValueError(f"rank {rank} is too high for {dims} -> {hidden}: rank {enough} represents every matrix")
+        raise ValueError(
+            f"rank {rank} is too high for {dims} -> {hidden}: rank {enough} represents every matrix"
+        )
     if len(dims) == 1:
         factors = [tensor[:, None]]
     elif len(dims) == 2:
@@ -447,14 +580,28 @@ def nearest_kronecker(matrix, input_dims, hidden_size, rank=1, *, restarts=0, se
         factors = [u[:, :rank] * s[:rank], vh[:rank].T]
     else:
         noise = torch.Generator().manual_seed(seed)
-        starts = [[torch.randn(n, rank, generator=noise).to(tensor) for n in tensor.shape] for _ in range(restarts + 1)]
+        starts = [
+            [torch.randn(n, rank, generator=noise).to(tensor) for n in tensor.shape]
+            for _ in range(restarts + 1)
+        ]
         for k, start in enumerate(starts[0]):
             unfolding = tensor.movedim(k, 0).flatten(1)
             start[:, : len(start)] = torch.linalg.eigh(unfolding @ unfolding.T)[1].flip(1)[:, :rank]
-        factors = min((_least_squares(tensor, start, sweeps, tol) for start in starts), key=lambda f: _error(tensor, f))
-    norms = torch.stack([f.norm(dim=0) for f in factors])  # share the size of a term evenly among its factors
-    factors = [f * scale for f, scale in zip(factors, norms.prod(0) ** (1 / len(dims)) / norms.clamp_min(1e-300))]
-    terms = [[f[:, r].reshape(h, d).to(matrix.dtype) for f, h, d in zip(factors, hidden, dims)] for r in range(rank)]
+        factors = min(
+            (_least_squares(tensor, start, sweeps, tol) for start in starts),
+            key=lambda f: _error(tensor, f),
+        )
+    norms = torch.stack(
+        [f.norm(dim=0) for f in factors]
+    )  # share the size of a term evenly among its factors
+    factors = [
+        f * scale
+        for f, scale in zip(factors, norms.prod(0) ** (1 / len(dims)) / norms.clamp_min(1e-300))
+    ]
+    terms = [
+        [f[:, r].reshape(h, d).to(matrix.dtype) for f, h, d in zip(factors, hidden, dims)]
+        for r in range(rank)
+    ]
     return terms, _error(tensor, factors)
 
 
@@ -466,7 +613,11 @@ def _least_squares(tensor: Tensor, factors: list[Tensor], sweeps: int, tol: floa
             factors = [f if j == k else F.normalize(f, dim=0) for j, f in enumerate(factors)]
             others = factors[:k] + factors[k + 1 :]
             gram = reduce(torch.mul, [f.T @ f for f in others])
-            factors[k] = tensor.movedim(k, 0).flatten(1) @ _khatri_rao(others) @ torch.linalg.pinv(gram, hermitian=True)
+            factors[k] = (
+                tensor.movedim(k, 0).flatten(1)
+                @ _khatri_rao(others)
+                @ torch.linalg.pinv(gram, hermitian=True)
+            )
         last, previous = _error(tensor, factors) ** 2, last
         if previous - last < tol:
             break
@@ -474,11 +625,15 @@ def _least_squares(tensor: Tensor, factors: list[Tensor], sweeps: int, tol: floa
 
 
 def _khatri_rao(factors: Sequence[Tensor]) -> Tensor:
-    return reduce(lambda a, b: (a[:, None] * b).flatten(0, 1), factors)  # column r: Kronecker product of the columns r
+    return reduce(
+        lambda a, b: (a[:, None] * b).flatten(0, 1), factors
+    )  # column r: Kronecker product of the columns r
 
 
 def _error(target: Tensor, factors: Sequence[Tensor]) -> float:
-    return ((target.flatten() - _khatri_rao(factors).sum(1)).norm() / target.norm().clamp_min(1e-300)).item()
+    return (
+        (target.flatten() - _khatri_rao(factors).sum(1)).norm() / target.norm().clamp_min(1e-300)
+    ).item()
 
 
 def _has_bias(layer: NdLinear | NdLinearSum | NdLinearLoRA) -> bool:
@@ -490,7 +645,9 @@ def cheapest_order(input_dims: Shape, hidden_size: Shape) -> tuple[int, ...]:
     """The order of the modes 0..N-1 with the fewest multiply-adds: ascending 1/D_k - 1/H_k, equals in their order.
     Swapping neighbours i, j changes the cost of an order by a positive multiple of (1/D_i - 1/H_i) - (1/D_j - 1/H_j)."""
     dims, hidden = _shapes(input_dims, hidden_size)
-    common = math.lcm(*dims, *hidden)  # compare integers: rounding would see differences between equals
+    common = math.lcm(
+        *dims, *hidden
+    )  # compare integers: rounding would see differences between equals
     return tuple(sorted(range(len(dims)), key=lambda k: common // dims[k] - common // hidden[k]))
 
 
@@ -503,7 +660,9 @@ def count_macs(input_dims: Shape, hidden_size: Shape, order: Shape | None = None
     return macs
 
 
-def count_parameters(input_dims: Shape, hidden_size: Shape, bias: bool = True, rank: int = 1) -> int:
+def count_parameters(
+    input_dims: Shape, hidden_size: Shape, bias: bool = True, rank: int = 1
+) -> int:
     """NdLinear: sum D_k H_k, with bias + sum H_k. NdLinearSum, rank > 1: rank * sum D_k H_k, with bias + prod H_k."""
     dims, hidden = _shapes(input_dims, hidden_size, rank)
     weights = rank * sum(d * h for d, h in zip(dims, hidden))
@@ -528,18 +687,37 @@ class NdLinearLoRA(nn.Module):
     start: the mode executed last (in the defined order) is zero, the others are drawn. Without biases it is KronA, or LoKr
     with two full factors. While merged, the adapter gets no gradient. Raises ValueError or TypeError. Source: NdLinear-LoRA."""
 
-    def __init__(self, base_layer, input_dims=None, hidden_size=None, *, alpha=1.0, dropout=0.0, bias=False, **options):
+    def __init__(
+        self,
+        base_layer,
+        input_dims=None,
+        hidden_size=None,
+        *,
+        alpha=1.0,
+        dropout=0.0,
+        bias=False,
+        **options,
+    ):
         super().__init__()
         if not isinstance(base_layer, nn.Linear):
-            raise TypeError(f"NdLinearLoRA adapts a torch.nn.Linear, got {type(base_layer).__name__}")
-        self.in_features, self.out_features = sizes = base_layer.in_features, base_layer.out_features
+            raise TypeError(
+                f"NdLinearLoRA adapts a torch.nn.Linear, got {type(base_layer).__name__}"
+            )
+        self.in_features, self.out_features = sizes = (
+            base_layer.in_features,
+            base_layer.out_features,
+        )
         default = near_square(sizes[0]), near_square(sizes[1])
-        dims, hidden = _shapes(*(d if g is None else g for d, g in zip(default, (input_dims, hidden_size))))
+        dims, hidden = _shapes(
+            *(d if g is None else g for d, g in zip(default, (input_dims, hidden_size)))
+        )
         if (math.prod(dims), math.prod(hidden)) != sizes:
             what = f"input_dims {dims} and hidden_size {hidden} do not multiply to the wrapped layer's {sizes}"
             raise ValueError(f"{what}; choose for example {default[0]} and {default[1]}")
         self.base_layer, like = base_layer.requires_grad_(False), base_layer.weight
-        self.adapter = NdLinear(dims, hidden, bias=bias, **{"device": like.device, "dtype": like.dtype, **options})
+        self.adapter = NdLinear(
+            dims, hidden, bias=bias, **{"device": like.device, "dtype": like.dtype, **options}
+        )
         for parameter in self.adapter.align_layers[self.adapter.order[-1]].parameters():
             nn.init.zeros_(parameter)
         self.alpha, self.dropout, self.merged = float(alpha), nn.Dropout(dropout), False
@@ -550,13 +728,19 @@ class NdLinearLoRA(nn.Module):
     def config(self) -> dict:
         """What rebuilds the function of this adapter on its base layer: NdLinearLoRA(base, **config)."""
         a = self.adapter
-        config = {"input_dims": list(a.input_dims), "hidden_size": list(a.hidden_size), "alpha": self.alpha}
+        config = {
+            "input_dims": list(a.input_dims),
+            "hidden_size": list(a.hidden_size),
+            "alpha": self.alpha,
+        }
         return config | {"bias": _has_bias(a), "transform_outer": a.transform_outer}
 
     @property
     def weight(self) -> Tensor:
         """The weight in effect, (prod H, prod D): what code that reads weights instead of calling layers should see."""
-        return (self.base_layer.weight + self.alpha * kronecker_weight(self.adapter)).to(self.base_layer.weight.dtype)
+        return (self.base_layer.weight + self.alpha * kronecker_weight(self.adapter)).to(
+            self.base_layer.weight.dtype
+        )
 
     @property
     def bias(self) -> Tensor | None:
@@ -568,7 +752,11 @@ class NdLinearLoRA(nn.Module):
     def merge(self) -> None:
         """Compute with one dense matrix from now on. It is a copy: the base layer is not touched, `unmerge` is exact."""
         linear = to_linear(self)
-        self.merged, self.merged_weight, self.merged_bias = True, linear.weight.data, getattr(linear.bias, "data", None)
+        self.merged, self.merged_weight, self.merged_bias = (
+            True,
+            linear.weight.data,
+            getattr(linear.bias, "data", None),
+        )
 
     def unmerge(self) -> None:
         """Undo `merge`; loading a state_dict does it too. A state_dict never holds merged weights."""
@@ -582,25 +770,38 @@ class NdLinearLoRA(nn.Module):
         if self.merged:
             return F.linear(x, self.merged_weight, self.merged_bias)
         y, a = self.base_layer(x), self.adapter
-        update = a(self.dropout(x).to(a.weights[0].dtype).unflatten(-1, a.input_dims)).flatten(-len(a.hidden_size))
+        update = a(self.dropout(x).to(a.weights[0].dtype).unflatten(-1, a.input_dims)).flatten(
+            -len(a.hidden_size)
+        )
         return y + (self.alpha * update).to(y.dtype)
 
     def extra_repr(self) -> str:
         return f"alpha={self.alpha}, merged={self.merged}"
 
 
-def apply_ndlinear_lora(model: nn.Module, target_modules: str | Iterable[str], *, freeze=True, **options) -> nn.Module:
+def apply_ndlinear_lora(
+    model: nn.Module, target_modules: str | Iterable[str], *, freeze=True, **options
+) -> nn.Module:
     """Put an NdLinearLoRA(linear, **options) in place of each nn.Linear of a model whose name matches; returns the model.
     target_modules: one or more patterns with shell wildcards for a whole dotted name or its last parts: "q_proj",
     "layers.[01].*". freeze: also freeze everything outside the adapters. Raises ValueError, and changes nothing, if no
     name matches or a layer cannot be adapted."""
     patterns = [target_modules] if isinstance(target_modules, str) else list(target_modules)
-    taken = {part for m in model.modules() if isinstance(m, (NdLinear, NdLinearLoRA)) for part in m.modules()} | {model}
+    taken = {
+        part
+        for m in model.modules()
+        if isinstance(m, (NdLinear, NdLinearLoRA))
+        for part in m.modules()
+    } | {model}
     named = model.named_modules(remove_duplicate=False)
     linears = {name: m for name, m in named if isinstance(m, nn.Linear) and m not in taken}
-    found = [m for name, m in linears.items() if any(fnmatchcase(f".{name}", f"*.{p}") for p in patterns)]
+    found = [
+        m for name, m in linears.items() if any(fnmatchcase(f".{name}", f"*.{p}") for p in patterns)
+    ]
     if not found:
-        raise ValueError(f"target_modules {patterns} match none of the nn.Linear layers: {list(linears)[:20]}")
+        raise ValueError(
+            f"target_modules {patterns} match none of the nn.Linear layers: {list(linears)[:20]}"
+        )
     _swap(model, {layer: NdLinearLoRA(layer, **options) for layer in dict.fromkeys(found)})
     if freeze:
         model.requires_grad_(False)
@@ -619,7 +820,9 @@ def _swap(model: nn.Module, new: dict[nn.Module, nn.Module]) -> None:
 def _adapters(model: nn.Module) -> dict[str, NdLinearLoRA]:
     found = {name: m for name, m in model.named_modules() if isinstance(m, NdLinearLoRA)}
     if not found:
-        raise ValueError("this model has no NdLinearLoRA; call apply_ndlinear_lora(model, target_modules) first")
+        raise ValueError(
+            "this model has no NdLinearLoRA; call apply_ndlinear_lora(model, target_modules) first"
+        )
     return found
 
 
@@ -643,9 +846,15 @@ def load_lora(model: nn.Module, path) -> nn.Module:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     modules = dict(model.named_modules(remove_duplicate=False))
     plain = [name for name in configs if name and isinstance(modules.get(name), nn.Linear)]
-    wrong = [k for k in configs if k not in plain and getattr(modules.get(k), "config", None) != configs[k]]
+    wrong = [
+        k
+        for k in configs
+        if k not in plain and getattr(modules.get(k), "config", None) != configs[k]
+    ]
     if wrong or not configs:
-        raise ValueError(f"{path} adapts {configs}; this model does not fit in {wrong}: is it the right file?")
+        raise ValueError(
+            f"{path} adapts {configs}; this model does not fit in {wrong}: is it the right file?"
+        )
     _swap(model, {modules[name]: NdLinearLoRA(modules[name], **configs[name]) for name in plain})
     model.load_state_dict(tensors, strict=False)
     return model
@@ -655,18 +864,32 @@ def _safetensors():
     try:
         return importlib.import_module("safetensors.torch")
     except ImportError as error:
-        raise ImportError("save_lora and load_lora need safetensors: pip install safetensors") from error
+        raise ImportError(
+            "save_lora and load_lora need safetensors: pip install safetensors"
+        ) from error
 
 
 # ------------------------------------------------------------------------------------------------------------- checks
-def _shapes(input_dims: Shape, hidden_size: Shape, rank: int = 1) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    given = f"input_dims={input_dims!r}, hidden_size={hidden_size!r}" + ("" if rank == 1 else f", rank={rank!r}")
+def _shapes(
+    input_dims: Shape, hidden_size: Shape, rank: int = 1
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    given = f"input_dims={input_dims!r}, hidden_size={hidden_size!r}" + (
+        "" if rank == 1 else f", rank={rank!r}"
+    )
     try:
-        dims, hidden, rank = tuple(map(index, input_dims)), tuple(map(index, hidden_size)), index(rank)
+        dims, hidden, rank = (
+            tuple(map(index, input_dims)),
+            tuple(map(index, hidden_size)),
+            index(rank),
+        )
     except TypeError:
-        raise TypeError(f"{given} must be (sequences of) integers; write for example (8, 8) and (4, 4)") from None
+        raise TypeError(
+            f"{given} must be (sequences of) integers; write for example (8, 8) and (4, 4)"
+        ) from None
     if not dims or len(dims) != len(hidden) or min(*dims, *hidden, rank) < 1:
-        raise ValueError(f"{given} must be positive and equally many sizes (an axis that is to vanish gets size 1)")
+        raise ValueError(
+            f"{given} must be positive and equally many sizes (an axis that is to vanish gets size 1)"
+        )
     return dims, hidden
 
 
@@ -678,14 +901,22 @@ def _order(order: Shape | None, n: int) -> Shape:
 
 def _check_input(x: Tensor, dims: tuple[int, ...], weight: Tensor) -> None:
     if not isinstance(x, Tensor):
-        raise TypeError(f"expected a torch.Tensor of shape (..., {', '.join(map(str, dims))}), got {type(x).__name__}")
+        raise TypeError(
+            f"expected a torch.Tensor of shape (..., {', '.join(map(str, dims))}), got {type(x).__name__}"
+        )
     if x.shape[-len(dims) :] != dims:
         cure = f"move or reshape its axes so that it ends in {dims}; x.unflatten(-1, {dims}) if the last one is flat"
-        raise ValueError(f"expected input of shape (..., {', '.join(map(str, dims))}), got {tuple(x.shape)}; {cure}")
-    if not isinstance(weight, Tensor) or (x.dtype == weight.dtype and x.device == weight.device):  # not: quantised
+        raise ValueError(
+            f"expected input of shape (..., {', '.join(map(str, dims))}), got {tuple(x.shape)}; {cure}"
+        )
+    if not isinstance(weight, Tensor) or (
+        x.dtype == weight.dtype and x.device == weight.device
+    ):  # not: quantised
         return
     device, floats = x.device.type, x.is_floating_point() or x.is_complex()
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     if x.device != weight.device or not (floats and autocast):
         ours, theirs = (f"{tuple(t.shape)} {t.dtype} on {t.device}" for t in (x, weight))
-        raise TypeError(f"input {ours} and weight {theirs} do not mix: convert one with .to(), or use torch.autocast")
+        raise TypeError(
+            f"input {ours} and weight {theirs} do not mix: convert one with .to(), or use torch.autocast"
+        )

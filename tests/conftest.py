@@ -1,21 +1,16 @@
-"""Tests import `ndlinear` from the repository root and `lab` from the notebooks folder; some share a browser or a web server."""
+"""What tests share: the same random numbers in each run of a test, a browser, a web server."""
 
 import functools
 import http.server
 import os
-import pathlib
 import random
 import shutil
-import sys
 import threading
 import zlib
 
 import numpy
 import pytest
 import torch
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT), str(ROOT / "notebooks")]
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -24,9 +24,10 @@ sys.path[:0] = [
 import ndlbuild  # noqa: E402
 import ndlruns  # noqa: E402
 import ndltables  # noqa: E402
-from lab import ledger, records  # noqa: E402
+from lab import records  # noqa: E402
+from lab.page import ledger  # noqa: E402
 
-TIMES = "notebook-times"  # the record of `python -m lab.upkeep times`
+TIMES = "notebook-times"  # the record of `python -m lab.tools.upkeep times`
 
 
 # --- events ------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from docutils import nodes
 
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parents[1] / "notebooks")]
-from lab.ledger import SIGNS, area  # noqa: E402
+from lab.page.ledger import SIGNS, area  # noqa: E402
 
 # What the verdicts mean. The word and the sign carry the verdict, the colour only repeats it.
 MEANING = {

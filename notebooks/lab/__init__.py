@@ -2,56 +2,91 @@
 
 Nothing here imports from a notebook. Only torch, numpy, scipy, pandas, matplotlib and filelock (which torch brings) are
 needed to run an experiment; IPython, tqdm, PyYAML, scikit-learn and dask are used where they are installed.
+
+Imports go down only: `chapters` and `tools` -> `page` -> `records` -> `data` -> `train` -> the modules of this folder ->
+`ndlinear`. No chapter's module knows another's.
 """
 
-from . import modes  # first: it puts ndlinear.py on the import path
-from .costs import costs
+from . import modes  # isort: skip  (first: it puts ndlinear.py on the import path)
+from . import counts, machine, records, released, stats, timing
+from .counts import costs, count_macs
 from .data import load, split
-from .facts import fact, facts, protocols, setting
-from .figures import colour, label, marker, style
-from .ledger import claim, finding, verdict
+from .machine import require
 from .modes import LabError, mode, pick
+from .page import figures, ledger
+from .page.card import card
+from .page.facts import fact, facts, protocols, setting
+from .page.figures import colour, label, marker, style
+from .page.ledger import claim, finding, verdict
+from .page.show import say, start, table
 from .records import read, record
-from .show import card, require, say, start, table
-from .stats import compare, decide, interval, summary
-from .training import Fit, Split, count_macs, fit, seed_everything
-
-from . import stacked  # isort: skip
+from .stats import (
+    above,
+    all_of,
+    any_of,
+    at_least,
+    below,
+    compare,
+    inside,
+    interval,
+    negated,
+    paired,
+    summary,
+)
+from .train import Fit, Split, chunked, evaluate, fit, scores, seed_everything, stacked
 
 __all__ = [
     "Fit",
     "LabError",
     "Split",
+    "above",
+    "all_of",
+    "any_of",
+    "at_least",
+    "below",
     "card",
+    "chunked",
     "claim",
     "colour",
     "compare",
     "costs",
     "count_macs",
-    "decide",
+    "counts",
+    "evaluate",
     "fact",
     "facts",
+    "figures",
     "finding",
     "fit",
+    "inside",
     "interval",
     "label",
+    "ledger",
     "load",
+    "machine",
     "marker",
     "mode",
     "modes",
+    "negated",
+    "paired",
     "pick",
     "protocols",
     "read",
     "record",
+    "records",
+    "released",
     "require",
     "say",
+    "scores",
     "seed_everything",
     "setting",
     "split",
     "stacked",
     "start",
+    "stats",
     "style",
     "summary",
     "table",
+    "timing",
     "verdict",
 ]

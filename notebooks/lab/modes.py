@@ -33,3 +33,9 @@ def mode() -> str:
 def pick(*, full, smoke, replay=None):
     """The value for the current mode; ``replay`` defaults to that of ``full``, so that a grid names the recorded rows."""
     return {"full": full, "smoke": smoke, "replay": full if replay is None else replay}[mode()]
+
+
+def new_rows_folder() -> pathlib.Path:
+    """Where full runs write new rows: NDL_RESULTS, or the project's own folder of records."""
+    named = os.environ.get("NDL_RESULTS", "").strip()
+    return pathlib.Path(named).expanduser().resolve() if named else RESULTS

@@ -100,6 +100,75 @@ def compare(
     return pd.DataFrame(rows, columns=[by, "difference", "low", "high", "n"])
 
 
-def decide(low: float, high: float, *, at_least: float = 0.0) -> bool | None:
-    """Whether a quantity with this interval is at least a bound: True, False, or None when the interval includes both."""
-    return True if low >= at_least else False if high < at_least else None
+def paired(
+    runs: pd.DataFrame,
+    metric: str,
+    arm: str,
+    baseline: str,
+    *,
+    by: str = "arm",
+    pair: str | list[str] = "seed",
+    level: float = 0.95,
+) -> tuple[float, float, float]:
+    """Mean and t interval (mean, low, high) of ``arm`` minus ``baseline``, paired where the columns ``pair`` agree."""
+    _columns(runs, [metric, by, *([pair] if isinstance(pair, str) else pair)])
+    wide = runs.pivot(index=pair, columns=by, values=metric)
+    lacking = {arm, baseline} - set(wide)
+    if lacking or wide[[arm, baseline]].isna().any().any():
+        raise LabError(
+            f"{by}: {arm!r} and {baseline!r} need the same seeds; there are {', '.join(map(str, wide))}"
+        )
+    return interval(wide[arm] - wide[baseline], level=level)
+
+
+# ------------------------------------------------------------------------------------- answers: True, False or undecided
+def above(interval, bound: float = 0.0) -> bool | None:
+    """Whether a quantity lies above a bound: True, False, or None where its interval holds the bound.
+
+    ``interval`` is (mean, low, high) as `interval` gives it, or (low, high); so for all answers below.
+    """
+    low, high = tuple(interval)[-2:]
+    if low > bound:
+        return True
+    return False if high < bound else None
+
+
+def below(interval, bound: float = 0.0) -> bool | None:
+    """Whether a quantity lies below a bound: True, False, or None where its interval holds the bound."""
+    low, high = tuple(interval)[-2:]
+    return above((-high, -low), -bound)
+
+
+def at_least(interval, bound: float = 0.0) -> bool | None:
+    """Whether a quantity is at least a bound: as `above`, but an interval that begins at the bound is enough."""
+    low, high = tuple(interval)[-2:]
+    if low >= bound:
+        return True
+    return False if high < bound else None
+
+
+def inside(interval, least: float, most: float) -> bool | None:
+    """Whether an interval lies inside a range: False if it lies wholly outside, None if it lies across an end."""
+    low, high = tuple(interval)[-2:]
+    if least <= low and high <= most:
+        return True
+    return False if high < least or low > most else None
+
+
+def all_of(*answers: bool | None) -> bool | None:
+    """Whether all parts hold: False if one is false, else None if one is undecided."""
+    if False in answers:
+        return False
+    return None if None in answers else True
+
+
+def any_of(*answers: bool | None) -> bool | None:
+    """Whether one part holds: True if one is true, else None if one is undecided."""
+    if True in answers:
+        return True
+    return None if None in answers else False
+
+
+def negated(answer: bool | None) -> bool | None:
+    """The opposite answer; undecided stays undecided."""
+    return None if answer is None else not answer

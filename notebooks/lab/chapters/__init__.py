@@ -1,0 +1,1 @@
+"""One module per chapter or subject; none of them knows another."""

@@ -35,11 +35,19 @@ __all__ = [
     "split",
 ]
 
-SOURCES: dict[str, Source] = {
-    source.name: source
+
+class Registry(dict):
+    """Data sets by name. A record depends on those that it names, not on the others."""
+
+    def __fingerprint__(self) -> tuple:
+        return ()
+
+
+SOURCES: dict[str, Source] = Registry(
+    (source.name, source)
     for family in (bundled, ett, images, series, tables, texts)
     for source in family.SOURCES
-}
+)
 
 
 @dataclass(frozen=True)

@@ -96,6 +96,10 @@ class Source:
     licence: str
     layouts: tuple[Layout, ...]
 
+    def __fingerprint__(self) -> tuple:
+        """What a record depends on: how the files are read. Their bytes and the values have checksums."""
+        return (self.name, *(layout.read for layout in self.layouts))
+
 
 # ----------------------------------------------------------------------------------------------------- in the data folder
 def cache_folder() -> pathlib.Path:

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from ..modes import LabError
-from ..training import Split
+from ..train.loop import Split
 
 SCALES = {
     "entry": lambda x: 0,

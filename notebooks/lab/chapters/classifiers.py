@@ -1,0 +1,426 @@
+"""Classifiers of time series: the arms of chapter 42, their training and their scores, and two exact short cuts.
+
+The networks are those of `models.series_classifier`, at the sizes that give the printed counts. With one channel and without
+positions, attention needs no products of queries and keys (`TiltedMean`), and an NdLinear block with an axis of length one is a
+dense block with a piecewise linear activation (`PiecewiseLinear`). Both are the same functions of the same parameters with
+the same gradients, several times faster; tests/test_lab_classifiers.py holds them against the plain modules.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ndlinear import NdLinear
+
+from .. import models
+from ..counts import count_macs
+from ..data import load
+from ..machine import require
+from ..modes import LabError, mode
+
+# what the page calls it: (registry of the data, row of models.UCR that gives the sizes, classes)
+SETS = {
+    "ECGFiveDays": ("ecgfivedays", "ECGFiveDay", 2),
+    "ECG5000": ("ecg5000", "ECG5000", 5),
+    "ChlorineConcentration": ("chlorineconcentration", "Chlorine Conc.", 3),
+    "Heartbeat": ("heartbeat", "HeartBeat", 2),
+    "LSST": ("lsst", "LSST", 14),
+    "Sleep": ("sleep", "Sleep", 5),
+    # stand-ins: of LSST's shape, and a part of Heartbeat
+    "RacketSports": ("racketsports", "LSST", 4),
+    "Heartbeat, training part": ("heartbeat", "HeartBeat", 2),
+}
+STEPS = {  # of a series, as the networks get it
+    "ECGFiveDays": 136,
+    "ECG5000": 140,
+    "ChlorineConcentration": 166,
+    "RacketSports": 30,
+    "Heartbeat, training part": 27,
+}
+ARMS = ("base", "base*", "ndlinear", "learned", "folded", "time")
+FOLDS = {
+    16: ((4, 4), (8, 8)),
+    32: ((8, 4), (16, 8)),
+    48: ((8, 6), (16, 12)),
+}  # width: its two modes, the hidden two
+
+
+# ----------------------------------------------------------------------------------------------------------- short cuts
+class TiltedMean(torch.autograd.Function):
+    """Mean of x_1..x_T under weights proportional to exp(theta x_s), for every theta: what a head computes of one channel.
+
+    x: (B, T), without a gradient. theta: (B, R). Result: (B, R). Its derivative by theta is the variance under the same weights,
+    so nothing of size R x T is kept for the backward pass.
+    """
+
+    CHUNK = 300_000  # weights at a time: they stay in the cache
+
+    @staticmethod
+    def forward(ctx, x: Tensor, theta: Tensor) -> Tensor:
+        shift = torch.maximum(theta * x.amax(1, True), theta * x.amin(1, True))
+        powers = torch.stack([torch.ones_like(x), x, x * x], 1)
+        parts = [
+            t.split(max(1, TiltedMean.CHUNK // (x.shape[1] * theta.shape[1])))
+            for t in (x, theta, shift, powers)
+        ]
+        sums = torch.cat(
+            [
+                p @ (values[:, :, None] * t[:, None]).sub_(s[:, None]).exp_()
+                for values, t, s, p in zip(*parts)
+            ]
+        )
+        mean, square = sums[:, 1] / sums[:, 0], sums[:, 2] / sums[:, 0]
+        ctx.save_for_backward(square - mean * mean)
+        return mean
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        return None, gradient * ctx.saved_tensors[0]
+
+
+class PiecewiseLinear(torch.autograd.Function):
+    """slopes[k] t + offsets[k], where k counts the knots below t. knots: (m,) ascending; slopes, offsets: (m + 1,); t of any shape.
+
+    Meant for continuous functions: the gradient by the knots, which then is zero, is not given.
+    """
+
+    @staticmethod
+    def forward(ctx, t: Tensor, knots: Tensor, slopes: Tensor, offsets: Tensor) -> Tensor:
+        piece = torch.bucketize(t, knots)
+        slope = slopes[piece]
+        ctx.save_for_backward(t, piece, slope)
+        ctx.pieces = len(slopes)
+        return slope * t + offsets[piece]
+
+    @staticmethod
+    def backward(ctx, gradient: Tensor):
+        t, piece, slope = ctx.saved_tensors
+        where = piece.flatten()
+
+        def total(values):
+            return torch.bincount(where, values.flatten(), ctx.pieces).to(values.dtype)
+
+        return gradient * slope, None, total(gradient * t), total(gradient)
+
+
+def hinges(t: Tensor, w: Tensor, c: Tensor, v: Tensor) -> Tensor:
+    """sum_j v_j ReLU(w_j t + c_j), by looking up the piece on which t lies; w, c, v: (m,)."""
+    at = torch.where(w == 0, torch.where(c > 0, -math.inf, math.inf), -c / w).detach()
+    knots, order = at.sort()
+    w, c, v = w[order], c[order], v[order]
+    rank, piece = (
+        torch.arange(len(w), device=w.device),
+        torch.arange(len(w) + 1, device=w.device)[:, None],
+    )
+    active = torch.where(w >= 0, rank < piece, rank >= piece).to(w.dtype)  # (pieces, units)
+    return PiecewiseLinear.apply(t, knots, active @ (v * w), active @ (v * c))
+
+
+# --------------------------------------------------------------------------------------------------- feed-forward blocks
+class SingletonBlock(nn.Module):
+    """NdLinear (d, 1) -> (h, m), ReLU, NdLinear (h, m) -> (d, 1), computed as what it is: Theorem 11.5 (b)."""
+
+    def __init__(self, width: int, hidden: int, terms: int):
+        super().__init__()
+        self.first, self.second = (
+            NdLinear((width, 1), (hidden, terms)),
+            NdLinear((hidden, terms), (width, 1)),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        (inner, w), (bias, c) = self.first.weights, self.first.biases
+        (outer, v), (last, const) = self.second.weights, self.second.biases
+        units = hinges(F.linear(x, inner, bias), w[:, 0], c, v[0])
+        return F.linear(units, outer, last * v.sum() + const)
+
+
+class Spline(nn.Module):
+    """A learned activation: its values at ``knots`` even places on [-4, 4], linear between and beyond; starts as ReLU."""
+
+    REACH = 4.0
+
+    def __init__(self, knots: int):
+        super().__init__()
+        self.values = nn.Parameter(torch.linspace(-self.REACH, self.REACH, knots).relu())
+
+    def forward(self, t: Tensor) -> Tensor:
+        n = len(self.values)
+        places = torch.linspace(
+            -self.REACH, self.REACH, n, dtype=self.values.dtype, device=self.values.device
+        )
+        slopes = (self.values[1:] - self.values[:-1]) * ((n - 1) / (2 * self.REACH))
+        return PiecewiseLinear.apply(
+            t, places[1:-1], slopes, self.values[:-1] - slopes * places[:-1]
+        )
+
+
+class TwoModes(nn.Module):
+    """NdLinear from (D_1, D_2) to (H_1, H_2), ReLU, and back, on inputs (..., D_1, D_2) or with these two axes as one."""
+
+    def __init__(self, D: tuple[int, int], H: tuple[int, int], folded: bool, layer=NdLinear):
+        super().__init__()
+        self.D, self.folded = D, folded
+        self.body = nn.Sequential(layer(D, H), nn.ReLU(), layer(H, D))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x.unflatten(-1, self.D)).flatten(-2) if self.folded else self.body(x)
+
+
+def two_axes(steps: int, width: int) -> int:
+    """The largest r for which (steps, width) -> (r, width) and back has no more parameters than a dense block of 4 widths."""
+    dense = 2 * 4 * width * width + 5 * width
+    return (dense - 2 * width * (width + 1) - steps) // (2 * steps + 1)
+
+
+def block(arm: str, width: int, terms: int, steps: int, layer=NdLinear) -> nn.Module:
+    """The feed-forward block of an arm, (..., width) -> (..., width).
+
+    "base" and "base*": dense, of 4 widths and of one. "ndlinear": (d, 1) -> (d, m) -> (d, 1). "learned": dense of one width with a
+    `Spline` of as many parameters as NdLinear has more than "base*". "folded": the width as two modes, the hidden size
+    of "base". "time": the modes are time and channel, and the hidden shape is the largest that the parameters of "base" allow.
+    """
+    if arm == "folded":
+        return TwoModes(*FOLDS[width], folded=True, layer=layer)
+    if arm == "time":
+        return TwoModes((steps, width), (two_axes(steps, width), width), folded=False, layer=layer)
+    if arm == "learned":
+        return models.feed_forward(width, width, act=functools.partial(Spline, 3 * terms + 1))
+    if arm == "ndlinear":
+        return SingletonBlock(width, width, terms)
+    return models.feed_forward(width, {"base": 4 * width, "base*": width}[arm])
+
+
+# -------------------------------------------------------------------------------------------------------------- networks
+def sines(steps: int, width: int) -> Tensor:
+    """The fixed positions of a Transformer, (steps, width): sines and cosines of geometrically spaced periods."""
+    t = torch.arange(steps)[:, None] * torch.exp(-math.log(1e4) * torch.arange(0, width, 2) / width)
+    return torch.stack([t.sin(), t.cos()], -1).flatten(1)
+
+
+class Classifier(models.Encoder):
+    """`models.Encoder`, with fixed positions or without; of one channel without positions by its short form."""
+
+    def __init__(self, channels, width, outputs, block, heads, steps, positions=False):
+        super().__init__(channels, width, outputs, block, heads)
+        self.short = channels == 1 and not positions
+        self.register_buffer(
+            "positions", sines(steps, width) if positions else None, persistent=False
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = (
+            self.attend(x)
+            if self.short
+            else self.embed(x)
+            if self.positions is None
+            else self.embed(x) + self.positions
+        )
+        if self.short:
+            after = self.layer.norms[0](x)
+            return self.out(self.layer.norms[1](after + self.layer.block(after)).mean(1))
+        return self.out(self.layer(x).mean(1))
+
+    def attend(self, x: Tensor) -> Tensor:
+        """(B, T, 1) -> (B, T, d): the embedded series plus its attention, before the first norm."""
+        attention, values = self.layer.attention, x[..., 0]
+        heads, width = attention.num_heads, attention.embed_dim
+        by, const = self.embed.weight[:, 0], self.embed.bias
+        # a token is x_t by + const; so are its query, key and value, head by head: (3, heads, d / heads)
+        scaled = (attention.in_proj_weight @ by).view(3, heads, -1)
+        fixed = F.linear(const, attention.in_proj_weight, attention.in_proj_bias).view(3, heads, -1)
+        root = math.sqrt(width // heads)
+        tilt, start = (scaled[0] * scaled[1]).sum(-1) / root, (fixed[0] * scaled[1]).sum(-1) / root
+        theta = values[..., None] * tilt + start  # (B, T, heads)
+        means = TiltedMean.apply(values, theta.flatten(1)).view_as(theta)
+        out = attention.out_proj.weight.view(width, heads, -1)
+        read = (out * scaled[2]).sum(-1)  # (d, heads)
+        rest = const + attention.out_proj.bias + (out * fixed[2]).sum((1, 2))
+        return F.linear(torch.cat([x, means], -1), torch.cat([by[:, None], read], 1), rest)
+
+
+def build(
+    dataset: str, arm: str, steps: int, channels: int | None = None, heads: int = 4, positions=False
+) -> Classifier:
+    """The classifier of an arm for a data set: sizes of `models.UCR`, one output more than there are classes."""
+    _, row, classes = SETS[dataset]
+    printed, width, _, terms = models.UCR[row]
+    return Classifier(
+        channels or printed,
+        width,
+        classes + 1,
+        block(arm, width, terms, steps),
+        heads,
+        steps,
+        positions,
+    )
+
+
+def plain(
+    dataset: str, arm: str, steps: int, channels: int | None = None, heads: int = 4, layer=NdLinear
+) -> models.Encoder:
+    """The same classifier from plain modules alone, without short cuts: to compare with, and (`models.Cheapest`) to count."""
+    _, row, classes = SETS[dataset]
+    printed, width, _, terms = models.UCR[row]
+    inner = (
+        models.feed_forward(width, width, terms, layer=layer)
+        if arm == "ndlinear"
+        else block(arm, width, terms, steps, layer)
+    )
+    return models.Encoder(channels or printed, width, classes + 1, inner, heads)
+
+
+def macs(model: models.Encoder, steps: int) -> int:
+    """Multiply-adds of one case, attention included; a learned activation's look-ups are not multiply-adds."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # fused kernels are not counted
+    try:
+        with sdpa_kernel(SDPBackend.MATH):
+            return count_macs(model, torch.zeros(1, steps, model.embed.in_features))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+
+
+@functools.lru_cache
+def cost(dataset: str, arm: str) -> int:
+    """Multiply-adds of one case, NdLinear in its cheapest order, whatever the engine of the layer makes of it."""
+    return macs(plain(dataset, arm, STEPS[dataset], layer=models.Cheapest), STEPS[dataset])
+
+
+# ------------------------------------------------------------------------------------------------------ data and training
+def parts(dataset: str, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """Parts "train" and "test" of a set: the official ones, or for Heartbeat's training part a cut of its own for each seed."""
+    return heartbeat(seed) if dataset == "Heartbeat, training part" else series(dataset)
+
+
+@functools.lru_cache(maxsize=4)
+def series(dataset: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """The official parts, (n, steps, channels) and classes from 0; channels centred and scaled by the training part."""
+    data = load(SETS[dataset][0])
+    return _scaled({name: data.part(name) for name in data.splits})
+
+
+def _scaled(parts: dict) -> dict[str, tuple[Tensor, Tensor]]:
+    """(n, channels, steps) to (n, steps, channels), each channel centred and scaled by the training part."""
+    x = parts["train"][0]
+    mean, deviation = x.mean((0, 2), keepdims=True), x.std((0, 2), keepdims=True)
+    scale = np.where(deviation > 0, deviation, 1)
+    return {
+        name: (
+            torch.from_numpy(((x - mean) / scale).swapaxes(1, 2).astype(np.float32)),
+            torch.tensor(y),
+        )
+        for name, (x, y) in parts.items()
+    }
+
+
+@functools.lru_cache(maxsize=16)
+def heartbeat(seed: int, frames: int = 27, held: float = 0.2) -> dict[str, tuple[Tensor, Tensor]]:
+    """A stand-in for Heartbeat: its training part cut in two at random, class by class; blocks of time averaged to ``frames`` steps."""
+    data = load("heartbeat")
+    x, y = data.part("train")
+    block = x.shape[2] // frames
+    x = x[..., : frames * block].reshape(len(x), x.shape[1], frames, block).mean(-1)
+    rng, kept = np.random.default_rng(seed), np.ones(len(y), bool)
+    for k in np.unique(y):
+        kept[rng.permutation(np.flatnonzero(y == k))[: round(held * np.sum(y == k))]] = False
+    return _scaled({"train": (x[kept], y[kept]), "test": (x[~kept], y[~kept])})
+
+
+def train(
+    model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, lr: float, batch_size: int, seed: int
+) -> list[dict[str, float]]:
+    """Adam on cross-entropy for a fixed number of epochs, no part held out; the last weights stay in the model.
+
+    Returns the training loss of every epoch. The order of the batches depends on ``seed`` alone, as in `lab.fit`.
+    """
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    model, x, y = model.to(device).train(), x.to(device), y.to(device)
+    steps, order = torch.optim.Adam(model.parameters(), lr=lr), torch.Generator().manual_seed(seed)
+    curve = []
+    for epoch in range(epochs):
+        total = 0.0
+        for index in torch.randperm(len(x), generator=order).split(batch_size):
+            steps.zero_grad(set_to_none=True)
+            loss = F.cross_entropy(model(x[index]), y[index])
+            loss.backward()
+            steps.step()
+            total += loss.item() * len(index)
+        curve.append({"epoch": epoch + 1, "train_loss": total / len(x)})
+    if not math.isfinite(total):
+        raise LabError(f"the training loss is {total}: lower lr={lr} or check the data")
+    return curve
+
+
+@torch.no_grad()
+def predict(model: nn.Module, x: Tensor, batch: int = 64) -> np.ndarray:
+    """The class with the largest output, (n,)."""
+    device = next(model.parameters()).device
+    return torch.cat(
+        [model.eval()(part.to(device)).argmax(-1).cpu() for part in x.split(batch)]
+    ).numpy()
+
+
+def scores(y, predicted) -> dict[str, float]:
+    """Accuracy; F1 as the plain mean over the classes of ``y`` (macro), and as their mean by number of cases (weighted)."""
+    y, predicted = np.asarray(y), np.asarray(predicted)
+    classes, cases = np.unique(y, return_counts=True)
+    hits = np.array([np.sum((y == k) & (predicted == k)) for k in classes])
+    called = np.array([np.sum(predicted == k) for k in classes])
+    f1 = 2 * hits / (cases + called)
+    return {
+        "accuracy": float(hits.sum() / len(y)),
+        "macro_f1": float(f1.mean()),
+        "weighted_f1": float(f1 @ cases / len(y)),
+    }
+
+
+# ----------------------------------------------------------------------------------------------------------- without networks
+def classical(
+    kind: str, train: tuple[Tensor, Tensor], test: Tensor, seed: int, kernels: int = 10_000
+):
+    """Predictions (n,) for the test series, and the number of fitted coefficients.
+
+    "rocket": MiniRocket's features of random convolutions and a ridge classifier whose penalty is cross-validated; "linear":
+    logistic regression on the raw series; "sorted": the same on the sorted values of each channel, all that is left of a series
+    when the order of time is forgotten; "majority": always the most frequent class.
+    """
+    from sklearn.linear_model import LogisticRegression, RidgeClassifierCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    (x, y), test = (part.numpy() for part in train), test.numpy()
+    if kind == "majority":
+        return np.full(len(test), np.bincount(y).argmax()), 0
+    if kind == "sorted":
+        x, test = np.sort(x, 1), np.sort(test, 1)
+    if kind in ("linear", "sorted"):
+        x, test, body = (
+            x.reshape(len(x), -1),
+            test.reshape(len(test), -1),
+            LogisticRegression(max_iter=2000),
+        )
+        steps = [body]
+    else:
+        x, test = x.swapaxes(1, 2), test.swapaxes(1, 2)
+        body = RidgeClassifierCV(alphas=np.logspace(-3, 3, 10))
+        steps = [_minirocket()(kernels, random_state=seed), StandardScaler(with_mean=False), body]
+    predicted = make_pipeline(*steps).fit(x, y).predict(test)
+    return predicted, body.coef_.size + body.intercept_.size
+
+
+def _minirocket():
+    """aeon's MiniRocket; in smoke mode without its compiler, which takes longer than everything else."""
+    numba = require("numba", "aeon")
+    before, numba.config.DISABLE_JIT = numba.config.DISABLE_JIT, mode() == "smoke"
+    try:
+        return require("aeon.transformations.collection.convolution_based", "aeon").MiniRocket
+    finally:
+        numba.config.DISABLE_JIT = before

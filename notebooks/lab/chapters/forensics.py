@@ -1,0 +1,403 @@
+"""Printed numbers of the paper held against numbers that a cell computes: one rule, one list, one table."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import math
+
+import pandas as pd
+
+import ndlinear
+
+from ..modes import LabError
+from ..page.facts import fact, facts
+from ..page.ledger import claim
+from ..page.show import table
+
+CLASSES = ("exact", "rounded", "truncated", "differs", "no configuration")
+UNITS = {"count": 1, "GFLOP": 1e9}
+
+
+def classify(value: float | None, printed: float, ulp: float) -> str:
+    """How a computed number relates to a printed one, whose last printed digit counts ``ulp``.
+
+    "exact": equal, every digit printed. "rounded": at most half a unit away. "truncated": the digits left out were cut.
+    "differs": else. "no configuration": there is nothing to compute (None).
+    """
+    if value is None:
+        return "no configuration"
+    slack = 1e-9 * ulp  # printed decimals are not exact in binary
+    if ulp == 1 and value == printed:
+        return "exact"
+    if abs(value - printed) <= ulp / 2 + slack:
+        return "rounded"
+    return "truncated" if printed - slack <= value < printed + ulp - slack else "differs"
+
+
+def _in_unit(count: float | None, metric: str) -> str:
+    if pd.isna(count):
+        return ""
+    return f"{count / 1e9:,.3f}" if metric == "flops" else f"{count:,.0f}"
+
+
+class Sheet:
+    """The counts printed in the tables, each beside the one that a model gives.
+
+    >>> sheet = Sheet()
+    >>> sheet.add("text_classify", 222, "768 as 96 x 8 to 2 x 2, then 4-2", "bert-head-params-nd", method="NdLinear")
+    >>> sheet.show("BERT head")
+    """
+
+    def __init__(self, metrics: tuple[str, ...] = ("params", "flops")):
+        self.metrics, self.rows, self.shown = metrics, [], 0
+
+    def add(
+        self,
+        table: str,
+        count: float | None,
+        how: str,
+        claim: str,
+        metric="params",
+        departs="",
+        **where,
+    ) -> None:
+        """Enter a count for all cells of a table that ``where`` selects.
+
+        Args:
+            count: of the model that was built, None if none was found; in units, whatever the unit of the table.
+            how: the model in a few words; claim: the claim of the ledger that the cells belong to.
+            departs: the setting, if any, in which this model contradicts the text or the released code.
+        """
+        cells = facts(table, metric=metric, **where)
+        if cells.empty or self._taken & {
+            (table, c.row, c.col, metric, c.model) for c in cells.itertuples()
+        }:
+            raise LabError(f"{table} {where}: no such cell, or a cell that has its count already")
+        for cell in cells.itertuples():
+            unit = UNITS[cell.unit]
+            kind = classify(None if count is None else count / unit, cell.value, float(cell.ulp))
+            self.rows.append({"table": table, "row": cell.row, "col": cell.col, "metric": metric, "dataset": cell.dataset,
+                                  "network": cell.model, "method": cell.method, "printed": cell.printed, "rebuilt": count,
+                                  "ratio": None if count is None else count / unit / cell.value,
+                                  "match": kind, "how": how, "departs": departs, "claim": claim})  # fmt: skip
+
+    def judge(self, claim: str) -> dict[str, bool]:
+        """The evidence on a claim, as `lab.verdict` takes it.
+
+        It holds if every cell is met, exactly, rounded or truncated; under a condition if a cell is met only by a model
+        that departs from the text or the released code; it fails if a cell is not met.
+        """
+        rows = [row for row in self.rows if row["claim"] == claim]
+        if not rows:
+            raise LabError(f"no count was entered for the claim {claim!r}")
+        met = all(row["match"] in CLASSES[:3] for row in rows)
+        plain = not any(row["departs"] for row in rows)
+        return (
+            {"holds": met and plain}
+            if (met and plain) or not met
+            else {"holds": False, "under": True}
+        )
+
+    @property
+    def _taken(self) -> set[tuple]:
+        return {
+            (row["table"], row["row"], row["col"], row["metric"], row["network"])
+            for row in self.rows
+        }
+
+    @property
+    def frame(self) -> pd.DataFrame:
+        """One row for each cell entered so far."""
+        return pd.DataFrame(self.rows)
+
+    def show(self, caption: str) -> None:
+        """The cells entered since the last call, equal ones of several data sets once."""
+        new, self.shown = self.frame.iloc[self.shown :], len(self.rows)
+        new = new.assign(rebuilt=[_in_unit(*pair) for pair in zip(new["rebuilt"], new["metric"])])
+        columns = ["network", "method", "how", "printed", "rebuilt", "match", "departs"]
+        merged = new.groupby(columns, sort=False)["dataset"].unique()
+        rows = merged.reset_index()
+        named = [[*names] if len(names) < 3 else [] for names in rows["dataset"]]
+        rows["network"] = [
+            ", ".join(filter(None, [network, *names]))
+            for network, names in zip(rows["network"], named)
+        ]
+        departs = set(rows["departs"])
+        if len(departs) == 1:
+            columns.remove("departs")
+            caption += f" (departs: {', '.join(departs)})" if any(departs) else ""
+        table(rows[columns], caption=caption)
+
+    def missing(self, tables: list[str]) -> list[tuple[str, str]]:
+        """The printed counts of these tables that have not been entered."""
+        cells = [
+            (name, c)
+            for name in tables
+            for c in facts(name, metric=list(self.metrics)).itertuples()
+        ]
+        return [
+            (name, c.printed)
+            for name, c in cells
+            if (name, c.row, c.col, c.metric, c.model) not in self._taken
+        ]
+
+    def tally(self) -> dict[str, int]:
+        """Cells by class, in the order of `CLASSES`."""
+        found = collections.Counter(row["match"] for row in self.rows)
+        return {name: found[name] for name in CLASSES}
+
+
+# ------------------------------------------------------------------------------------------------ the paper's own tables
+KEYS = ("dataset", "model", "width", "depth", "blocks", "sigma")
+BASELINES = {  # table: rows of NdLinear, rows that it is held against
+    "ndlinear_lora": ({"method": "NdLinear-LoRA"}, {"method": "LoRA", "rank": 8}),
+    "opt_pretrain": ({"method": "NdLinear"}, {"method": "Linear"}),
+    "text_classify": ({"method": "NdLinear"}, {"method": "Linear"}),
+    "ts_forecast_combined_side_by_side": ({"method": "NdLinear"}, {"method": "Linear"}),
+    "ts_tf_classify_final_revised": ({"method": "NdLinear"}, {"method": "Base Model"}),
+    "ts_tf_classify_final": ({"method": "NdLinear"}, {"method": "Linear"}),
+    "cnn_image_classify": ({"method": "NdLinear"}, {"method": "Linear"}),
+    "fid_scores": ({"method": "NdLinear"}, {"method": "Baseline"}),
+    "trl_tcl": ({"method": "NdLinear"}, {"method": ["TRL/TCL", "TT"]}),
+    "vit_scaling": ({"method": "NdViT"}, {"method": "Naive ViT"}),
+    **{f"radius_0{s}": ({"method": "NdLinear"}, {"method": "dense"}) for s in (10, 20, 30)},
+}
+
+
+def pairs(
+    table: str, metric: str, new: dict | None = None, old: dict | None = None, **where
+) -> pd.DataFrame:
+    """Printed cells of ``new`` beside the cells of ``old`` that agree in data, network, width, depth and number of blocks.
+
+    Without ``new`` and ``old``: NdLinear and its baseline, as `BASELINES` has them. Columns ``new``, ``old``, ``fewer``, by
+    how many per cent new is below old, and ``ahead``, whether new is at least as good as old.
+    """
+    new, old = new or BASELINES[table][0], old or BASELINES[table][1]
+    halves = [facts(table, metric=metric, **where, **who) for who in (new, old)]
+    keys = [k for k in KEYS if k in halves[0]]
+    a, b = (
+        half[[*keys, "value", "better"]].rename(columns={"value": v})
+        for half, v in zip(halves, ("new", "old"))
+    )
+    both = a.merge(b.drop(columns="better"), on=keys).assign(table=table, metric=metric)
+    if both.empty:
+        raise LabError(f"{table}: no {metric} of {new} and {old} that belong together")
+    ahead = (
+        both["new"].ge(both["old"]).where(both["better"] == "higher", both["new"].le(both["old"]))
+    )
+    return both.assign(fewer=100 * (1 - both["new"] / both["old"]), ahead=ahead)
+
+
+def recomputed() -> dict[str, float]:
+    """The percentages, ratios and differences of the text (table "text_numbers"), from the cells that they are made of."""
+    ett, ucr, cnn, bias = (
+        "ts_forecast_combined_side_by_side", "ts_tf_classify_final_revised", "cnn_image_classify", "app_bias"
+    )  # fmt: skip
+
+    def fewer(table, metric="params", **options):  # the largest, where there are several pairs
+        return pairs(table, metric, **options)["fewer"].max()
+
+    def change(table, metric, **options):
+        both = pairs(table, metric, **options).iloc[0]
+        return both["new"] - both["old"]
+
+    def times(table, metric, **options):
+        both = pairs(table, metric, **options).iloc[0]
+        return both["old"] / both["new"]
+
+    found = {f"lora-{d.lower()}": change("ndlinear_lora", "accuracy", model="Qwen3-1.7B", dataset=d)
+             for d in ("GSM8K", "MultiArith")}  # fmt: skip
+    found |= {
+        f"opt-{s.lower()}-gap": -change("opt_pretrain", "perplexity", model=f"OPT-{s}")
+        for s in ("Small", "Mid")
+    }
+    for model, data in (("RNN", "ETTh1"), ("Transformer", "ETTh2")):
+        found[f"ett-params-{model.lower()}"] = fewer(ett, model=model)
+        found[f"ett-{model.lower()}"] = fewer(ett, "mse", model=model, dataset=data)
+    for classes, metric in ((10, "acc_at_1"), (100, "acc_at_5")):
+        found[f"cifar{classes}-params"] = fewer(cnn, dataset=f"CIFAR-{classes}")
+        found[f"cifar{classes}-accuracy"] = 100 * change(cnn, metric)
+    for width in (32, 128):
+        found[f"bias-{width}"] = fewer(
+            bias, "test_mse", new={"bias": "true"}, old={"bias": "false"}, width=width
+        )
+    sweep, size = (
+        facts("app_hyperparam", metric="acc_at_5"),
+        facts("app_hyperparam", metric="params"),
+    )
+    worst, by_size = (
+        sweep.loc[sweep["value"].idxmin()],
+        sweep.pivot(index=["lr", "batch"], columns="hidden_size", values="value"),
+    )
+    dense, doubled = (
+        fact(cnn, dataset="CIFAR-100", method="Linear", metric="params"),
+        size["value"].min(),
+    )
+    few, many = (claim(f"sample-{kind}")["numbers"] for kind in ("separable", "entangled"))
+    return found | {
+        "lora-qwen": fewer("ndlinear_lora", model="Qwen3-1.7B"),
+        "lora-llama": times("ndlinear_lora", "params", model="LLaMA3-8B"),
+        "bert-head": fewer("text_classify"),
+        "ucr-max": fewer(ucr),
+        "ucr-lsst": fewer(ucr, dataset="LSST"),
+        "cardio": fewer("ts_tf_classify_final", dataset="Cardio Disease"),
+        "delivery": fewer("ts_tf_classify_final", dataset="Delivery Time"),
+        "tt-latency": times("trl_tcl", "latency", old={"method": "TT"}),
+        "sweep-range": sweep["value"].max() - worst["value"],
+        "sweep-worst": worst["value"],
+        "sweep-ratio": dense / float(worst["params"]),
+        "hidden-gain": (by_size["256,2,2"] - by_size["128,4,4"]).max(),
+        "hidden-params": 100 * (1 - doubled / dense),
+        "order-spread": 100 - facts("app_ordering")["value"].min(),
+        "samples-fewer": few["dense"] / few["nd"],
+        "samples-more": many["nd"] / many["dense"],
+    }
+
+
+_BIAS = {"new": {"bias": "true"}, "old": {"bias": "false"}}
+STATEMENTS = [  # where something is said to be best, better, matched or exceeded: table, metrics, rows that are compared
+    (
+        "CIFAR heads, five metrics",
+        "trl_tcl",
+        ["memory", "acc_at_5", "latency", "flops", "params"],
+        {},
+    ),
+    ("CIFAR, accuracy", "cnn_image_classify", ["acc_at_1", "acc_at_5"], {}),
+    ("ETT, MSE and MAE", "ts_forecast_combined_side_by_side", ["mse", "mae"], {}),
+    ("UCR, F1, against Base", "ts_tf_classify_final_revised", ["f1"], {}),
+    (
+        "UCR, F1, against Base*",
+        "ts_tf_classify_final_revised",
+        ["f1"],
+        {"old": {"method": "Base Model*"}},
+    ),
+    ("tabular, accuracy and MSE", "ts_tf_classify_final", ["accuracy", "mse"], {}),
+    ("BERT heads, accuracy and AUC", "text_classify", ["accuracy", "roc_auc"], {}),
+    ("OPT, perplexity", "opt_pretrain", ["perplexity"], {}),
+    ("OPT, ten zero-shot tasks", "opt_pretrain", ["zero_shot_accuracy"], {}),
+    (
+        "LoRA, six tasks, against rank 4",
+        "ndlinear_lora",
+        ["accuracy"],
+        {"old": {"method": "LoRA", "rank": 4}},
+    ),
+    ("LoRA, six tasks, against rank 8", "ndlinear_lora", ["accuracy"], {}),
+    ("ViT students, three widths", "vit_scaling", ["acc_at_1", "acc_at_5"], {}),
+    (
+        "ViT students, width 200",
+        "vit_scaling",
+        ["acc_at_1", "acc_at_5"],
+        {"new": {"method": "NdViT", "embed_dim": 200}},
+    ),
+    ("DiT, FID", "fid_scores", ["fid_10k"], {}),
+    *(
+        (f"Radius Bump, test MSE, sigma 0.{s}", f"radius_0{s}", ["test_mse"], {})
+        for s in (10, 20, 30)
+    ),
+    ("per-mode biases, test MSE", "app_bias", ["test_mse"], _BIAS),
+]
+
+
+def printed_comparisons() -> pd.DataFrame:
+    """For each of `STATEMENTS`: in how many of the printed pairs NdLinear is at least as good."""
+    rows = []
+    for where, name, metrics, options in STATEMENTS:
+        both = pd.concat(pairs(name, metric, **options) for metric in metrics)
+        rows.append({"where": where, "at_least_as_good": int(both["ahead"].sum()), "of": len(both)})
+    return pd.DataFrame(rows)
+
+
+def printed_trends() -> pd.DataFrame:
+    """Gains that are said to grow with depth, width or scale: how many steps from one printed row to the next do grow."""
+    vit = pd.concat(pairs("vit_scaling", metric) for metric in ("acc_at_1", "acc_at_5"))
+    vit = vit.assign(
+        column=vit.groupby(["dataset", "blocks"]).cumcount(),
+        at=vit["blocks"].astype(int),
+        gain=vit["new"] - vit["old"],
+    )
+    bias = pairs("app_bias", "test_mse", **_BIAS)
+    bias = bias.assign(at=bias["width"].astype(int), gain=bias["fewer"], column=0)
+    opt = pairs("opt_pretrain", "perplexity").assign(gain=lambda d: d["old"] - d["new"], column=0)
+    opt["at"] = opt["model"].map({"OPT-Small": 0, "OPT-Mid": 1})
+    tasks = pairs("opt_pretrain", "zero_shot_accuracy")
+    tasks = (
+        tasks.assign(gain=tasks["new"] - tasks["old"])
+        .groupby("model", as_index=False)["gain"]
+        .mean()
+    )
+    tasks = tasks.assign(at=tasks["model"].map({"OPT-Small": 0, "OPT-Mid": 1}), column=0)
+    rows = []
+    for where, data in (
+        ("ViT students, with the number of blocks", vit),
+        ("biases, with the width", bias),
+        ("OPT, perplexity, with the size", opt),
+        ("OPT, mean of ten zero-shot tasks, with the size", tasks),
+    ):
+        groups = data.sort_values("at").groupby([k for k in ("dataset", "column") if k in data])
+        steps = groups["gain"].diff().dropna()
+        rows.append({"where": where, "steps_that_grow": int((steps > 0).sum()), "of": len(steps)})
+    return pd.DataFrame(rows)
+
+
+# ------------------------------------------------------------------------------------------------------ released shapes
+def sizes(text: str) -> tuple[int, ...]:
+    """The numbers in a cell such as "64 8 8" or "64,8,8"."""
+    return tuple(map(int, text.replace(",", " ").split()))
+
+
+def chain_cost(widths: tuple[int, ...], bias: bool) -> tuple[int, int]:
+    """Parameters and multiply-adds of linear layers of these widths, one after the other."""
+    macs = sum(a * b for a, b in itertools.pairwise(widths))
+    return macs + bias * sum(widths[1:]), macs
+
+
+def kind_of(shapes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
+    """What a stack of NdLinear layers is when an axis of its input has one entry."""
+    axes = [k for k, d in enumerate(shapes[0][0]) if d == 1]
+    if not axes:
+        return "multi-mode"
+    widths = [1] + [hidden[axes[0]] for _, hidden in shapes]
+    if set(widths) == {1}:
+        return "dense"
+    return (
+        f"dense, learned activation of {max(widths)} terms"
+        if widths[-1] == 1
+        else "repeated by a learned line"
+    )
+
+
+def same_width(shapes) -> tuple[int, ...]:
+    """Widths of the dense stack with as many hidden units; the terms of a learned activation are not units."""
+    learned = kind_of(shapes).startswith("dense")
+    units = [
+        shape[:1] if learned else shape
+        for shape in (shapes[0][0], *(hidden for _, hidden in shapes))
+    ]
+    return tuple(math.prod(shape) for shape in units)
+
+
+def released_shapes() -> pd.DataFrame:
+    """Each experiment's NdLinear stack with its cost per unit: as released, in the cheapest order, and two dense stacks."""
+    rows = []
+    for name, layers in facts("released_shapes").groupby("experiment", sort=False):
+        first = layers.iloc[0]
+        shapes = [
+            (sizes(layer.input_dims), sizes(layer.hidden_size)) for layer in layers.itertuples()
+        ]
+        step = 1 if first.order == "1..N" else -1
+        released = sum(ndlinear.count_macs(d, h, range(len(d))[::step]) for d, h in shapes)
+        cheapest = sum(ndlinear.count_macs(d, h, ndlinear.cheapest_order(d, h)) for d, h in shapes)
+        base, macs = chain_cost(sizes(first.baseline), first.baseline_bias == "yes")
+        wide, wide_macs = chain_cost(same_width(shapes), first.baseline_bias == "yes")
+        boundaries = " → ".join(
+            "×".join(map(str, shape)) for shape in [shapes[0][0], *(h for _, h in shapes)]
+        )
+        source = ":".join(filter(None, [first.file, first.line])) or "solved from the counts"
+        rows.append({
+            "experiment": name, "unit": first.unit, "shapes": boundaries, "source": source,
+            "kind": kind_of(shapes), "parameters": sum(ndlinear.count_parameters(d, h) for d, h in shapes),
+            "baseline_parameters": base, "same_width_parameters": wide, "released": released, "cheapest": cheapest,
+            "baseline": macs, "same_width": wide_macs,
+        })  # fmt: skip
+    return pd.DataFrame(rows)

@@ -1,0 +1,530 @@
+"""Times that can be compared: peers of one layer side by side, in rounds of random order, in one process.
+
+`python -m lab.chapters.speed` (``make bench``) measures the machine it runs on: it runs the cells of chapter 60 that carry the tag
+"bench" in full mode. The rows of another machine stay beside those that the book was written with.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import random
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.flop_counter import FlopCounterMode
+
+import ndlinear
+
+from .. import memory
+from ..data import folder
+from ..machine import module_digest, require
+from ..modes import NOTEBOOKS, LabError, mode
+from ..page.figures import label
+from ..page.show import say, table
+from ..records import store
+from ..released import release_folder, released
+
+LARGEST_DENSE = 60_000_000  # weights; a larger dense layer is left out
+LARGEST_LOKR = (
+    20_000_000  # entries of the matrix that LoKr makes in every call; a larger one is left out
+)
+DTYPES = {
+    "float32": torch.float32,
+    "tf32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "autocast": torch.float32,
+    "float64": torch.float64,
+}
+
+
+class Case(NamedTuple):
+    """One layer and the batch it is timed with."""
+
+    name: str
+    dims: tuple[int, ...]
+    hidden: tuple[int, ...]
+    batch: int
+    where: str
+    outer: bool = (
+        True  # False: the modes are defined in the order N..1, as the released adapters do
+    )
+
+
+CASES = {
+    case.name: case
+    for case in (
+        Case("cnn64", (64, 8, 8), (64, 8, 8), 64, "CNN head"),
+        Case("cnn128", (64, 8, 8), (128, 4, 4), 64, "CNN head"),
+        Case("cnn256", (64, 8, 8), (256, 2, 2), 64, "CNN head"),
+        Case("bert", (96, 8), (2, 2), 32, "text head"),
+        Case("tab11_1", (11, 1), (11, 64), 32, "tabular"),
+        Case("tab11_64", (11, 64), (11, 64), 32, "tabular"),
+        Case("tab14_1", (14, 1), (32, 64), 32, "tabular"),
+        Case("tab32_64", (32, 64), (32, 64), 32, "tabular"),
+        Case("rad_in", (2, 5), (32, 32), 1000, "radius bump"),
+        Case("rad_out", (32, 32), (1, 1), 1000, "radius bump"),
+        Case("opt_fc1", (768, 1), (2800, 8), 512, "OPT"),
+        Case("opt_fc2", (2800, 8), (768, 1), 512, "OPT"),
+        Case("optm_fc1", (1024, 1), (4000, 4), 512, "OPT"),
+        Case("optm_fc2", (4000, 4), (1024, 1), 512, "OPT"),
+        Case("lora_q", (32, 64), (32, 64), 512, "adapter"),
+        Case("lora_up", (32, 64), (64, 96), 512, "adapter"),
+        Case("lora_dn", (64, 96), (32, 64), 512, "adapter"),
+        Case("lora8_up", (64, 64), (112, 128), 256, "adapter"),
+        Case("lora8_dn", (112, 128), (64, 64), 256, "adapter"),
+        Case("vit200", (200, 1), (200, 1), 12672, "ViT"),
+        Case("vit400", (400, 1), (400, 1), 12672, "ViT"),
+        Case("img", (28, 28, 3), (64, 64, 6), 32, "README"),
+        Case("vol32", (32, 32, 32), (32, 32, 32), 16, "volume"),
+        Case("d4", (16, 16, 16, 16), (16, 16, 16, 16), 8, "four modes"),
+        Case("d5", (8, 8, 8, 8, 8), (8, 8, 8, 8, 8), 4, "five modes"),
+    )
+}
+CASES |= {
+    f"{c.name}_rev": c._replace(name=f"{c.name}_rev", outer=False)
+    for c in CASES.values()
+    if c.where == "adapter"
+}
+
+
+def sizes(text: str) -> tuple[int, ...]:
+    """(64, 8, 8) from "64x8x8", as a configuration holds it."""
+    return tuple(map(int, text.split("x")))
+
+
+def config(case: Case, **more) -> dict:
+    """A case as a flat configuration for `lab.record`."""
+    dims, hidden = ("x".join(map(str, part)) for part in (case.dims, case.hidden))
+    return {
+        "case": case.name,
+        "dims": dims,
+        "hidden": hidden,
+        "outer": case.outer,
+        "batch": case.batch,
+    } | more
+
+
+def random_cases(n: int, seed: int) -> list[Case]:
+    """Layers that nobody tuned for: two to four modes, sizes spread evenly on a logarithmic scale, batches from 8 to 256."""
+    draw, made = random.Random(seed), []
+    for i in range(n):
+        modes = draw.choice((2, 2, 3, 3, 4))
+        dims, hidden = (
+            tuple(round(2 ** draw.uniform(0, 12 / modes)) for _ in range(modes)) for _ in "DH"
+        )
+        made.append(Case(f"random{i}", dims, hidden, 2 ** draw.randint(3, 8), "random"))
+    return made
+
+
+def baseline() -> str:
+    """What ratios are to: the released package; in smoke mode, which installs nothing, Algorithm 1 where it is not at hand."""
+    if mode() == "replay" or released(install=mode() == "full"):
+        return "released"
+    say(
+        f"**The released package is not in {release_folder()}**, so ratios are to `sequential` here."
+    )
+    return "sequential"
+
+
+# ---------------------------------------------------------------------------------------------------------- the peers
+class LeftOut(LabError):
+    """Why a peer is not measured."""
+
+
+@dataclass
+class Peer:
+    """Something to time: ``call(x)``, the parameters that it trains, and the gradient of its output."""
+
+    call: Callable[[Tensor], Tensor]
+    parameters: list[Tensor]
+    x: Tensor
+    gradient: Tensor | None = None
+
+    def forward(self) -> Tensor:
+        return self.call(self.x)
+
+    def training(self) -> tuple[Tensor, ...]:
+        """Forward, then the gradients of the input and of every parameter."""
+        return torch.autograd.grad(self.call(self.x), [self.x, *self.parameters], self.gradient)
+
+
+class Problem:
+    """An NdLinear layer with an input; what every peer is built from, with the same weights where it has them."""
+
+    def __init__(
+        self, dims, hidden, batch, outer=True, *, dtype="float32", device="cpu", seed=0, bias=True
+    ):
+        torch.manual_seed(seed)
+        torch.set_float32_matmul_precision(
+            "high" if dtype == "tf32" else "highest"
+        )  # only GPUs know the difference
+        self.dims, self.hidden, self.outer = tuple(dims), tuple(hidden), outer
+        self.autocast = dtype == "autocast"
+        self.options = {"device": device, "dtype": DTYPES[dtype]}
+        self.layer = ndlinear.NdLinear(dims, hidden, outer, bias, **self.options)
+        self.x = torch.randn(batch, *dims, **self.options, requires_grad=True)
+
+    def peer(self, module, parameters=None, *, flat=False) -> Peer:
+        """A Peer from a module or function; ``flat`` gives it the input as one axis."""
+        x = self.x.detach().flatten(1).requires_grad_() if flat else self.x
+        own = list(module.parameters() if parameters is None else parameters)
+        return Peer(module, [p for p in own if p.requires_grad], x)
+
+    def with_weights_of_layer(self, module: nn.Module) -> Peer:
+        module = module.to(**self.options)
+        module.load_state_dict(self.layer.state_dict())
+        return self.peer(module)
+
+    def weights(self) -> list[Tensor]:
+        return [w.detach().clone().requires_grad_() for w in self.layer.weights]
+
+
+def _released(p: Problem) -> Peer:
+    module = released(install=mode() == "full")
+    if module is None:
+        raise LeftOut(f"the released package is not in {release_folder()}")
+    return p.with_weights_of_layer(module.NdLinear(p.dims, p.hidden, transform_outer=p.outer))
+
+
+def _again(p: Problem, **execution) -> Peer:
+    bias = p.layer.biases[0] is not None
+    return p.with_weights_of_layer(ndlinear.NdLinear(p.dims, p.hidden, p.outer, bias, **execution))
+
+
+def _subscripts(n: int) -> str:
+    """n = 2: "zab,Aa,Bb->zAB"."""
+    inner, outer = "abcdefgh"[:n], "ABCDEFGH"[:n]
+    return ",".join([f"z{inner}", *(o + i for o, i in zip(outer, inner))]) + f"->z{outer}"
+
+
+def _einsum(p: Problem) -> Peer:
+    text, weights = _subscripts(len(p.dims)), p.weights()
+
+    torch.backends.opt_einsum.enabled = (
+        False  # as it is where opt_einsum is not installed: from left to right
+    )
+    return p.peer(lambda x: torch.einsum(text, x, *weights), weights)
+
+
+def _opt_einsum(p: Problem) -> Peer:
+    text, weights = _subscripts(len(p.dims)), p.weights()
+    shapes = [tuple(p.x.shape), *(tuple(w.shape) for w in weights)]
+    expression = require("opt_einsum").contract_expression(
+        text, *shapes
+    )  # finds the path once, for this batch size
+    return p.peer(lambda x: expression(x, *weights), weights)
+
+
+def _einmix(p: Problem) -> Peer:
+    """One EinMix of einops per mode, with the bias of the mode."""
+    mix, modes, steps = require("einops.layers.torch", "einops").EinMix, range(len(p.dims)), []
+    for k in modes if p.outer else reversed(modes):
+        before = " ".join(f"d{j}" for j in modes)
+        pattern = f"z {before} -> z {before.replace(f'd{k}', f'h{k}')}"
+        sizes, bias = {f"d{k}": p.dims[k], f"h{k}": p.hidden[k]}, p.layer.biases[k]
+        step = mix(
+            pattern,
+            weight_shape=f"h{k} d{k}",
+            bias_shape=None if bias is None else f"h{k}",
+            **sizes,
+        )
+        step = step.to(**p.options)
+        with torch.no_grad():
+            step.weight.copy_(p.layer.weights[k].reshape(step.weight.shape))
+            if bias is not None:
+                step.bias.copy_(bias.reshape(step.bias.shape))
+        steps.append(step)
+    return p.peer(nn.Sequential(*steps))
+
+
+def _tcl(p: Problem) -> Peer:
+    layer = (
+        require("tltorch", "tensorly-torch").TCL(p.dims, rank=p.hidden, bias=False).to(**p.options)
+    )
+    with torch.no_grad():
+        for factor, weight in zip(layer.factors, p.layer.weights):
+            factor.copy_(weight)
+    return p.peer(layer)
+
+
+def _lokr(p: Problem) -> Peer:
+    """The update of a LoKr adapter of peft with two full factors, without its base layer."""
+    if len(p.dims) != 2:
+        raise LeftOut("an adapter folds its axes in two")
+    if math.prod(p.dims + p.hidden) > LARGEST_LOKR:
+        raise LeftOut(
+            f"LoKr makes a matrix of {math.prod(p.dims + p.hidden):,} entries in every call"
+        )
+    peft = require("peft")
+    with torch.device("meta"):  # the base layer only lends its shape
+        base = nn.Sequential(nn.Linear(math.prod(p.dims), math.prod(p.hidden), bias=False))
+    config = peft.LoKrConfig(
+        r=max(p.dims + p.hidden), alpha=max(p.dims + p.hidden), target_modules=["0"]
+    )
+    layer = peft.get_peft_model(base, config).base_model.model[0]
+    factors = [layer.lokr_w1, layer.lokr_w2]
+    for factor, weight in zip(factors, p.weights()):
+        if factor["default"].shape != weight.shape:
+            raise LeftOut(
+                f"peft folds these sizes into {[tuple(f['default'].shape) for f in factors]}"
+            )
+        factor["default"] = nn.Parameter(weight.detach())
+    own = [f["default"] for f in factors]
+    return p.peer(lambda x: F.linear(x, layer.get_delta_weight("default")), own, flat=True)
+
+
+def _dense(p: Problem) -> Peer:
+    weights = math.prod(p.dims) * math.prod(p.hidden)
+    if weights > LARGEST_DENSE:
+        raise LeftOut(f"{weights:,} weights, more than {LARGEST_DENSE:,}")
+    return p.peer(ndlinear.to_linear(p.layer).requires_grad_(), flat=True)
+
+
+def rank_of_equal_size(dims, hidden) -> int:
+    """Largest rank r with which x -> r -> y has at most as many parameters as NdLinear (with biases), but at least 1."""
+    ends = math.prod(dims) + math.prod(hidden)
+    return max(1, (ndlinear.count_parameters(dims, hidden) - math.prod(hidden)) // ends)
+
+
+def _low_rank(p: Problem) -> Peer:
+    rank, sizes = rank_of_equal_size(p.dims, p.hidden), (math.prod(p.dims), math.prod(p.hidden))
+    first, second = (
+        nn.Linear(sizes[0], rank, bias=False, **p.options),
+        nn.Linear(rank, sizes[1], **p.options),
+    )
+    return p.peer(nn.Sequential(first, second), flat=True)
+
+
+PEERS = {
+    "released": _released,
+    "ndlinear": lambda p: p.peer(p.layer),
+    "control": _again,  # the same once more: what comes out as its ratio is noise
+    "sequential": functools.partial(_again, execution="sequential"),  # Algorithm 1, literally
+    "einsum": _einsum,
+    "opt_einsum": _opt_einsum,
+    "einmix": _einmix,
+    "tcl": _tcl,
+    "lokr": _lokr,
+    "dense": _dense,
+    "low-rank": _low_rank,
+}
+WITHOUT_BIASES = (
+    "einsum",
+    "opt_einsum",
+    "tcl",
+    "lokr",
+)  # they compute the map alone, and so do less
+
+
+def peer(p: Problem, name: str, backend: str = "inductor") -> Peer:
+    """A peer by name, ready to be timed; "compiled:NAME" compiles it and "graphed:NAME" captures it as a CUDA graph.
+
+    Raises:
+        LeftOut: this peer cannot be had here; the message says why.
+    """
+    how, _, base = name.rpartition(":")
+    if how == "graphed" and p.x.device.type != "cuda":
+        raise LeftOut("CUDA graphs need a GPU")
+    made = PEERS[base](p)
+    if p.autocast:
+        made = replace(made, call=_autocast(made.call, p.x.device.type))
+    with torch.no_grad():  # not through the compiler, whose time is taken apart
+        made.gradient = torch.randn_like(made.forward())
+    if how == "compiled":
+        made = replace(
+            made, call=torch.compile(made.call, fullgraph=True, dynamic=False, backend=backend)
+        )
+    return made
+
+
+def problem(config: dict) -> Problem:
+    """The problem of a configuration: dims, hidden, batch, outer, dtype, device and seed."""
+    options = {name: config[name] for name in ("dtype", "device", "seed")}
+    return Problem(
+        sizes(config["dims"]), sizes(config["hidden"]), config["batch"], config["outer"], **options
+    )
+
+
+def assemble(
+    p: Problem, names, backend: str = "inductor"
+) -> tuple[dict[str, Peer], dict[str, str]]:
+    """The peers that can be had here, and why the others are left out."""
+    found, left_out = {}, {}
+    for name in names:
+        try:
+            found[name] = peer(p, name, backend)
+        except LeftOut as reason:
+            left_out[name] = str(reason)
+    return found, left_out
+
+
+def _autocast(call: Callable, device: str) -> Callable:
+    def wrapped(x):
+        with torch.autocast(device, torch.bfloat16):
+            return call(x)
+
+    return wrapped
+
+
+def step(made: Peer, what: str, name: str = "") -> Callable[[], object]:
+    """The thing to call again and again: "forward" or "training" (forward, and the gradients of input and parameters)."""
+    call = made.forward if what == "forward" else made.training
+    if not name.startswith("graphed:"):
+        return call
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream), torch.set_grad_enabled(what == "training"):
+        for _ in range(3):
+            call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph), torch.set_grad_enabled(what == "training"):
+        kept = call()
+    return lambda: (graph.replay(), kept)
+
+
+def result(
+    seconds: dict[str, list[float]], left_out: dict[str, str], more: dict | None = None
+) -> dict:
+    """What goes into a record: median microseconds by peer, all rounds as the curve, the file that was timed, who is missing."""
+    curve = {
+        name: [float(f"{1e6 * value:.4g}") for value in values] for name, values in seconds.items()
+    }
+    medians = {name: float(np.median(values)) for name, values in curve.items()}
+    return {
+        "metrics": medians | (more or {}),
+        "curve": curve,
+        "module": module_digest(),
+        "left_out": left_out,
+    }
+
+
+def still_open(name: str, grid: list[dict]) -> bool:
+    """In replay: whether rows of an experiment are not recorded yet; says so. Other modes run what is missing."""
+    found = [store.current(name, row) for row in store.read(name) if row["status"] == "ok"]
+    recorded = {key for code, key in found if code == found[-1][0]}
+    missing = sum(store.canonical(config) not in recorded for config in grid)
+    if mode() == "replay" and missing:
+        say(
+            f"**Open:** {missing} of {len(grid)} rows of `{name}` are not recorded yet; a full run adds them."
+        )
+        return True
+    return False
+
+
+def inventory(made: Peer) -> dict[str, float]:
+    """Without a clock: multiply-adds and peak bytes of the forward pass, bytes kept for backward, peak bytes of training."""
+    x, device = made.x.detach(), made.x.device
+    with torch.no_grad():
+        with FlopCounterMode(display=False) as counter:
+            made.call(x)
+        forward = memory.peak_bytes(lambda: made.call(x), device)
+    kept, training = (
+        memory.saved_bytes(made.forward, made.parameters),
+        memory.peak_bytes(made.training, device),
+    )
+    return {
+        "macs": counter.get_total_flops() // 2,
+        "forward": forward,
+        "saved": kept,
+        "training": training,
+    }
+
+
+def yardsticks(p: Problem, size: int = 1024) -> dict[str, Callable]:
+    """What the machine can do: a matrix product of 2 ``size``^3 FLOPs, and a copy that moves as many bytes as X and Y have."""
+    a, b = (torch.randn(size, size, **p.options) for _ in "ab")
+    half = (p.x.numel() + p.x.shape[0] * math.prod(p.hidden)) // 2
+    source, target = torch.randn(half, **p.options), torch.empty(half, **p.options)
+    return {"gemm": lambda: torch.mm(a, b), "copy": lambda: target.copy_(source)}
+
+
+def min_macs(dims, hidden) -> int:
+    """Multiply-adds per sample in the cheapest order."""
+    return ndlinear.count_macs(dims, hidden, ndlinear.cheapest_order(dims, hidden))
+
+
+def roofline(row, size: int = 1024) -> float:
+    """Microseconds that a case takes at least at the speed of the yardsticks of its row: arithmetic or memory, whichever is more.
+
+    Forward: C multiply-adds a sample in the cheapest order, X read and Y written. Training: three times the multiply-adds; X and the
+    gradient of Y read once more and the gradient of X written.
+    """
+    dims, hidden = sizes(row["dims"]), sizes(row["hidden"])
+    x, y, macs = math.prod(dims), math.prod(hidden), min_macs(dims, hidden)
+    work, moved = (1, 1) if row["pass"] == "forward" else (3, (3 * x + 2 * y) / (x + y))
+    return max(work * macs * row["batch"] / size**3 * row["gemm"], moved * row["copy"])
+
+
+def closeness(runs: pd.DataFrame, names) -> pd.DataFrame:
+    """Roofline / time of the peers in ``names``: one row per case, one column per peer and pass; medians over the repeats."""
+    limits = runs.apply(roofline, axis=1)
+    found = runs.assign(**{name: limits / runs[name] for name in names}).groupby(
+        ["case", "pass"], sort=False
+    )[[*names]]
+    wide = found.median().unstack("pass").reindex(runs["case"].unique())
+    return wide.set_axis([f"{name}, {what}" for name, what in wide.columns], axis=1).reset_index()
+
+
+def ratio_table(
+    frame: pd.DataFrame, columns, what: str, baseline: str, dtype: str = "float32"
+) -> None:
+    """Show the ratios of one pass, those of ndlinear with their intervals, and the microseconds of the baseline."""
+    part = frame[frame["pass"] == what]
+    wide = part.pivot(index="case", columns="peer", values="ratio").reindex(part["case"].unique())
+    ours = part[part["peer"] == "ndlinear"].set_index("case")[["ratio", "ratio_low", "ratio_high"]]
+    wide["ndlinear"] = [f"{r:.2f} [{low:.2f}, {high:.2f}]" for r, low, high in ours.to_numpy()]
+    head = f"{baseline}, µs"
+    wide[head] = part[part["peer"] == baseline].set_index("case")["us"]
+    shown = [head, "ndlinear", *(name for name in columns if name in wide)]
+    formats = {head: "{:,.0f}"} | dict.fromkeys(shown[2:], "{:.2f}")
+    caption = f"{what.capitalize()}, {dtype}: how many times faster than {label(baseline)}. Empty: left out"
+    table(wide[shown].reset_index(), formats, caption)
+
+
+def case_table(cases) -> None:
+    """Show cases with their shapes and sizes."""
+    rows = [
+        {
+            "case": c.name,
+            "where": c.where,
+            "shapes": f"{c.dims} → {c.hidden}".replace(" ", "\N{NO-BREAK SPACE}"),
+            "batch": c.batch,
+            "parameters": ndlinear.count_parameters(c.dims, c.hidden),
+            "dense weights": math.prod(c.dims) * math.prod(c.hidden),
+        }
+        for c in cases
+    ]
+    table(pd.DataFrame(rows), dict.fromkeys(["batch", "parameters", "dense weights"], "{:,}"))
+
+
+# --------------------------------------------------------------------------------------------------------- make bench
+def main(notebook: pathlib.Path = NOTEBOOKS / "60_speed.ipynb") -> None:
+    """Run the cells of a chapter that are tagged "bench", in full mode and without judging claims."""
+    os.environ["NDL_MODE"] = "full"
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    code = ["import lab\n\nlab.start()"]
+    code += ["".join(c["source"]) for c in cells if "bench" in c["metadata"].get("tags", [])]
+    script = (
+        pathlib.Path(folder()) / "bench.py"
+    )  # a file: the records look up the source of the functions in it
+    script.parent.mkdir(parents=True, exist_ok=True)
+    script.write_text("\n\n".join(code), encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("bench_of_this_machine", script)
+    module = sys.modules["bench_of_this_machine"] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+
+if __name__ == "__main__":
+    main()

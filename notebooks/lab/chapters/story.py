@@ -1,0 +1,168 @@
+"""The ledger as a story: claims as a table, as lists with links, and what the open ones would take."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Iterable
+
+import pandas as pd
+
+from .. import records
+from ..page import ledger
+from ..page.show import put
+
+# One colour per verdict, as on the page of claims; the sign says the same without colour.
+COLOURS = {
+    "holds": "#1a9862",
+    "holds-if": "#94a63a",
+    "fails": "#d1543f",
+    "undecided": "#dfa52c",
+    "untestable": "#8a8a96",
+    "open": "#ffffff00",
+}
+PARTS = {
+    "1": "The layer",
+    "2": "Theory",
+    "3": "Controlled experiments",
+    "4": "Real data",
+    "5": "Large models",
+}
+PARTS |= {"6": "Cost on hardware", "7": "Verdict"}
+SETTLED = ("holds", "holds-if", "fails", "undecided")  # judged by a cell
+
+
+def frame() -> pd.DataFrame:
+    """One row per claim: id, area, kind, verdict, notebook, part of the book, what it needs and its records."""
+    rows = []
+    for claim in ledger.claims():
+        notebook = claim.get("notebook") or ""
+        rows.append(
+            {
+                "id": claim["id"],
+                "area": ledger.area(claim),
+                "kind": claim["kind"],
+                "verdict": claim["verdict"],
+                "notebook": notebook,
+                "part": PARTS.get(notebook[:1], ""),
+                "needs": needs(claim),
+                "records": claim.get("records") or [],
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def needs(claim: dict) -> str:
+    """What a test of a claim takes, in words, without the names of data sets and weights."""
+    words = {"gpu": "GPU", "cpu": "processor", "data": "data", "weights": "weights"}
+    kinds = {need.partition(":")[0] for need in claim["needs"]}
+    return (
+        ", ".join(word for kind, word in words.items() if kind in kinds)
+        or "the runs of other claims"
+    )
+
+
+def takes(claim: dict) -> str:
+    """The same with names: "GPU; data: CIFAR-10, CIFAR-100"."""
+    parts = [
+        word for need, word in (("gpu", "GPU"), ("cpu", "processor")) if need in claim["needs"]
+    ]
+    for kind in ("data", "weights"):
+        names = [need.partition(":")[2] for need in claim["needs"] if need.startswith(kind + ":")]
+        parts += [f"{kind}: {', '.join(names)}"] if names else []
+    return "; ".join(parts) or needs(claim)
+
+
+def needed(claims: list[dict], kind: str) -> pd.DataFrame:
+    """How many claims need each of the named things of a kind ("data" or "weights"), most needed first."""
+    named = [
+        need.partition(":")[2]
+        for claim in claims
+        for need in claim["needs"]
+        if need.startswith(kind + ":")
+    ]
+    return (
+        pd.Series(named, dtype=str).value_counts().rename_axis(kind).rename("claims").reset_index()
+    )
+
+
+def evidence(claims: list[dict]) -> pd.DataFrame:
+    """The recorded runs that settled claims rest on: one row per experiment."""
+    used: dict[str, list[str]] = {}
+    for claim in claims:
+        for name in claim.get("records") or []:
+            used.setdefault(name, []).append(claim["id"])
+    rows = []
+    for name, ids in sorted(used.items()):
+        runs = [r for r in records.read(name) if r["status"] == "ok"]
+        rows.append((name, len(ids), len(runs), len({r["seed"] for r in runs})))
+    return pd.DataFrame(rows, columns=["experiment", "claims", "runs", "seeds"])
+
+
+def right(claim: dict) -> tuple[str, str]:
+    """What may be said of a claim today: a heading and a sentence, both from the ledger."""
+    verdict = claim["verdict"]
+    if verdict == "fails":
+        return "Right statement", claim["correction"]
+    if verdict == "holds-if":
+        return "Holds if", claim["condition"]
+    if verdict == "untestable":
+        return "Missing", claim["reason"]
+    if verdict == "open":
+        return "A test takes", takes(claim)
+    return ("Scope", claim["scope"])
+
+
+def address(claim: dict) -> str:
+    """Where the claim's cell stands in the book; an open or untestable claim leads to its row on the page of claims."""
+    if claim["verdict"] in SETTLED:
+        return f"{claim['notebook']}.html#claim-{claim['id']}"
+    return f"../book/claims.html#{claim['id']}"
+
+
+def _entry(id: str, question: str, why: str) -> tuple[str, str]:
+    """A claim as text and as an entry of a definition list."""
+    claim = ledger.claim(id)
+    head, text = right(claim)
+    sign = f"{ledger.SIGNS[claim['verdict']]} {claim['verdict']}"
+    lines = [
+        f"    {h}: {p}"
+        for h, p in (("Why it matters", why), ("Paper", claim["statement"]), (head, text))
+        if p
+    ]
+    mark = f'<span class="ndl-badge ndl-{claim["verdict"]}">{sign}</span>'
+    name = f'{mark} <a href="{html.escape(address(claim))}">{html.escape(id)}</a>'
+    parts = [
+        f"<div><b>Paper:</b> {html.escape(claim['statement'])} {name if question else ''}</div>"
+    ]
+    parts += [f"<div><b>{html.escape(head)}:</b> {html.escape(text)}</div>"]
+    parts += [f'<div class="ndl-meaning">Why it matters: {html.escape(why)}</div>'] if why else []
+    title = html.escape(question) if question else name
+    return "\n".join(
+        [f"{question or id} ({sign} · {id})", *lines]
+    ), f"<dt>{title}</dt><dd>{''.join(parts)}</dd>"
+
+
+def tell(questions: dict[str, tuple[str, str]]) -> None:
+    """Show questions, each answered by a claim: id -> (question, why it matters). Verdict and answer come from the ledger."""
+    entries = [_entry(id, *asked) for id, asked in questions.items()]
+    put("\n".join(text for text, _ in entries), html=_list(entry for _, entry in entries))
+
+
+def fold(ids: Iterable[str]) -> None:
+    """Show claims with statement and what may be said, folded by area."""
+    areas: dict[str, list[str]] = {}
+    for id in ids:
+        areas.setdefault(ledger.area(ledger.claim(id)), []).append(id)
+    lines, folded = [], []
+    for area, members in areas.items():
+        entries = [_entry(id, "", "") for id in members]
+        lines += [f"{area} ({len(members)})", *(text for text, _ in entries)]
+        body = _list(entry for _, entry in entries)
+        folded.append(
+            f"<details><summary>{html.escape(area)} ({len(members)})</summary>{body}</details>"
+        )
+    put("\n".join(lines) or "None.", html="".join(folded) or "None.")
+
+
+def _list(entries: Iterable[str]) -> str:
+    return f'<dl class="ndl-corrections mathjax_ignore tex2jax_ignore">{"".join(entries)}</dl>'

@@ -1,0 +1,112 @@
+"""What layers and models cost without a clock: parameters, multiply-adds, entries kept for the backward pass."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+import ndlinear
+from ndlinear import cheapest_order, count_parameters
+
+ALL_ORDERS_UP_TO = 4  # modes: 24 orders
+
+
+def saved_entries(input_dims, hidden_size, order=None) -> int:
+    """Entries per sample that autograd keeps when every mode is trained: the inputs of all steps, in the given order."""
+    sizes, total = list(input_dims), 0
+    for k in range(len(sizes)) if order is None else order:
+        total += math.prod(sizes)
+        sizes[k] = hidden_size[k]
+    return total
+
+
+def leanest_order(input_dims, hidden_size) -> tuple[int, ...]:
+    """The order that keeps the fewest entries for the backward pass: ascending H_k / D_k; ties keep their place."""
+    unit = math.lcm(*input_dims)  # exact integers, as in `ndlinear.cheapest_order`
+    return tuple(
+        sorted(range(len(input_dims)), key=lambda k: unit // input_dims[k] * hidden_size[k])
+    )
+
+
+def costs(input_dims, hidden_size, bias: bool = True) -> pd.DataFrame:
+    """Costs per sample of the dense layer and of NdLinear in every order of its modes (N <= 4), else in the notable ones.
+
+    Args:
+        input_dims: (D_1, ..., D_N); hidden_size: (H_1, ..., H_N); bias: count the biases among the parameters.
+
+    Returns:
+        One row for the dense layer, then the orders by their cost, with the columns ``map``; ``order``, modes counted from 1;
+        ``remark``, which names the order as defined, the cheapest and the one that keeps the least; ``parameters``; ``macs``,
+        multiply-adds (1 = 2 FLOPs); ``of_dense``, their ratio to the dense layer's; ``saved``, entries kept for the backward pass.
+    """
+    parameters = count_parameters(input_dims, hidden_size, bias)  # raises on bad shapes
+    dims, hidden = tuple(input_dims), tuple(hidden_size)
+    n, dense = len(dims), math.prod(dims) * math.prod(hidden)
+    defined, cheapest, leanest = (
+        tuple(range(n)),
+        cheapest_order(dims, hidden),
+        leanest_order(dims, hidden),
+    )
+    if ndlinear.count_macs(dims, hidden, cheapest) == ndlinear.count_macs(dims, hidden, defined):
+        cheapest = defined  # the layer leaves its order alone when nothing is won
+    if saved_entries(dims, hidden, leanest) == saved_entries(dims, hidden, cheapest):
+        leanest = cheapest
+    names = {"as defined": defined, "cheapest": cheapest, "keeps least": leanest}
+    orders = (
+        itertools.permutations(range(n)) if n <= ALL_ORDERS_UP_TO else dict.fromkeys(names.values())
+    )
+    rows = [("dense", "", "", dense + bias * math.prod(hidden), dense, 1.0, math.prod(dims))]
+    for order in sorted(
+        orders, key=lambda order: (ndlinear.count_macs(dims, hidden, order), order)
+    ):
+        macs, remark = (
+            ndlinear.count_macs(dims, hidden, order),
+            ", ".join(k for k, v in names.items() if v == order),
+        )
+        text = ", ".join(str(k + 1) for k in order)
+        rows.append(
+            (
+                "NdLinear",
+                text,
+                remark,
+                parameters,
+                macs,
+                macs / dense,
+                saved_entries(dims, hidden, order),
+            )
+        )
+    return pd.DataFrame(
+        rows, columns=["map", "order", "remark", "parameters", "macs", "of_dense", "saved"]
+    )
+
+
+def operations(model: nn.Module, sample: Tensor) -> int:
+    """Multiply-adds of a forward pass plus five operations for each number that enters a batch norm.
+
+    That is what the counter of the package fvcore books for a network in training mode, one for a multiply-add.
+    """
+    entered = []
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    hooks = [
+        m.register_forward_hook(lambda _, inputs, __: entered.append(inputs[0].numel()))
+        for m in norms
+    ]
+    macs = count_macs(model, sample)
+    for hook in hooks:
+        hook.remove()
+    return macs + 5 * sum(entered)
+
+
+@torch.no_grad()
+def count_macs(model: nn.Module, sample: Tensor) -> int:
+    """Multiply-adds of one forward pass over ``sample`` (a batch of one), counted on the operations that run; 1 = 2 FLOPs."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    device = next(model.parameters()).device
+    with FlopCounterMode(display=False) as counter:
+        model.eval()(sample.to(device))
+    return counter.get_total_flops() // 2

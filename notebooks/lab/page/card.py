@@ -1,0 +1,83 @@
+"""The small table at the head of a chapter."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+
+from .. import modes
+from ..records import store
+from . import ledger
+from .show import put
+
+
+def card(slug: str, *, read_first: list[str] | None = None, gpu: bool = False) -> None:
+    """The small table at the head of a chapter: claims settled here, what to read first, time in each mode, GPU or not."""
+    settled = [
+        c
+        for c in ledger.claims()
+        if c.get("notebook") == slug and c["verdict"] not in ("open", "untestable")
+    ]
+    links = [
+        (
+            f'<a href="#claim-{c["id"]}">{ledger.SIGNS[c["verdict"]]}&nbsp;{c["id"]}</a>',
+            f"{ledger.SIGNS[c['verdict']]} {c['id']}",
+        )
+        for c in settled
+    ]
+    rows = [
+        (
+            "Settles",
+            ", ".join(a for a, _ in links) or "no claim",
+            ", ".join(b for _, b in links) or "no claim",
+        ),
+        (
+            "Read first",
+            *[
+                ", ".join(form.format(s) for s in read_first or []) or "nothing"
+                for form in ('<a href="{0}.html">{0}</a>', "{0}")
+            ],
+        ),
+        ("Time", *[times_line(slug)] * 2),
+        ("GPU", *["for a full run" if gpu else "not needed"] * 2),
+    ]
+    body = "".join(f"<tr><th scope='row'>{head}</th><td>{cell}</td></tr>" for head, cell, _ in rows)
+    put(
+        "\n".join(f"{head:<11}{cell}" for head, _, cell in rows),
+        html=f'<table class="ndl-card">{body}</table>',
+    )
+
+
+def times_file() -> pathlib.Path:
+    """The record of `make times`."""
+    return modes.RESULTS / "notebook-times.jsonl"
+
+
+def times_line(slug: str) -> str:
+    """The newest recorded times of a chapter, and how long the runs took whose records it reads."""
+    path, newest = times_file(), {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else []:
+        row = json.loads(line)
+        if row["notebook"] == slug:
+            newest[row["mode"]] = row["seconds"]
+    parts = [f"{mode} {seconds:.0f} s" for mode, seconds in sorted(newest.items())]
+    names = {
+        name for c in ledger.claims() if c.get("notebook") == slug for name in c.get("records", [])
+    }
+    parts += full_line(sorted(names))
+    return " · ".join(parts) or "not recorded yet"
+
+
+def full_line(names: list[str]) -> list[str]:
+    """What the full runs of these experiments took, from their records."""
+    rows = []
+    for name in names:
+        found = [row for row in store.read(name) if row["status"] == "ok"]
+        codes = [store.current(name, row)[0] for row in found]
+        rows += [row for row, code in zip(found, codes) if code == codes[-1]]  # not earlier code
+    if not rows:
+        return []
+    minutes = sum(row["seconds"] for row in rows) / 60
+    return [
+        f"full {minutes:.1f} min for {len(rows)} runs on {', '.join(sorted({row['device'] for row in rows}))}"
+    ]

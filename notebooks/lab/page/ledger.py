@@ -1,0 +1,176 @@
+"""The ledger book/paper/claims.yml: what the paper claims, what this book found, and the cell that judges."""
+
+from __future__ import annotations
+
+import functools
+import html
+
+from ..modes import PAPER, LabError, mode
+from .show import put, say
+
+VERDICTS = ("holds", "holds-if", "fails", "undecided", "untestable", "open")
+SIGNS = {
+    "holds": "✓",
+    "holds-if": "✓*",
+    "fails": "✗",
+    "undecided": "≈",
+    "untestable": "–",
+    "open": "○",
+}
+# What a settled claim must say beside its rule, notebook and scope.
+ALSO_NEEDS = {"holds-if": "condition", "fails": "correction", "untestable": "reason"}
+# First part of a claim's id -> the area it belongs to.
+AREAS = {
+    "ablation": "ablations",
+    "bert": "BERT heads",
+    "bias": "dial a bias",
+    "cnn": "CNN heads",
+    "dit": "DiT",
+    "entropy": "entropy",
+    "ett": "ETT forecasting",
+    "flops": "FLOPs",
+    "layer": "the layer",
+    "lora": "LoRA",
+    "memory": "memory",
+    "opt": "OPT pre-training",
+    "overhead": "overhead",
+    "params": "parameters",
+    "related": "related work",
+    "sample": "sample efficiency",
+    "structured": "structured layers",
+    "tabular": "tabular data",
+    "theory": "theory",
+    "ucr": "UCR classification",
+    "vit": "ViT distillation",
+}
+
+
+class LedgerError(LabError):
+    """Ledger and evidence disagree, or the ledger is incomplete."""
+
+
+@functools.cache
+def _load() -> dict[str, dict]:
+    try:
+        import yaml
+    except ModuleNotFoundError as error:
+        raise LedgerError("reading the ledger needs PyYAML: pip install pyyaml") from error
+    with open(PAPER / "claims.yml", encoding="utf-8") as file:
+        entries = yaml.safe_load(file)["claims"]
+    for entry in entries:
+        problem = _problem(entry)
+        if problem:
+            raise LedgerError(f"claims.yml, {entry.get('id')}: {problem}")
+    if len({entry["id"] for entry in entries}) != len(entries):
+        raise LedgerError("claims.yml: an id stands twice")
+    return {entry["id"]: entry for entry in entries}
+
+
+def _problem(entry: dict) -> str | None:
+    """What is wrong with one entry of the ledger, or None."""
+    verdict = entry.get("verdict")
+    if verdict not in VERDICTS:
+        return f"verdict {verdict!r} is not one of {', '.join(VERDICTS)}"
+    if verdict == "open":
+        return None
+    needed = ["reason"] if verdict == "untestable" else ["rule", "scope", "notebook"]
+    missing = [
+        key
+        for key in dict.fromkeys([*needed, ALSO_NEEDS.get(verdict)])
+        if key and not entry.get(key)
+    ]
+    return f"verdict {verdict!r} needs {', '.join(missing)}" if missing else None
+
+
+def claims() -> list[dict]:
+    """All entries of the ledger, in its order."""
+    return list(_load().values())
+
+
+def counts() -> dict[str, int]:
+    """How many claims have which verdict."""
+    return {verdict: sum(c["verdict"] == verdict for c in claims()) for verdict in VERDICTS}
+
+
+def area(claim: dict) -> str:
+    """The area of a claim: the first part of its id, in words."""
+    prefix = claim["id"].split("-")[0]
+    return AREAS.get(prefix, prefix)
+
+
+def claim(id: str) -> dict:
+    """One entry of the ledger."""
+    if id not in _load():
+        raise LedgerError(f"no claim {id!r} in book/paper/claims.yml")
+    return _load()[id]
+
+
+def _found(holds: bool | None, under: bool | None) -> str:
+    """The verdict that the evidence gives."""
+    if under is not None and holds is not False:
+        raise LedgerError(
+            "`under` says that a statement that fails as printed holds under a condition: it needs holds=False"
+        )
+    if holds is None:
+        return "undecided"
+    return "holds" if holds else "holds-if" if under else "fails"
+
+
+def verdict(id: str, *, holds: bool | None, under: bool | None = None, note: str = "") -> None:
+    """Judge a claim by evidence, show the verdict, and raise when the ledger says otherwise.
+
+    Args:
+        id: the claim's id in the ledger; the cell becomes its anchor ``claim-<id>``.
+        holds: True, False, or None when the interval includes both.
+        under: True when the claim, false as printed, holds under the ledger's ``condition``.
+        note: one sentence, Markdown-free, with the numbers that decided.
+
+    Claims that rest on records are not judged in smoke mode, where nothing was trained to the end.
+    """
+    entry, found = claim(id), _found(None if holds is None else bool(holds), under)
+    if mode() == "smoke" and entry.get("records"):
+        put(f"{id}: not judged in smoke mode")
+        return
+    if found != entry["verdict"]:
+        raise LedgerError(
+            f"claim {id!r}: the ledger says {entry['verdict']!r}, the evidence says {found!r}. {note} "
+            "If the evidence is right, change `verdict` in book/paper/claims.yml, and keep the rule that was written before the run."
+        )
+    detail = entry.get("correction") or (
+        f"holds if {entry['condition']}" if entry.get("condition") else ""
+    )
+    text = f"{SIGNS[found]} {found} · {id} · {entry['statement']}" + "".join(
+        f" — {part}" for part in (detail, note) if part
+    )
+    put(text, html=_markup(id, found, entry, detail, note))
+
+
+def finding(text: str, *, holds: bool | None) -> None:
+    """A result of ours that the chapter's prose states: raises unless the evidence holds; not judged in smoke mode.
+
+    Use it beside `verdict` for statements that are not the paper's, so that prose and records cannot drift apart.
+    """
+    if mode() == "smoke":
+        say(f"(not judged in smoke mode) {text}")
+    elif holds is None or not holds:
+        raise LedgerError(f"the text says {text!r}, the evidence says otherwise: correct the text")
+    else:
+        say(f"✓ {text}")
+
+
+def _markup(id: str, found: str, entry: dict, detail: str, note: str) -> str:
+    parts = [
+        f'<span class="ndl-badge ndl-{found}">{SIGNS[found]} {found}</span> <code>{id}</code>',
+        f"<span>{html.escape(entry['statement'])}</span>",
+    ]
+    parts += [
+        f"<span><b>{head}</b> {html.escape(text)}</span>"
+        for head, text in (
+            ("Right statement.", entry.get("correction")),
+            ("Condition.", entry.get("condition")),
+            ("Rule.", entry.get("rule")),
+            ("Evidence.", note),
+        )
+        if text
+    ]
+    return f'<div class="ndl-verdict" id="claim-{id}">{"<br>".join(parts)}</div>'

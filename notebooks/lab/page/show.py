@@ -1,0 +1,95 @@
+"""How notebooks speak: Markdown and tables in Jupyter, plain text in a script."""
+
+from __future__ import annotations
+
+import html as html_
+import re
+import sys
+
+import pandas as pd
+
+from ..machine import module_version
+from ..modes import mode
+
+
+def _in_jupyter() -> bool:
+    ipython = sys.modules.get("IPython")
+    shell = ipython.get_ipython() if ipython else None
+    return shell is not None and hasattr(shell, "kernel")
+
+
+def put(text: str, *, html: str | None = None, markdown: bool = False) -> None:
+    """Show ``html`` (or ``text`` as Markdown) in Jupyter, print ``text`` elsewhere."""
+    if not _in_jupyter() or (html is None and not markdown):
+        print(text)
+        return
+    from IPython.display import HTML, Markdown, display
+
+    display(HTML(html) if html is not None else Markdown(text))
+
+
+def say(text: str) -> None:
+    """Show a sentence that contains computed numbers."""
+    put(text, markdown=True)
+
+
+def table(
+    frame: pd.DataFrame,
+    formats: dict[str, str] | None = None,
+    caption: str = "",
+    intervals: dict[str, str] | None = None,
+) -> None:
+    """Show a table without its index; underscores in headings become spaces.
+
+    Args:
+        formats: column -> format such as ``"{:.3f}"``; missing values stay empty.
+        intervals: metric -> format; merges the columns ``m``, ``m_low``, ``m_high`` into one, "0.979 [0.973, 0.986]".
+    """
+    frame = _merge(frame.copy(), intervals or {})
+    for column, form in (formats or {}).items():
+        frame[column] = [form.format(v) if pd.notna(v) else "" for v in frame[column]]
+    frame = frame.rename(columns=lambda name: str(name).replace("_", " ")).rename_axis(columns=None)
+    body = frame.to_html(
+        index=False, border=0, classes="ndl-table", escape=True, na_rep="", justify="left"
+    )
+    body = re.sub(r"(?<=<td>)[^<]+", _in_one_piece, body)
+    head = f"<p class='ndl-caption'>{html_.escape(caption)}</p>" if caption else ""
+    text = (caption + "\n" if caption else "") + frame.to_string(index=False, na_rep="")
+    label = html_.escape(caption or "table")
+    put(
+        text,
+        html=f'<div class="ndl-scroll" tabindex="0" role="region" aria-label="{label}">{head}{body}</div>',
+    )
+
+
+def _in_one_piece(cell: re.Match) -> str:
+    """The text of a cell with real minus signs, which do not break lines, and intervals kept together."""
+    text = re.sub(r"(?<![\w.)])-(?=\d)|(?<=\de)-(?=\d)", "\N{MINUS SIGN}", cell[0])
+    text = re.sub(r"\[([^][, ]+), ([^][, ]+)\]", "[\\1,\N{NO-BREAK SPACE}\\2]", text)
+    text = re.sub(r"^([^\w\s]+) (?=\w+$)", "\\1\N{NO-BREAK SPACE}", text)  # a sign and its word
+    return text.replace(" ± ", "\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}")
+
+
+def _merge(frame: pd.DataFrame, intervals: dict[str, str]) -> pd.DataFrame:
+    """The frame with each metric and its interval in one column of text."""
+    for metric, form in intervals.items():
+        low, high = f"{metric}_low", f"{metric}_high"
+        cells = zip(frame[metric], frame[low], frame[high])
+        frame[metric] = [
+            f"{form} [{form}, {form}]".format(*cell) if pd.notna(cell[0]) else "" for cell in cells
+        ]
+        frame = frame.drop(columns=[low, high])
+    return frame
+
+
+def start(seed: int = 0) -> None:
+    """Set seeds and figure style, and print the line that a bug report should quote."""
+    import torch
+
+    from ..train.loop import seed_everything
+    from .figures import style
+
+    seed_everything(seed)
+    style()
+    device = f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"
+    print(f"{mode()} · {device} · torch {torch.__version__} · ndlinear.py {module_version()}")

@@ -1,0 +1,17 @@
+"""Rows of results, what they depend on, and where they are run."""
+
+from .fingerprint import FingerprintError, code_hash
+from .runs import Experiment, complete, record
+from .store import RecordError, canonical, digest, read
+
+__all__ = [
+    "Experiment",
+    "FingerprintError",
+    "RecordError",
+    "canonical",
+    "code_hash",
+    "complete",
+    "digest",
+    "read",
+    "record",
+]

@@ -1,0 +1,396 @@
+"""What a recorded row depends on: a training function and every function, class and constant that it reaches.
+
+The fingerprint follows names and ``module.attribute`` from the notebook into all of `lab`, by syntax tree: formatting,
+comments, docstrings, annotations and the words of error messages are free, and so is moving a function to another file.
+It stops at installed packages and at `ndlinear`, which has a version and tests of its own; only experiments that measure
+time or memory follow the layer's code too. It also stops at the rooms named in `OUTSIDE`, which cannot change a number.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import hashlib
+import importlib
+import inspect
+import linecache
+import pathlib
+import symtable
+import sys
+import types
+from collections import ChainMap
+
+import numpy as np
+import pandas as pd
+import torch
+
+from ..modes import LabError
+
+OUTSIDE = (
+    "lab.page",  # shows what was found
+    "lab.records",  # keeps it
+    "lab.tools",  # calls it
+    "lab.data.files",  # fetches bytes; what is read from them has a checksum in each row
+)
+PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType, range, slice)
+LAYER = "ndlinear"
+
+
+class FingerprintError(LabError):
+    """A training function reads something whose state cannot be told from its source."""
+
+
+# ------------------------------------------------------------------------------------------------------- syntax trees
+@functools.lru_cache(maxsize=256)
+def _module_tree(file: str, lines: tuple[str, ...]) -> ast.Module:
+    return ast.parse("".join(lines))
+
+
+def _nodes(file: str, kinds) -> list[ast.AST]:
+    """The functions, lambdas or classes that a file, or a cell of a notebook, defines."""
+    lines = tuple(linecache.getlines(file))
+    return [node for node in ast.walk(_module_tree(file, lines)) if isinstance(node, kinds)]
+
+
+def _first_line(node: ast.AST) -> int:
+    """Where the compiler says that a definition begins: at its first decorator."""
+    decorators = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(d.lineno for d in decorators)])
+
+
+def _function_trees(function: types.FunctionType) -> list[ast.AST]:
+    """The definition of a function; for a lambda, all lambdas that begin in its line."""
+    code = function.__code__
+    if code.co_name == "<lambda>":
+        found = [n for n in _nodes(code.co_filename, ast.Lambda) if n.lineno == code.co_firstlineno]
+    else:
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+        found = [
+            node
+            for node in _nodes(code.co_filename, kinds)
+            if node.name == code.co_name and _first_line(node) == code.co_firstlineno
+        ]
+    if not found:
+        raise FingerprintError(
+            f"the source of {function.__qualname__} is not at hand ({code.co_filename}, line "
+            f"{code.co_firstlineno}); define it in a cell or a file, not with exec"
+        )
+    return found
+
+
+def _class_tree(cls: type) -> ast.AST | None:
+    """The definition of a class, or None for one without methods that was typed into a notebook."""
+    written = [f for f in vars(cls).values() if isinstance(f, types.FunctionType)]
+    files = {f.__code__.co_filename for f in written if linecache.getlines(f.__code__.co_filename)}
+    module = sys.modules.get(cls.__module__)
+    if getattr(module, "__file__", None):
+        files.add(module.__file__)
+    for file in sorted(files):
+        found = [node for node in _nodes(file, ast.ClassDef) if node.name == cls.__name__]
+        if found:
+            return found[-1]
+    return None
+
+
+class _Bare(ast.NodeTransformer):
+    """Takes out of a tree what cannot change a number: docstrings, annotations, the words of errors."""
+
+    def visit_Expr(self, node):
+        if isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            return None
+        return self.generic_visit(node)
+
+    def visit_arg(self, node):
+        return ast.arg(node.arg)
+
+    def visit_AnnAssign(self, node):
+        node.annotation = ast.Constant(None)
+        return self.generic_visit(node)
+
+    def visit_Raise(self, node):
+        raised = node.exc.func if isinstance(node.exc, ast.Call) else node.exc
+        return ast.Raise(exc=raised, cause=None)
+
+    def _function(self, node):
+        node.returns = None
+        node = self.generic_visit(node)
+        node.body = node.body or [ast.Pass()]
+        return node
+
+    visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _function
+
+
+def _bare(node: ast.AST) -> ast.AST:
+    """A copy of a tree without what `_Bare` takes out."""
+    if isinstance(node, ast.ClassDef):
+        node.returns = None
+    copy = ast.parse(ast.unparse(node)).body[0]
+    return ast.fix_missing_locations(_Bare().visit(copy))
+
+
+def _listed(node, names: dict[str, str]) -> object:
+    """A syntax tree as nested lists, equal over formatting and Python versions.
+
+    ``names``: dotted names of the lab, such as "stacked.fit", and the last word that stands for them: with the tree of what
+    is meant beside it, nothing changes when a function moves.
+    """
+    if isinstance(node, list):
+        return [_listed(n, names) for n in node]
+    if not isinstance(node, ast.AST):
+        return repr(node)
+    dotted = _dotted(node)
+    if dotted in names:
+        return ["lab", names[dotted]]
+    skipped = ("kind", "type_comment", "type_params", "ctx", "lineno", "col_offset")
+    fields = {k: v for k, v in ast.iter_fields(node) if v not in (None, []) and k not in skipped}
+    return [type(node).__name__, {k: _listed(v, names) for k, v in fields.items()}]
+
+
+def _dotted(node: ast.AST) -> str:
+    """ "a.b.c" for a chain of attributes of a name, else nothing."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
+
+
+def _outer_names(tree: ast.AST) -> set[str]:
+    """Names that a definition takes from outside, by the compiler's own rules of scope."""
+    found: set[str] = set()
+    top = symtable.symtable(ast.unparse(tree), "definition", "exec")
+
+    def collect(table) -> None:
+        for symbol in table.get_symbols():
+            outside = symbol.is_global() or (table is top and not symbol.is_assigned())
+            if symbol.is_referenced() and outside:
+                found.add(symbol.get_name())
+        for child in table.get_children():
+            collect(child)
+
+    collect(top)
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- what is reached
+def _in_lab(module: str) -> bool:
+    return module == "lab" or module.startswith("lab.")
+
+
+class _Reached:
+    """Everything that a training function reaches, each once: (what, name, content)."""
+
+    def __init__(self, home: str, layer: bool):
+        self.home, self.layer = home, layer
+        self.entries: list[tuple[str, str, str]] = []
+        self.places: dict[tuple[str, str], str] = {}  # (module, name) of what lies in the lab
+        self.seen: dict[int, object] = {}
+
+    def followed(self, module: str) -> bool:
+        """Whether definitions of a module count: the notebook's, the lab's, and the layer's where it is what is measured."""
+        if any(module == room or module.startswith(room + ".") for room in OUTSIDE):
+            return False
+        return module == self.home or _in_lab(module) or (self.layer and module == LAYER)
+
+    def definition(self, thing) -> None:
+        """Take down a function or class and follow the names in it."""
+        if id(thing) in self.seen:
+            return
+        self.seen[id(thing)] = thing
+        if isinstance(thing, type):
+            tree, scope = _class_tree(thing), self._class_scope(thing)
+            if tree is None:
+                self._plain_class(thing)
+                return
+            trees = [tree]
+        else:
+            trees, scope = _function_trees(thing), self._function_scope(thing)
+        content = []
+        for tree in map(_bare, trees):
+            content.append(self._follow(tree, scope, thing.__qualname__))
+        text = repr(content)
+        self.entries.append(("code", thing.__qualname__, text))
+        if _in_lab(thing.__module__):
+            self.places[thing.__module__, thing.__qualname__] = hashlib.sha256(
+                text.encode()
+            ).hexdigest()[:16]
+
+    @staticmethod
+    def _function_scope(function) -> ChainMap:
+        cells = zip(function.__code__.co_freevars, function.__closure__ or ())
+        closure = {name: cell.cell_contents for name, cell in cells}
+        return ChainMap(closure, function.__globals__)
+
+    @staticmethod
+    def _class_scope(cls: type) -> ChainMap:
+        written = [f for f in vars(cls).values() if isinstance(f, types.FunctionType)]
+        own = next((f.__globals__ for f in written if f.__module__ == cls.__module__), {})
+        return ChainMap(own, vars(sys.modules.get(cls.__module__, types.ModuleType("none"))))
+
+    def _plain_class(self, cls: type) -> None:
+        """A class without source at hand: its bases, fields and values."""
+        own = {k: v for k, v in vars(cls).items() if not k.startswith("__")}
+        plain = {k: v for k, v in own.items() if isinstance(v, (*PLAIN, tuple, list, dict, set))}
+        values = {k: self.value(v, cls.__qualname__) for k, v in plain.items()}
+        fields = sorted(getattr(cls, "__annotations__", {}))
+        bases = [self.value(base, cls.__qualname__) for base in cls.__bases__]
+        content = repr([bases, fields, sorted(values.items())])
+        self.entries.append(("class", cls.__qualname__, content))
+
+    def _follow(self, tree: ast.AST, scope, reader: str) -> object:
+        """The listed tree of a definition, after everything that it names was taken down."""
+        outer, names = _outer_names(tree), {}
+        chains = {_dotted(n) for n in ast.walk(tree) if isinstance(n, (ast.Attribute, ast.Name))}
+        for name in sorted(outer):
+            if name not in scope:  # a builtin, or nothing yet
+                continue
+            value = scope[name]
+            if not isinstance(value, types.ModuleType):
+                self._named(name, value, reader)
+            elif _in_lab(value.__name__) or (self.layer and value.__name__ == LAYER):
+                for chain in sorted(c for c in chains if c.partition(".")[0] == name):
+                    dotted, found = self._attribute(chain, value, reader)
+                    if not isinstance(found, types.ModuleType):
+                        names[dotted] = dotted.rpartition(".")[2]
+                        self._named(names[dotted], found, reader)
+        return _listed(tree, names)
+
+    def _attribute(self, chain: str, module: types.ModuleType, reader: str):
+        """What "module.attribute" or "package.module.attribute" names, and how much of the chain that takes."""
+        first, *rest = chain.split(".")
+        taken, value = first, module
+        for part in rest:
+            if not isinstance(value, types.ModuleType):
+                break
+            if not hasattr(value, part):
+                raise FingerprintError(
+                    f"{reader} reads {chain}, but {value.__name__} has no {part!r}"
+                )
+            value, taken = getattr(value, part), f"{taken}.{part}"
+        return taken, value
+
+    def _named(self, name: str, value, reader: str) -> None:
+        """Take down what a global name stands for."""
+        value = inspect.unwrap(value) if isinstance(value, types.FunctionType) else value
+        if isinstance(value, (types.FunctionType, type)) and self.followed(value.__module__):
+            self.definition(value)
+            if value.__name__ != name:  # imported or bound under another name
+                self.entries.append(("name", name, value.__qualname__))
+            return
+        text = self.value(value, f"{reader} reads {name}, which")
+        self.entries.append(("value", name, text))
+
+    def value(self, value, reader: str) -> str:
+        """The content of a constant as text; what has no content that can be told raises."""
+        if hasattr(type(value), "__fingerprint__"):
+            return self.value(value.__fingerprint__(), reader)
+        if isinstance(value, PLAIN):
+            return repr(value)
+        if isinstance(value, (list, tuple)):
+            kind = type(value)
+            head = "" if kind in (list, tuple) else self.value(kind, reader)
+            return f"{head}[{', '.join(self.value(v, reader) for v in value)}]"
+        if isinstance(value, (set, frozenset)):
+            return f"set[{', '.join(sorted(self.value(v, reader) for v in value))}]"
+        if isinstance(value, (dict, types.MappingProxyType)):
+            items = [f"{self.value(k, reader)}: {self.value(v, reader)}" for k, v in value.items()]
+            return f"dict[{', '.join(items)}]"
+        if isinstance(value, functools.partial):
+            return f"partial{self.value([value.func, value.args, value.keywords], reader)}"
+        if callable(value) or isinstance(value, types.ModuleType):
+            return self._callable(value, reader)
+        return self._object(value, reader)
+
+    def _callable(self, value, reader: str) -> str:
+        if isinstance(value, types.ModuleType):
+            if not _in_lab(value.__name__):
+                return f"module {value.__name__}"
+            raise FingerprintError(
+                f"{reader} is the module {value.__name__} as a value: read module.attribute instead"
+            )
+        if isinstance(value, types.MethodType):
+            return self.value([value.__func__, value.__self__], reader)
+        wrapped = inspect.unwrap(value)
+        module = getattr(wrapped, "__module__", None) or type(wrapped).__module__
+        if isinstance(wrapped, (types.FunctionType, type)) and self.followed(module):
+            self.definition(wrapped)
+            return f"lab {wrapped.__qualname__}"
+        if hasattr(wrapped, "__qualname__") or hasattr(wrapped, "__name__"):
+            name = getattr(wrapped, "__qualname__", None) or wrapped.__name__
+            return f"{module.partition('.')[0]} {name}"
+        return self._object(value, reader)
+
+    def _object(self, value, reader: str) -> str:
+        if isinstance(value, torch.Tensor):
+            value = value.detach().cpu().numpy()
+        if isinstance(value, (np.ndarray, np.generic)):
+            array = np.ascontiguousarray(value)
+            content = repr(array.tolist()) if array.dtype == object else array.tobytes()
+            raw = content.encode() if isinstance(content, str) else content
+            return f"array {array.dtype} {array.shape} {hashlib.sha256(raw).hexdigest()[:16]}"
+        if isinstance(value, (pd.DataFrame, pd.Series, pd.Index)):
+            text = repr(value.to_numpy().tolist()) + repr(list(getattr(value, "columns", [])))
+            return f"table {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        if isinstance(value, (torch.dtype, torch.device, np.dtype, types.GenericAlias)):
+            return repr(value)
+        if isinstance(value, pathlib.PurePath):
+            return "path"  # where things lie differs from machine to machine
+        cls = type(value)
+        if _in_lab(cls.__module__) and not self.followed(cls.__module__):
+            return f"outside {cls.__qualname__}"
+        if isinstance(value, torch.nn.Module):
+            state = {k: self.value(v, reader) for k, v in value.state_dict().items()}
+            return f"{self.value(cls, reader)} {value!r} {state}"
+        if self.followed(cls.__module__) and hasattr(value, "__dict__"):
+            state = {k: self.value(v, reader) for k, v in sorted(vars(value).items())}
+            return f"{self.value(cls, reader)} {state}"
+        raise FingerprintError(
+            f"{reader} is a {cls.__module__}.{cls.__qualname__}: its state is not in the source, so a record cannot depend on it. "
+            "Make it inside the training function, or put what it depends on into the configuration"
+        )
+
+
+def _reach(run, also, layer: bool) -> _Reached:
+    run = inspect.unwrap(run)
+    reached = _Reached(run.__module__, layer)
+    reached.definition(run)
+    for thing in also:
+        reached.entries.append(("also", "", reached.value(thing, run.__qualname__)))
+    return reached
+
+
+def code_hash(run, also=(), *, layer: bool = False) -> str:
+    """Fingerprint of a training function: 16 hexadecimal digits.
+
+    Args:
+        run: a function of a notebook or file.
+        also: further things that count, such as the sources of the data sets.
+        layer: follow `ndlinear` as well; for experiments that measure what its code costs.
+
+    Raises:
+        FingerprintError: it reads a value that has no content that can be told, such as a random generator.
+    """
+    entries = sorted(set(_reach(run, also, layer).entries))
+    return hashlib.sha256(repr(entries).encode()).hexdigest()[:16]
+
+
+def reached(run, also=(), *, layer: bool = False) -> dict[str, str]:
+    """What a training function reaches in the lab: "module:name" -> hash of its definition."""
+    places = _reach(run, also, layer).places
+    return {f"{module}:{name}": found for (module, name), found in sorted(places.items())}
+
+
+def here(places) -> dict[str, str]:
+    """The same names, as `reached` gives them, in this process: -> hash of the definition, or "absent"."""
+    found = {}
+    for place in places:
+        module, _, name = place.partition(":")
+        try:
+            thing = functools.reduce(getattr, name.split("."), importlib.import_module(module))
+        except (ImportError, AttributeError):
+            found[place] = "absent"
+            continue
+        own = _Reached(module, False)
+        own.definition(inspect.unwrap(thing))
+        found[place] = own.places[module, name]
+    return found

@@ -1,0 +1,156 @@
+"""The file of a record, results/<experiment>.jsonl: checked when it is read, appended to by one writer, never overwritten."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import pathlib
+
+from .. import modes
+from ..modes import LabError
+
+MIGRATIONS = "migrations.json"  # beside the records: earlier fingerprints that stand for later ones
+
+
+class RecordError(LabError):
+    """A record is missing, stale, damaged or in use."""
+
+
+# ---------------------------------------------------------------------------------------------------------------- the file
+def canonical(value) -> str:
+    """JSON with sorted keys and no spaces: equal text for equal values."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False
+    )
+
+
+def digest(row: dict) -> str:
+    """Checksum of a row without its own ``digest`` field."""
+    content = canonical({k: v for k, v in row.items() if k != "digest"})
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+def parse(path: pathlib.Path) -> tuple[list[dict], bytes]:
+    """The rows of a record file and what is torn at its end.
+
+    A last line that lacks only its newline is a row: it holds its own checksum.
+    """
+    if not path.is_file():
+        return [], b""
+    whole, newline, torn = path.read_bytes().rpartition(b"\n")
+    rows = []
+    for number, line in enumerate((whole + newline).splitlines(), 1):
+        row = _intact(line)
+        if row is None:
+            raise RecordError(
+                f"{path.name}, line {number}: the row does not match its own checksum, so it was edited or damaged. "
+                "Records are written by full runs only: restore the file from version control."
+            )
+        rows.append(row)
+    last = _intact(torn)
+    return (rows, torn) if last is None else ([*rows, last], b"")
+
+
+def _intact(line: bytes) -> dict | None:
+    """The row of a line, or None where it does not match its own checksum."""
+    try:
+        row = json.loads(line)
+        return row if row["digest"] == digest(row) else None
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def read(name: str) -> list[dict]:
+    """All intact rows of a record file as they stand, for pages that report on records (a torn last line is left out)."""
+    return parse(modes.RESULTS / f"{name}.jsonl")[0]
+
+
+def append(path: pathlib.Path, row: dict) -> None:
+    """Add one row with its checksum, on disk before this returns.
+
+    Raises:
+        RecordError: the disk is full or the folder cannot be written; the rows before this one are safe.
+    """
+    line = (canonical(row | {"digest": digest(row)}) + "\n").encode()
+    try:
+        with open(path, "a+b") as file:
+            if file.tell() and not _ends_with_newline(file):
+                line = b"\n" + line
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise RecordError(
+            f"{path} could not be written ({error.strerror}): make room or make the folder writable, and run again; "
+            "the rows written before are kept"
+        ) from error
+
+
+def _ends_with_newline(file) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return file.read(1) == b"\n"
+
+
+def set_torn_aside(path: pathlib.Path, torn: bytes) -> None:
+    """Move a torn last line to <name>.torn, first there, then away from here."""
+    with open(path.with_name(path.name + ".torn"), "ab") as aside:
+        aside.write(torn + b"\n")
+        aside.flush()
+        os.fsync(aside.fileno())
+    with open(path, "r+b") as file:
+        file.truncate(path.stat().st_size - len(torn))
+    print(f"{path.name}: a torn last line ({len(torn)} bytes) was set aside in {path.name}.torn")
+
+
+@contextlib.contextmanager
+def only_writer(path: pathlib.Path):
+    """Keep a second writer of the same record out while this one works."""
+    import filelock
+
+    lock = filelock.FileLock(f"{path}.lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock.acquire(timeout=0)
+    except filelock.Timeout as error:
+        raise RecordError(
+            f"{path.name} is being written by another run; wait for it or stop it"
+        ) from error
+    except OSError as error:
+        raise RecordError(
+            f"the results folder {path.parent} cannot be written ({error.strerror}): "
+            "make it writable, or name another one with NDL_RESULTS"
+        ) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+# --------------------------------------------------------------------------------------------------- earlier fingerprints
+@functools.lru_cache(maxsize=8)
+def _migrations(text: str) -> dict[str, list[dict]]:
+    return json.loads(text) if text else {}
+
+
+def migrations(name: str) -> dict[str, dict]:
+    """For one experiment: earlier fingerprint -> entry with the later one (`new`) and what showed that they agree.
+
+    An entry is written by ``make reproduce EXPERIMENT=... ADOPT=1`` alone, after runs by the later code agreed with rows of
+    the earlier one. ``without`` names fields that earlier configurations held by hand and later ones do not.
+    """
+    path = modes.RESULTS / MIGRATIONS
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    return {entry["old"]: entry for entry in _migrations(text).get(name, [])}
+
+
+def current(name: str, row: dict) -> tuple[str, str]:
+    """Fingerprint and key under which a row counts today: its own, or those that the table of migrations gives it."""
+    table, code, config = migrations(name), row["code"], row["config"]
+    while code in table:
+        entry = table[code]
+        without = entry.get("without", [])
+        code, config = entry["new"], {k: v for k, v in config.items() if k not in without}
+    return code, canonical(config)

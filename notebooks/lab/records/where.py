@@ -1,0 +1,59 @@
+"""Where a grid runs: in this process, or on the workers of a dask scheduler named by NDL_CLUSTER."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import os
+
+from ..modes import LabError, mode
+
+
+class InProcess(concurrent.futures.Executor):
+    """Runs each call at once, in order: the default."""
+
+    def submit(self, fn, /, *args, **kwargs):
+        future = concurrent.futures.Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+
+@contextlib.contextmanager
+def executor():
+    """A `concurrent.futures` executor; with NDL_CLUSTER=<scheduler address> that of `dask.distributed`, the same code on many machines.
+
+    Raises:
+        LabError: dask.distributed is not installed, or no scheduler answers at the address.
+    """
+    address = os.environ.get("NDL_CLUSTER", "").strip()
+    if not address:
+        yield InProcess()
+        return
+    try:
+        from distributed import Client
+    except ModuleNotFoundError as error:
+        raise LabError(
+            "NDL_CLUSTER needs dask.distributed: pip install 'dask[distributed]'"
+        ) from error
+    try:
+        client = Client(address, timeout="10s")
+    except (OSError, ValueError) as error:
+        raise LabError(
+            f"no dask scheduler answers at NDL_CLUSTER={address!r} ({error}); start one with `dask scheduler`"
+        ) from error
+    with client:
+        yield client.get_executor(
+            pure=False, retries=3
+        )  # a task whose worker dies is run again elsewhere
+
+
+def progress(items, total: int, label: str):
+    """A progress bar where tqdm is installed and more than one run is to come."""
+    try:
+        from tqdm.auto import tqdm
+    except ModuleNotFoundError:
+        return items
+    return tqdm(items, total=total, desc=label, disable=total < 2 or mode() != "full")

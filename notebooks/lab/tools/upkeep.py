@@ -1,0 +1,109 @@
+"""Upkeep of the book: ``python -m lab.tools.upkeep environment | stamp URL | times`` (run in notebooks/)."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+
+from ..machine import device, versions
+from ..modes import NOTEBOOKS, ROOT, LabError
+from ..page.card import times_file
+from ..records.store import append
+
+CHAPTERS = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+HEAD = "# Generated from pyproject.toml by `make environment`; a test says whether it is current.\n"
+
+
+def environment() -> str:
+    """environment.yml from the dependencies and extras of pyproject.toml: python and pip from conda, the rest from PyPI."""
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    needed = [*project["dependencies"], *extras["book"], *extras["experiments"], *extras["test"]]
+    lines = [
+        "name: ndlinear-book",
+        "channels: [conda-forge]",
+        "dependencies:",
+        f"  - python{project['requires-python']}",
+        "  - pip",
+        "  - pip:",
+        "      - -c constraints.txt",
+        *[f'      - "{need}"' for need in needed],
+    ]
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def stamp(url: str) -> int:
+    """Write the repository's address into the setup cell of every notebook; returns how many changed."""
+    if url and not re.fullmatch(r"https://[\w.-]+/[\w./-]+", url):
+        raise LabError(f"{url!r} is not an https address of a git repository")
+    changed = 0
+    for path in CHAPTERS:
+        text = path.read_text(encoding="utf-8")
+        new, found = re.subn(r'(?<="BOOK = \\")[^"\\]*(?=\\")', url, text)
+        if found != 1:
+            raise LabError(
+                f"{path.name} has {found} setup cells; copy the one of 00_template.ipynb"
+            )
+        if new != text:
+            path.write_text(new, encoding="utf-8")
+            changed += 1
+    return changed
+
+
+def times() -> None:
+    """Run every chapter once in replay and in smoke and record its seconds."""
+    for path in CHAPTERS:
+        for mode in ("replay", "smoke"):
+            began = time.perf_counter()
+            command = [
+                sys.executable,
+                "-m",
+                "pytest",
+                "-q",
+                "--nbmake",
+                path.name,
+                "-p",
+                "no:cacheprovider",
+            ]
+            subprocess.run(
+                command,
+                cwd=NOTEBOOKS,
+                env=os.environ | {"NDL_MODE": mode},
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
+            row = {
+                "experiment": "notebook-times",
+                "notebook": path.stem,
+                "mode": mode,
+                "seconds": round(time.perf_counter() - began, 1),
+                "device": device(),
+                "versions": versions(),
+                "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            }
+            append(times_file(), row)
+            print(f"{path.stem}: {mode} {row['seconds']} s")
+
+
+def main(arguments: list[str]) -> None:
+    """Command line: environment | stamp URL | times."""
+    match arguments:
+        case ["environment"]:
+            (ROOT / "environment.yml").write_text(environment(), encoding="utf-8")
+        case ["stamp", url]:
+            print(f"{stamp(url)} notebooks changed")
+        case ["times"]:
+            times()
+        case _:
+            raise SystemExit(__doc__)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,480 @@
+"""The built book: every link leads somewhere, nothing is fetched from outside, and every page reads in a browser.
+
+A book whose sources have not changed since its last clean build is used as it is, else it is built first.
+"""
+
+import functools
+import http.server
+import pathlib
+import re
+import subprocess
+import sys
+import threading
+import urllib.parse
+
+import pytest
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+HTML = ROOT / "book" / "_build" / "html"
+ndlbuild = pytest.importorskip(
+    "ndlbuild", reason="the book's requirements are not installed: make test"
+)
+from bs4 import BeautifulSoup  # noqa: E402
+from lab.page import ledger  # noqa: E402
+
+
+def toc_pages() -> list[str]:
+    """Every page of the table of contents, as its address below the book."""
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf8"))
+    chapters = [entry["file"] for part in toc["parts"] for entry in part["chapters"]]
+    return [f"{name}.html" for name in [toc["root"], *chapters]]
+
+
+PAGES = toc_pages()
+CHAPTERS = [page for page in PAGES if page.startswith("notebooks/")]
+CODE_PAGE = CHAPTERS[0]  # where the colours of code are checked
+EVERYWHERE = [*PAGES, "search.html?q=Kronecker"]
+
+# Violations that the theme causes on its own elements, in its version of today; everything else is ours to repair.
+# rule of axe-core -> (elements of the theme, why it is left)
+THEME = {}
+
+
+# --- the book and its pages --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def build() -> str:
+    """What is wrong with the book, which is built now if its sources changed since the last clean build; '' if nothing is."""
+    state = HTML.parent / "state"
+    if state.is_file() and state.read_text() == ndlbuild.book_state(ROOT):
+        return ""
+    command = str(pathlib.Path(sys.executable).with_name("jupyter-book"))
+    options = ["--path-output", "book", "-W", "--keep-going", "--all"]
+    done = subprocess.run(
+        [command, "build", ".", *options], cwd=ROOT, capture_output=True, text=True
+    )
+    return (
+        ""
+        if done.returncode == 0
+        else f"the book does not build:\n{(done.stdout + done.stderr)[-6000:]}"
+    )
+
+
+@pytest.fixture(scope="session")
+def html(build) -> pathlib.Path:
+    """The folder of the built book."""
+    if build:
+        pytest.skip("the book does not build: see test_the_book_builds_without_a_warning")
+    return HTML
+
+
+def test_the_book_builds_without_a_warning(build):
+    assert not build, build
+
+
+@functools.cache
+def soup(path: pathlib.Path) -> BeautifulSoup:
+    return BeautifulSoup(path.read_text(encoding="utf8"), "html.parser")
+
+
+def built_pages(html: pathlib.Path) -> list[pathlib.Path]:
+    """The pages of the table of contents and those beside them (start, search, index), without leftovers of older builds."""
+    return [
+        *(html / name for name in PAGES if (html / name).is_file()),
+        *sorted(html.glob("*.html")),
+    ]
+
+
+def external(address: str) -> bool:
+    return bool(re.match(r"(https?:)?//", address.strip()))
+
+
+# --- without a browser -------------------------------------------------------------------------------------------
+
+
+def fetched(page: BeautifulSoup) -> list[str]:
+    """Every address that a browser fetches when it shows the page."""
+    found = [tag[key] for key in ("src", "data", "poster") for tag in page.select(f"[{key}]")]
+    found += [
+        tag["href"] for tag in page.select("link[href]") if "canonical" not in tag.get("rel", [])
+    ]
+    found += [
+        part.split()[0] for tag in page.select("[srcset]") for part in tag["srcset"].split(",")
+    ]
+    styles = " ".join(
+        [
+            *(tag.text for tag in page.select("style")),
+            *(tag["style"] for tag in page.select("[style]")),
+        ]
+    )
+    return (
+        found
+        + re.findall(r"url\(\s*['\"]?([^'\")]+)", styles)
+        + re.findall(r"@import\s+['\"]([^'\"]+)", styles)
+    )
+
+
+def test_pages_fetch_nothing_from_outside(html):
+    for path in built_pages(html):
+        page = soup(path)
+        outside = [address for address in fetched(page) if external(address)]
+        assert not outside, f"{path.relative_to(html)} fetches {outside}"
+        scripts = " ".join(
+            tag.text
+            for tag in page.select("script:not([src])")
+            if tag.get("type") != "application/ld+json"
+        )
+        hosts = set(re.findall(r"https?://[\w.-]+", scripts)) - {"http://www.w3.org"}
+        assert not hosts, f"{path.relative_to(html)}: an inline script names {hosts}"
+
+
+def test_every_file_that_a_page_fetches_is_there(html):
+    for path in built_pages(html):
+        for address in fetched(soup(path)):
+            if not external(address) and not address.startswith(("data:", "#")):
+                target = path.parent / urllib.parse.unquote(address.split("?")[0].split("#")[0])
+                assert target.is_file(), (
+                    f"{path.relative_to(html)} wants {address}, which is not in the book"
+                )
+
+
+def dead_links(html: pathlib.Path) -> list[str]:
+    """Links inside the book whose page or anchor does not exist."""
+    dead, anchors = [], {}
+    for path in built_pages(html):
+        for tag in soup(path).select("a[href]"):
+            address = tag["href"]
+            if external(address) or re.match(r"[a-z]+:", address) or address in ("", "#"):
+                continue
+            name, _, anchor = address.partition("#")
+            name = urllib.parse.unquote(name.partition("?")[0])
+            target = (path.parent / name).resolve() if name else path
+            if not target.is_file():
+                dead.append(f"{path.relative_to(html)} → {address}: no such page")
+            elif anchor and target.suffix == ".html":
+                if target not in anchors:
+                    anchors[target] = {
+                        t.get("id") or t.get("name") for t in soup(target).select("[id], a[name]")
+                    }
+                if urllib.parse.unquote(anchor) not in anchors[target]:
+                    dead.append(f"{path.relative_to(html)} → {address}: no such place on that page")
+    return dead
+
+
+def test_every_link_inside_the_book_leads_somewhere(html):
+    assert not dead_links(html), "\n".join(dead_links(html))
+
+
+def test_a_dead_link_would_be_found(tmp_path):
+    (tmp_path / "a.html").write_text(
+        '<p id="x"><a href="b.html">b</a> <a href="#y">y</a> <a href="#x">x</a></p>'
+    )
+    assert [line.split(": ")[1] for line in dead_links(tmp_path)] == [
+        "no such page",
+        "no such place on that page",
+    ]
+
+
+def test_ids_are_unique_on_each_page(html):
+    for name in PAGES:
+        ids = [tag["id"] for tag in soup(html / name).select("article [id]")]
+        assert len(ids) == len(set(ids)), (
+            f"{name}: ids stand twice: {sorted({i for i in ids if ids.count(i) > 1})}"
+        )
+
+
+def test_every_settled_claim_leads_to_its_cell(html):
+    table = soup(html / "book" / "claims.html")
+    claims = ledger.claims()
+    assert len(table.select(".ndl-ledger tbody tr")) == len(claims) == 177
+    for claim in claims:
+        row = table.find(id=claim["id"])
+        assert row is not None and claim["verdict"] in row.td.text, (
+            f"{claim['id']}: missing or wrong on the claims page"
+        )
+        link = row.td.find("a")
+        if claim["verdict"] in ("open", "untestable"):
+            assert link is None, f"{claim['id']} is {claim['verdict']} and leads to a cell"
+            continue
+        assert link is not None, f"{claim['id']} is settled, but its chapter is not in _toc.yml"
+        page, _, anchor = link["href"].partition("#")
+        target = soup((html / "book" / page).resolve()).find(id=anchor)
+        assert target is not None and claim["verdict"] in target.text, (
+            f"{claim['id']}: no verdict at {link['href']}"
+        )
+
+
+def test_front_page_counts_are_those_of_the_ledger(html):
+    items = soup(html / "book" / "index.html").select(".ndl-counts li")
+    shown = {re.search(r"verdict=([\w-]+)", item.a["href"])[1]: int(item.b.text) for item in items}
+    assert shown == {
+        verdict: count for verdict, count in ledger.counts().items() if verdict in shown
+    }
+    assert sum(shown.values()) == len(ledger.claims())
+
+
+@pytest.mark.parametrize("name", CHAPTERS)
+def test_chapters_carry_their_outputs(html, name):
+    page = soup(html / name)
+    assert page.select(".cell_output") and page.select("table.ndl-card"), (
+        f"{name}: no outputs; was it executed?"
+    )
+    for image in page.select(".cell_output img"):
+        assert len(image.get("alt", "")) > 40 and "/" not in image["alt"][:12], (
+            f"{name}: a figure without alt text"
+        )
+    for figure in page.select("article figure"):
+        assert figure.figcaption and figure.figcaption.text.strip(), (
+            f"{name}: a figure without caption"
+        )
+
+
+def test_no_address_is_made_up(html):
+    url = ndlbuild.repository_url(ROOT)
+    for path in built_pages(html):
+        for tag in soup(path).select("a[href*='github.com'], a[href*='colab.research']"):
+            in_text = tag.find_parent("article")
+            assert in_text or (url and url.removeprefix("https://github.com/") in tag["href"]), (
+                f"{path.relative_to(html)} links to {tag['href']}, which is not this repository ({url or 'unknown'})"
+            )
+        assert "executablebooks/jupyter-book" not in path.read_text(encoding="utf8")
+
+
+# --- with a browser ----------------------------------------------------------------------------------------------
+
+
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+
+@pytest.fixture(scope="session")
+def site(html):
+    """The book over http on this machine."""
+    handler = functools.partial(QuietHandler, directory=str(html))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+
+
+class Visit:
+    """A page in the browser with everything that went wrong on it. No request leaves this machine."""
+
+    def __init__(self, browser, site, **options):
+        self.site, self.outside, self.errors = site, [], []
+        self.context = browser.new_context(viewport={"width": 1280, "height": 900}, **options)
+        self.context.route("**/*", self.gate)
+        self.page = self.context.new_page()
+        self.page.on(
+            "console",
+            lambda m: (
+                self.errors.append(f"console: {m.text} {m.location}") if m.type == "error" else None
+            ),
+        )
+        self.page.on("pageerror", lambda error: self.errors.append(f"script: {error}"))
+        self.page.on("requestfailed", lambda r: self.errors.append(f"request: {r.url} {r.failure}"))
+
+    def gate(self, route):
+        local = route.request.url.startswith((self.site, "data:", "blob:"))
+        if not local:
+            self.outside.append(route.request.url)
+        route.continue_() if local else route.abort()
+
+    def go(self, name: str):
+        self.page.goto(self.site + name)
+        if name.startswith("search.html"):
+            self.page.wait_for_selector("#search-results li a", timeout=20_000)
+        self.page.evaluate(
+            "async () => { if (window.MathJax && MathJax.startup) await MathJax.startup.promise; }"
+        )
+        return self.page
+
+
+@pytest.fixture
+def visit(browser, site, request):
+    visits = []
+
+    def start(**options):
+        visits.append(Visit(browser, site, **options))
+        return visits[-1]
+
+    yield start
+    for one in visits:
+        one.context.close()
+
+
+UNSET = """() => Array.from(document.querySelectorAll('article .math'))
+    .filter(e => !e.querySelector('mjx-container')).map(e => e.textContent.slice(0, 60))"""
+RAW = """() => { const copy = document.querySelector('article').cloneNode(true);
+    copy.querySelectorAll('pre, code, script, mjx-container').forEach(e => e.remove());
+    return (copy.textContent.match(/.{0,30}(\\$\\$|\\\\\\(|\\\\\\[|\\\\begin\\{).{0,30}/g) || []); }"""
+WIDE = """() => { const limit = document.documentElement.clientWidth;
+    const inner = e => { for (let p = e.parentElement; p; p = p.parentElement)
+        if (['auto', 'scroll', 'hidden', 'clip'].includes(getComputedStyle(p).overflowX)) return true; return false; };
+    return Array.from(document.querySelectorAll('main *')).filter(e => e.getBoundingClientRect().right > limit + 1 &&
+        e.getBoundingClientRect().width > 0 && !inner(e)).slice(0, 5).map(e => e.outerHTML.slice(0, 120)); }"""
+LONG = """() => Array.from(document.querySelectorAll('article div.math')).filter(e => {
+    const own = e.querySelector('mjx-container'); return own && own.scrollWidth > 1.3 * e.clientWidth; })
+    .map(e => e.textContent.slice(0, 60))"""
+LOCKED = """() => Array.from(document.querySelectorAll('main *')).filter(e => e.tabIndex < 0 &&
+    ['auto', 'scroll'].includes(getComputedStyle(e).overflowX) && e.scrollWidth > e.clientWidth + 1 &&
+    !e.querySelector('a, button, input, [tabindex="0"]')).map(e => e.outerHTML.slice(0, 120))"""
+STRIP = """code => { document.querySelectorAll('mjx-container').forEach(e => e.remove());
+    if (!code) document.querySelectorAll('pre').forEach(e => { e.textContent = e.textContent; }); }"""
+BROKEN = """() => Array.from(document.images).filter(i => i.loading !== 'lazy' && i.complete && !i.naturalWidth && i.src)
+    .map(i => i.src)"""
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("name", EVERYWHERE)
+def test_page_reads_in_a_browser(visit, name, theme):
+    one = visit(color_scheme=theme)
+    page = one.go(name)
+    assert page.evaluate("document.documentElement.dataset.theme") == theme
+    if name in PAGES:
+        unset, raw = page.evaluate(UNSET), page.evaluate(RAW)
+        assert not unset, f"mathematics that was not typeset: {unset}"
+        assert not raw, f"raw TeX in the text: {raw}"
+        assert not page.locator("mjx-merror, [data-mjx-error]").count(), "an equation has an error"
+    assert not page.evaluate(BROKEN), "an image does not load"
+    page.set_viewport_size({"width": 390, "height": 844})
+    page.wait_for_timeout(500)  # the theme decides anew which code cells scroll
+    width = page.evaluate("document.documentElement.scrollWidth")
+    assert width <= 390, f"the page is {width} pixels wide on a phone of 390: {page.evaluate(WIDE)}"
+    if name in PAGES:
+        assert not page.evaluate(LONG), f"break these equations for phones: {page.evaluate(LONG)}"
+    assert not page.evaluate(LOCKED), f"a keyboard cannot scroll these: {page.evaluate(LOCKED)}"
+    complaints = axe(page, code=name == CODE_PAGE) if theme == "light" else []
+    page.set_viewport_size({"width": 1280, "height": 900})
+    page.wait_for_timeout(500)
+    complaints += axe(page, code=name == CODE_PAGE)
+    assert not complaints, "\n".join(dict.fromkeys(complaints))
+    assert not one.outside, f"requests to other hosts: {one.outside}"
+    assert not one.errors, one.errors
+
+
+def axe(page, code: bool = False) -> list[str]:
+    """Serious and critical violations found by axe-core, without those of the theme.
+
+    Equations are left out, and the colours of code outside one page: thousands of elements, all of one kind.
+    """
+    from axe_playwright_python.sync_playwright import Axe
+
+    page.evaluate(STRIP, code)
+    out = []
+    options = {"resultTypes": ["violations"], "preload": False}
+    for violation in Axe().run(page, options=options).response["violations"]:
+        if violation["impact"] not in ("serious", "critical"):
+            continue
+        theirs = THEME.get(violation["id"], ("",))[0]
+        for node in violation["nodes"]:
+            target = " ".join(map(str, node["target"]))
+            if not (theirs and re.search(theirs, target)):
+                out.append(
+                    f"{violation['id']} ({violation['help']}): {target}\n    {node['html'][:160]}"
+                )
+    return out
+
+
+def test_axe_would_find_a_violation(visit):
+    page = visit().go("book/index.html")
+    page.evaluate(
+        "document.querySelector('article').innerHTML += '<p style=\"color:#ccc;background:#fff\">pale</p>'"
+    )
+    assert any("color-contrast" in complaint for complaint in axe(page))
+
+
+def test_an_outside_request_would_be_found(visit):
+    one = visit()
+    one.go("book/index.html").evaluate("new Image().src = 'https://example.org/x.png'")
+    one.page.wait_for_timeout(200)
+    assert one.outside == ["https://example.org/x.png"]
+
+
+def test_search_works_offline(visit):
+    one = visit()
+    page = one.go("search.html?q=Kronecker")
+    assert page.locator("#search-results li").count() > 0 and not one.outside
+    page.locator("#search-results li a").first.click()
+    page.wait_for_load_state("networkidle")
+    assert "Kronecker" in page.inner_text("article")
+
+
+def rows_shown(page) -> list[str]:
+    return page.eval_on_selector_all(
+        ".ndl-ledger tbody tr", "rows => rows.filter(r => !r.hidden).map(r => r.id)"
+    )
+
+
+def test_claims_table_filters(visit):
+    page = visit().go("book/claims.html")
+    claims = ledger.claims()
+    assert rows_shown(page) == [claim["id"] for claim in claims]
+    page.select_option("select[name=verdict]", "open")
+    assert rows_shown(page) == [claim["id"] for claim in claims if claim["verdict"] == "open"]
+    page.select_option("select[name=kind]", "theorem")
+    both = [c["id"] for c in claims if c["verdict"] == "open" and c["kind"] == "theorem"]
+    assert rows_shown(page) == both and f"{len(both)} of 177" in page.inner_text(".ndl-status")
+    page.click("button[type=reset]")
+    page.wait_for_function("document.querySelector('.ndl-status').textContent === '177 claims'")
+    page.fill("input[name=text]", "LORA qwen")
+    shown = rows_shown(page)
+    assert 0 < len(shown) < 177 and all(
+        "qwen" in page.inner_text(f"[id='{row}']").lower() for row in shown
+    )
+    page.fill("input[name=text]", "no such words")
+    assert rows_shown(page) == [] and "0 of 177" in page.inner_text(".ndl-status")
+
+
+def test_claims_table_keeps_its_filter_in_the_address(visit):
+    page = visit().go("book/claims.html?verdict=open&area=LoRA")
+    assert (
+        page.input_value("select[name=verdict]") == "open"
+        and page.input_value("select[name=area]") == "LoRA"
+    )
+    assert all(row.startswith("lora-") for row in rows_shown(page))
+    page.select_option("select[name=area]", "entropy")
+    assert "area=entropy" in page.url
+    page = visit().go("book/claims.html?verdict=nonsense")
+    assert len(rows_shown(page)) == 177
+
+
+def test_claims_table_sorts_with_the_keyboard(visit):
+    page = visit().go("book/claims.html")
+    ids = [claim["id"] for claim in ledger.claims()]
+    header = page.locator(".ndl-ledger th").nth(1)
+    header.locator("button").focus()
+    page.keyboard.press("Enter")
+    assert header.get_attribute("aria-sort") == "ascending" and rows_shown(page) == sorted(ids)
+    page.keyboard.press("Space")
+    assert header.get_attribute("aria-sort") == "descending" and rows_shown(page) == sorted(
+        ids, reverse=True
+    )
+    page.locator(".ndl-ledger th button").first.click()
+    assert header.get_attribute("aria-sort") is None
+    ranks = [
+        int(v)
+        for v in page.eval_on_selector_all(
+            ".ndl-ledger tbody td[data-sort]", "c => c.map(x => x.dataset.sort)"
+        )
+    ]
+    assert ranks == sorted(ranks)
+
+
+def test_claims_table_without_scripts(visit):
+    one = visit(java_script_enabled=False)
+    one.page.goto(one.site + "book/claims.html")
+    assert one.page.locator(".ndl-ledger tbody tr").count() == 177
+    assert (
+        not one.page.locator(".ndl-filter").is_visible()
+        and not one.page.locator(".ndl-ledger th button").count()
+    )
+
+
+def test_a_link_to_a_hidden_claim_shows_it(visit):
+    claim = ledger.claims()[0]["id"]
+    page = visit().go(f"book/claims.html?verdict=nonsense&text=zzz#{claim}")
+    page.wait_for_function(f"!document.getElementById('{claim}').hidden")

@@ -1,0 +1,357 @@
+"""The book's Sphinx extension: its tables, its cache key, its repository links, and that a failing cell fails the build."""
+
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+ndlbuild = pytest.importorskip(
+    "ndlbuild", reason="the book's requirements are not installed: make test"
+)
+import ndlruns  # noqa: E402
+import ndltables  # noqa: E402
+from lab.page import ledger  # noqa: E402
+
+CLAIM = {
+    "id": "layer-x",
+    "where": ["sec:analysis"],
+    "statement": "a < b & c",
+    "kind": "theorem",
+    "verdict": "open",
+}
+WRONG = CLAIM | {
+    "id": "layer-y",
+    "verdict": "fails",
+    "correction": "<b>a > b</b>",
+    "rule": "compare",
+    "scope": "as printed",
+    "notebook": "11_sound",
+}
+
+
+def soup(html: str) -> BeautifulSoup:
+    return BeautifulSoup(html, "html.parser")
+
+
+# --- tables ------------------------------------------------------------------------------------------------------
+
+
+def test_claims_table_escapes_and_links():
+    table = soup(ndltables.claims_table([CLAIM, WRONG], "../notebooks/", {"11_sound"}))
+    rows = table.select("tbody tr")
+    assert [row["id"] for row in rows] == ["layer-x", "layer-y"]
+    assert "a < b & c" in rows[0].text and not rows[0].select("td:first-child a")
+    assert "<b>a > b</b>" in rows[1].text and "compare" in rows[1].text
+    assert rows[1].select_one("td a")["href"] == "../notebooks/11_sound.html#claim-layer-y"
+    assert [head.text for head in table.select("th")] == [label for _, label in ndltables.COLUMNS]
+    assert "Cost analysis" in rows[0].text
+
+
+def test_no_link_to_a_notebook_that_the_book_lacks():
+    table = soup(ndltables.claims_table([WRONG], "../notebooks/", set()))
+    assert not [a for a in table.select("a") if "notebooks" in a["href"]]
+
+
+def test_counts_add_up_and_name_every_verdict_in_use():
+    counts = soup(ndltables.claims_counts([CLAIM, WRONG, WRONG | {"id": "z"}], "claims.html"))
+    assert "2 of 3" in counts.text and "1 are still open" in counts.text
+    numbers = {li.a["href"]: int(li.b.text) for li in counts.select("li")}
+    assert numbers["claims.html?verdict=fails"] == 2 and sum(numbers.values()) == 3
+
+
+def test_every_place_of_the_ledger_has_a_readable_name():
+    claims = yaml.safe_load((ROOT / "book" / "paper" / "claims.yml").read_text(encoding="utf8"))[
+        "claims"
+    ]
+    labels = {label for claim in claims for label in claim["where"]}
+    assert labels <= set(ndltables.places()), "add these labels to book/_ext/places.yml"
+    areas = {claim["id"].split("-")[0] for claim in claims}
+    assert areas <= set(ledger.AREAS), "add these areas to AREAS in notebooks/lab/ledger.py"
+
+
+def test_chapter_entry_gives_title_answer_and_verdicts(tmp_path):
+    path = tmp_path / "11_sound.ipynb"
+    first = (
+        "# What?\n\nNo. It maps $x$ as in [ten](10_x.ipynb),\nexactly. More follows.\n\nAnd more."
+    )
+    path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": first}]}))
+    entry = ndltables.chapter(path, "../notebooks/", [CLAIM, WRONG, WRONG])
+    assert entry.startswith(
+        "- **[What?](../notebooks/11_sound.ipynb)** No. It maps $x$ as in [ten](../notebooks/10_x.ipynb), exactly. <"
+    )
+    assert soup(entry).select_one(".ndl-fails").text == "✗ 2 fails" and "More" not in entry
+
+
+def test_corrections_show_both_statements():
+    text = soup(ndltables.corrections([CLAIM, WRONG], "../notebooks/", {"11_sound"})).text
+    assert "a < b & c" in text and "<b>a > b</b>" in text and "layer-x" not in text
+    assert "None so far" in ndltables.corrections([CLAIM], "../notebooks/", set())
+
+
+def test_boxes_are_found_with_their_heading(tmp_path):
+    box = (
+        "> **Paper.** One.\n>\n> **Released code.** Two.\n>\n> **Here.** [Three](11_sound.ipynb#x)."
+    )
+    cells = [
+        ("markdown", "# T"),
+        ("code", "x"),
+        ("markdown", f"## The *mode* $k$\n\n{box}\n\n> A quote."),
+    ]
+    path = tmp_path / "a.ipynb"
+    path.write_text(
+        json.dumps({"cells": [{"cell_type": kind, "source": source} for kind, source in cells]})
+    )
+    assert ndltables.boxes(path) == [("The *mode* $k$", "the-mode-k", box)]
+    moved = ndltables.rebase_links(box + " [u](https://x.y) [h](#z)", "../notebooks/")
+    assert (
+        "(../notebooks/11_sound.ipynb#x)" in moved and "(https://x.y)" in moved and "(#z)" in moved
+    )
+
+
+def test_run_status_counts_failures_and_survives_emptiness():
+    rows = [
+        {
+            "seed": s,
+            "status": "ok",
+            "seconds": 90,
+            "device": "cpu <1>",
+            "time": f"2026-01-0{s + 1}T00:00:00+00:00",
+        }
+        for s in (0, 1)
+    ]
+    text = soup(ndlruns.run_status({"bump": [*rows, {"seed": 1, "status": "failed"}]})).text
+    for part in ("bump", "3 (1 failed)", "cpu <1>", "3.0 min", "2026-01-01 to 2026-01-02"):
+        assert part in text
+    assert "No run" in ndlruns.run_status({}) and "No chapter" in ndlruns.chapter_times([])
+
+
+def test_chapter_times_show_the_newest():
+    rows = [
+        {"notebook": "10_a", "mode": "replay", "seconds": s, "device": "cpu", "time": "2026"}
+        for s in (5, 7)
+    ]
+    assert "7 s" in ndlruns.chapter_times(rows) and "5 s" not in ndlruns.chapter_times(rows)
+
+
+# --- cache -------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tree(tmp_path):
+    for name in (
+        "ndlinear.py",
+        "notebooks/lab/a.py",
+        "notebooks/results/x.jsonl",
+        "book/paper/claims.yml",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text("one")
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["ndlinear.py", "notebooks/lab/a.py", "notebooks/results/x.jsonl", "book/paper/claims.yml"],
+)
+def test_cache_key_follows_every_source(tree, name):
+    before = ndlbuild.cache_key(tree)
+    (tree / "notebooks/lab/__pycache__").mkdir()
+    (tree / "notebooks/lab/__pycache__/a.pyc").write_text("x")
+    (tree / "notebooks/results/x.jsonl.lock").write_text("")
+    assert ndlbuild.cache_key(tree) == before
+    (tree / name).write_text("two")
+    assert ndlbuild.cache_key(tree) != before
+
+
+def test_cache_key_follows_names_versions_and_python(tree, monkeypatch):
+    before = ndlbuild.cache_key(tree)
+    (tree / "notebooks/lab/a.py").rename(tree / "notebooks/lab/b.py")
+    renamed = ndlbuild.cache_key(tree)
+    monkeypatch.setattr(ndlbuild, "version", lambda package: "0")
+    assert len({before, renamed, ndlbuild.cache_key(tree)}) == 3
+
+
+def test_old_caches_are_dropped(tmp_path):
+    import os
+
+    for age in range(6):
+        (tmp_path / str(age)).mkdir()
+        os.utime(tmp_path / str(age), (1000 - age, 1000 - age))
+    ndlbuild.prune_caches(tmp_path, keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["0", "1"]
+
+
+def test_kernels_get_path_and_mode(tmp_path):
+    environ = {"PYTHONPATH": "/elsewhere", "NDL_MODE": "full"}
+    ndlbuild.kernel_environment(tmp_path, environ)
+    assert environ["PYTHONPATH"].split(":") == [
+        str(tmp_path),
+        str(tmp_path / "notebooks"),
+        "/elsewhere",
+    ]
+    assert environ["NDL_MODE"] == "replay", "building the book must never train"
+
+
+# --- repository --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("https://github.com/owner/name", "https://github.com/owner/name"),
+        ("https://github.com/owner/name.git", "https://github.com/owner/name"),
+        ("https://user:secret@github.com/owner/na.me.git/", "https://github.com/owner/na.me"),
+        ("git@github.com:owner/name.git", "https://github.com/owner/name"),
+        ("ssh://git@github.com/owner/name", "https://github.com/owner/name"),
+        ("https://gitlab.com/owner/name", ""),
+        ("https://notgithub.com/owner/name", ""),
+        ("/srv/repositories/name", ""),
+        ("https://github.com/owner", ""),
+    ],
+)
+def test_github_address(text, url):
+    assert ndlbuild.github_address(text) == url
+
+
+def test_repository_url_sources(tmp_path):
+    assert ndlbuild.repository_url(tmp_path, {}) == ""
+    assert (
+        ndlbuild.repository_url(tmp_path, {"NDL_BOOK_URL": "https://github.com/a/b"})
+        == "https://github.com/a/b"
+    )
+    with pytest.raises(Exception, match=r"https://github.com/OWNER/NAME"):
+        ndlbuild.repository_url(tmp_path, {"NDL_BOOK_URL": "https://example.org/a/b"})
+    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
+    assert ndlbuild.repository_url(tmp_path, {}) == ""
+    subprocess.run(
+        ["git", "-C", str(tmp_path), "remote", "add", "origin", "git@github.com:c/d.git"],
+        check=True,
+    )
+    assert ndlbuild.repository_url(tmp_path, {}) == "https://github.com/c/d"
+
+
+def test_buttons_only_with_an_address():
+    options = {"launch_buttons": {"colab_url": "x", "thebe": True}}
+    ndlbuild.link_repository(options, "")
+    assert not options["launch_buttons"] and not options["use_repository_button"]
+    ndlbuild.link_repository(options, "https://github.com/a/b")
+    assert options["launch_buttons"]["colab_url"] and options["use_repository_button"]
+
+
+# --- a miniature book, built for real ----------------------------------------------------------------------------
+
+
+def miniature(folder: pathlib.Path, code: str) -> pathlib.Path:
+    """A book of two pages with the real configuration and extension."""
+    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf8"))
+    shutil.copytree(
+        ROOT / "book",
+        folder / "book",
+        ignore=shutil.ignore_patterns("_build", "*.md", "paper", "__pycache__"),
+    )
+    (folder / "notebooks").mkdir()
+    (folder / "ndlinear.py").symlink_to(ROOT / "ndlinear.py")
+    (folder / "notebooks" / "lab").symlink_to(ROOT / "notebooks" / "lab", target_is_directory=True)
+    (folder / "book" / "paper").symlink_to(ROOT / "book" / "paper", target_is_directory=True)
+    (folder / "_config.yml").write_text(yaml.safe_dump(config))
+    (folder / "_toc.yml").write_text(
+        "format: jb-book\nroot: book/index\nchapters:\n  - file: notebooks/10_mini\n  - file: book/bibliography\n"
+    )
+    (folder / "book" / "index.md").write_text(
+        "# Mini\n\nSome $x$.\n\n(a-place)=\n## Named\n\n```{deviations} boxes\n```\n"
+    )
+    shutil.copy(ROOT / "book" / "bibliography.md", folder / "book")
+    kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
+    cells = [
+        {
+            "cell_type": "markdown",
+            "id": "a",
+            "metadata": {},
+            "source": "# Ten\n\n> **Paper.** Says $y$.\n\n[Go](../book/index.md#a-place)",
+        },
+        {
+            "cell_type": "code",
+            "id": "b",
+            "metadata": {},
+            "source": code,
+            "outputs": [],
+            "execution_count": None,
+        },
+    ]
+    notebook = {"cells": cells, "metadata": kernel, "nbformat": 4, "nbformat_minor": 5}
+    (folder / "notebooks" / "10_mini.ipynb").write_text(json.dumps(notebook))
+    return folder
+
+
+def build(folder: pathlib.Path) -> subprocess.CompletedProcess:
+    """Build a book with the command of the Makefile."""
+    command = str(pathlib.Path(sys.executable).with_name("jupyter-book"))
+    options = ["--path-output", "book", "-W", "--keep-going", "--all"]
+    return subprocess.run(
+        [command, "build", ".", *options], cwd=folder, capture_output=True, text=True
+    )
+
+
+def test_a_failing_cell_fails_the_build_and_says_which(tmp_path):
+    done = build(miniature(tmp_path, "assert 1 + 1 == 3, 'the identity is broken'"))
+    assert done.returncode != 0
+    assert (
+        "the identity is broken" in done.stdout + done.stderr
+        and "10_mini" in done.stdout + done.stderr
+    )
+    assert not (tmp_path / "book" / "_build" / "state").exists()
+
+
+def test_a_miniature_book_with_an_address(tmp_path, monkeypatch):
+    monkeypatch.setenv("NDL_BOOK_URL", "https://github.com/owner/name")
+    code = "import os, ndlinear, lab\nprint(os.environ['NDL_MODE'], lab.mode())"
+    done = build(miniature(tmp_path, code))
+    assert done.returncode == 0, done.stdout + done.stderr
+    html = tmp_path / "book" / "_build" / "html"
+    page = soup((html / "notebooks" / "10_mini.html").read_text(encoding="utf8"))
+    assert "replay replay" in page.text and page.select_one('a[href="../book/index.html#a-place"]')
+    links = [a["href"] for a in page.select("a[href]") if "owner/name" in a["href"]]
+    assert (
+        "https://colab.research.google.com/github/owner/name/blob/main/notebooks/10_mini.ipynb"
+        in links
+    )
+    assert "https://github.com/owner/name" in links
+    front = soup((html / "book" / "index.html").read_text(encoding="utf8"))
+    assert front.select_one('a[href="../notebooks/10_mini.html#ten"]') and front.select_one(
+        ".ndl-box blockquote"
+    )
+    assert (tmp_path / "book" / "_build" / "state").exists()
+
+
+# --- workflows ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda p: p.stem
+)
+def test_workflow_is_sound(path):
+    text = path.read_text(encoding="utf8")
+    for job in yaml.safe_load(text)["jobs"].values():
+        steps = job["steps"]
+        used = [step["uses"] for step in steps if "uses" in step]
+        assert all(name.startswith("actions/") for name in used), (
+            f"{path.name}: official actions only, found {used}"
+        )
+        if any("run" in step for step in steps):
+            assert job["defaults"]["run"]["shell"] == "bash", (
+                f"{path.name}: bash, so that pipes fail"
+            )
+    targets = set(
+        (ROOT / "Makefile").read_text(encoding="utf8").split(".PHONY:")[1].splitlines()[0].split()
+    )
+    assert set(re.findall(r"run: make (\w+)", text)) <= targets, (
+        f"{path.name} calls a target that the Makefile lacks"
+    )
+    assert "constraints.txt" in text

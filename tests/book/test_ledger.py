@@ -1,0 +1,255 @@
+"""The ledger: complete, consistent with the notebooks and the records, and able to contradict a wrong verdict."""
+
+import ast
+import collections
+import json
+
+import pytest
+from lab import modes, records
+from lab.page import ledger
+from lab.page.ledger import LedgerError
+from lab.tools.upkeep import CHAPTERS
+
+SETTLED = [c for c in ledger.claims() if c["verdict"] not in ("open", "untestable")]
+RUN_SECONDS_FOR_THREE_SEEDS = 600
+
+
+def calls(name: str) -> list[tuple[str, ast.Call]]:
+    """(chapter, call) of every ``lab.<name>(...)`` in the code cells of the chapters."""
+    found = []
+    for path in CHAPTERS:
+        cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+        for cell in cells:
+            if cell["cell_type"] == "code":
+                nodes = ast.walk(ast.parse("".join(cell["source"])))
+                found += [
+                    (path.stem, n)
+                    for n in nodes
+                    if isinstance(n, ast.Call) and ast.unparse(n.func) == f"lab.{name}"
+                ]
+    return found
+
+
+def literal(call: ast.Call):
+    return call.args[0].value if call.args and isinstance(call.args[0], ast.Constant) else None
+
+
+JUDGED = [
+    (chapter, literal(call)) for chapter, call in calls("verdict") if chapter != "00_template"
+]
+
+
+def test_there_are_177_claims_with_facts():
+    claims = ledger.claims()
+    assert len(claims) == 177
+    kinds = {
+        "definition",
+        "theorem",
+        "arithmetic",
+        "parameter-count",
+        "flop-count",
+        "measured",
+        "qualitative",
+    }
+    assert all(c["statement"] and c["where"] and c["kind"] in kinds for c in claims)
+
+
+def test_fact_cells_exist():
+    from lab.page import facts
+
+    for claim in ledger.claims():
+        for cell in claim.get("cells", []):
+            found = facts(cell["table"], **cell.get("where", {}))
+            assert len(found) == cell["rows"], (claim["id"], cell)
+
+
+def test_each_settled_claim_is_judged_by_exactly_one_cell_of_its_chapter():
+    counted = collections.Counter(id for _, id in JUDGED)
+    assert [id for id, n in counted.items() if n > 1] == [], "judged twice"
+    for claim in SETTLED:
+        assert (claim["notebook"], claim["id"]) in JUDGED, (
+            f"{claim['id']}: no lab.verdict cell in {claim['notebook']}.ipynb"
+        )
+
+
+def test_each_judged_id_is_a_settled_claim():
+    settled = {c["id"] for c in SETTLED}
+    for chapter, id in JUDGED:
+        assert id in settled, (
+            f"{chapter}: lab.verdict({id!r}, ...) has no settled entry in claims.yml"
+        )
+
+
+def test_measured_claims_rest_on_records_with_enough_seeds():
+    for claim in SETTLED:
+        if claim["kind"] == "measured":
+            assert claim.get("records"), f"{claim['id']} is measured: name its records"
+        for name in claim.get("records", []):
+            rows = [r for r in records.read(name) if r["status"] == "ok"]
+            assert rows, f"{claim['id']}: results/{name}.jsonl is missing or empty"
+            enough = 3 if min(r["seconds"] for r in rows) > RUN_SECONDS_FOR_THREE_SEEDS else 5
+            assert len({r["seed"] for r in rows}) >= enough, (
+                f"{claim['id']}: {name} has too few seeds"
+            )
+
+
+def test_notebooks_named_in_the_ledger_exist():
+    names = {p.stem for p in CHAPTERS}
+    assert {c["notebook"] for c in SETTLED} <= names
+
+
+@pytest.fixture
+def entries(monkeypatch):
+    """A ledger of four entries in place of the real one."""
+    made = {
+        "right": {
+            "id": "right",
+            "statement": "1 < 2",
+            "verdict": "holds",
+            "rule": "arithmetic",
+            "scope": "as printed",
+            "notebook": "x",
+        },
+        "wrong": {
+            "id": "wrong",
+            "statement": "2 < 1",
+            "verdict": "fails",
+            "rule": "r",
+            "scope": "s",
+            "notebook": "x",
+            "correction": "1 < 2",
+        },
+        "some": {
+            "id": "some",
+            "statement": "x > 0",
+            "verdict": "holds-if",
+            "rule": "r",
+            "scope": "s",
+            "notebook": "x",
+            "condition": "x is 1",
+        },
+        "noise": {
+            "id": "noise",
+            "statement": "a > b",
+            "verdict": "undecided",
+            "rule": "r",
+            "scope": "s",
+            "notebook": "x",
+            "records": ["r"],
+        },
+    }
+    monkeypatch.setattr(ledger, "_load", lambda: made)
+    monkeypatch.setenv("NDL_MODE", "replay")
+    return made
+
+
+def test_evidence_that_agrees_is_shown(entries, capsys):
+    ledger.verdict("right", holds=True, note="seen")
+    ledger.verdict("wrong", holds=False)
+    ledger.verdict("some", holds=False, under=True)
+    ledger.verdict("noise", holds=None)
+    out = capsys.readouterr().out
+    assert (
+        "✓ holds · right" in out
+        and "seen" in out
+        and "✗ fails" in out
+        and "holds if x is 1" in out
+        and "≈ undecided" in out
+    )
+
+
+@pytest.mark.parametrize(
+    ("id", "evidence"),
+    [
+        ("right", {"holds": False}),
+        ("right", {"holds": None}),
+        ("wrong", {"holds": True}),
+        ("some", {"holds": True}),
+        ("some", {"holds": False}),
+        ("some", {"holds": False, "under": False}),
+        ("noise", {"holds": True}),
+    ],
+)
+def test_evidence_that_disagrees_raises(entries, id, evidence):
+    with pytest.raises(LedgerError, match=rf"claim '{id}': the ledger says .* the evidence says"):
+        ledger.verdict(id, **evidence)
+
+
+def test_open_claim_cannot_be_judged_silently(entries):
+    entries["right"]["verdict"] = "open"
+    with pytest.raises(LedgerError, match="the ledger says 'open'"):
+        ledger.verdict("right", holds=True)
+
+
+def test_smoke_judges_theory_but_not_training(entries, monkeypatch, capsys):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    ledger.verdict("noise", holds=True)
+    assert "not judged in smoke mode" in capsys.readouterr().out
+    with pytest.raises(LedgerError):
+        ledger.verdict("right", holds=False)
+
+
+def test_under_needs_a_statement_that_fails_as_printed(entries):
+    with pytest.raises(LedgerError, match="needs holds=False"):
+        ledger.verdict("some", holds=True, under=True)
+
+
+def test_numpy_and_torch_truth_values_count(entries):
+    import numpy as np
+    import torch
+
+    ledger.verdict("right", holds=np.bool_(True))
+    ledger.verdict("wrong", holds=torch.tensor(False))
+
+
+def test_a_finding_that_the_evidence_denies_raises(entries, monkeypatch, capsys):
+    ledger.finding("a is larger", holds=True)
+    for evidence in (False, None):
+        with pytest.raises(LedgerError, match="the text says 'a is larger'"):
+            ledger.finding("a is larger", holds=evidence)
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    ledger.finding("a is larger", holds=False)
+    assert "not judged in smoke mode" in capsys.readouterr().out
+
+
+def test_unknown_id(entries):
+    with pytest.raises(LedgerError, match="no claim 'nothing'"):
+        ledger.verdict("nothing", holds=True)
+
+
+def test_markup_carries_the_anchor_and_is_escaped(entries):
+    text = ledger._markup("right", "holds", entries["right"], "", "5 < 6")
+    assert 'id="claim-right"' in text and "1 &lt; 2" in text and "5 &lt; 6" in text
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"verdict": "true"}, "not one of"),
+        ({"verdict": "holds"}, "needs rule, scope, notebook"),
+        ({"verdict": "fails", "rule": "r", "scope": "s", "notebook": "n"}, "needs correction"),
+        ({"verdict": "holds-if", "rule": "r", "scope": "s", "notebook": "n"}, "needs condition"),
+        ({"verdict": "untestable"}, "needs reason"),
+    ],
+)
+def test_incomplete_entries_are_found(entry, message):
+    assert message in ledger._problem(entry)
+
+
+def test_a_broken_ledger_file_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger, "PAPER", tmp_path)
+    for text, message in (
+        ("claims:\n- {id: a, verdict: maybe}\n", "not one of"),
+        ("claims:\n- {id: a, verdict: open}\n- {id: a, verdict: open}\n", "stands twice"),
+    ):
+        (tmp_path / "claims.yml").write_text(text)
+        with pytest.raises(LedgerError, match=message):
+            ledger._load.__wrapped__()
+
+
+def test_counts_add_up():
+    assert sum(ledger.counts().values()) == 177 and set(ledger.counts()) == set(ledger.VERDICTS)
+
+
+def test_modes_point_into_the_book():
+    assert (modes.ROOT / "ndlinear.py").name and (modes.PAPER / "claims.yml").is_file()

@@ -1,0 +1,588 @@
+"""The page contract: what every notebook of the book must look like.
+
+Each rule is a small function from a notebook to a list of complaints; a complaint says what to do. Every rule is shown
+here to accept a sound miniature notebook and to refuse a broken one.
+"""
+
+import ast
+import collections
+import copy
+import dataclasses
+import itertools
+import json
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+TEMPLATE = ROOT / "notebooks" / "00_template.ipynb"
+SECTIONS = ("Limits", "Exercises", "What next", "References")
+BOX = ("**Paper.**", "**Released code.**", "**Here.**")
+HTML = {"details", "summary", "a", "br", "sub", "sup"}
+PRAISE = r"clearly|obviously|of course|trivially|dramatic\w*|remarkabl\w*|impressive\w*|amazing\w*|groundbreaking"
+FACT = "<!-- fact:"
+
+
+# --- reading a notebook ------------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Page:
+    """A notebook, with the standard setup cell and the known DOIs that it is held against."""
+
+    slug: str
+    notebook: dict
+    setup: str
+    dois: frozenset = frozenset()
+    neighbours: frozenset = frozenset()
+
+    def sources(self, kind: str) -> list[str]:
+        return ["".join(c["source"]) for c in self.notebook["cells"] if c["cell_type"] == kind]
+
+    @property
+    def code(self) -> list[str]:
+        """Code cells without the setup cell, which every notebook shares."""
+        return [source for source in self.sources("code") if source != self.setup]
+
+    @property
+    def prose(self) -> str:
+        """All Markdown without fenced code."""
+        return re.sub(r"(?ms)^```.*?^```", "", "\n\n".join(self.sources("markdown")))
+
+    @property
+    def plain(self) -> str:
+        """Prose without code spans."""
+        return re.sub(r"`[^`]*`", "", self.prose)
+
+
+def known_dois() -> frozenset:
+    text = (ROOT / "book" / "references.bib").read_text(encoding="utf8")
+    return frozenset(doi.lower() for doi in re.findall(r"doi\s*=\s*\{([^}]+)\}", text))
+
+
+def standard_setup() -> str:
+    cells = json.loads(TEMPLATE.read_text(encoding="utf8"))["cells"]
+    return next("".join(cell["source"]) for cell in cells if cell["cell_type"] == "code")
+
+
+def read_page(path: pathlib.Path) -> Page:
+    pages = {p.name for p in NOTEBOOKS} | {
+        f"../book/{p.name}" for p in (ROOT / "book").glob("*.md")
+    }
+    notebook = json.loads(path.read_text(encoding="utf8"))
+    return Page(path.stem, notebook, standard_setup(), known_dois(), frozenset(pages))
+
+
+def headings(page: Page) -> list[tuple[int, str]]:
+    found = re.findall(r"(?m)^(#{1,6})\s+(.+?)\s*$", page.prose)
+    return [(len(marks), text) for marks, text in found]
+
+
+# --- the rules ---------------------------------------------------------------------------------------------------
+
+
+def file_name(page):
+    if not re.fullmatch(r"\d\d_[a-z0-9]+(_[a-z0-9]+){0,3}", page.slug):
+        yield "name the file NN_slug.ipynb: two digits, then lower-case words joined by underscores"
+
+
+def kernel(page):
+    if page.notebook["metadata"].get("kernelspec", {}).get("name") != "python3":
+        yield "set metadata.kernelspec.name to python3, the kernel that every machine has"
+
+
+def cell_ids(page):
+    ids = [cell.get("id") for cell in page.notebook["cells"]]
+    if None in ids or len(set(ids)) < len(ids):
+        yield "give every cell its own id (nbformat 4.5); two cells share one or a cell has none"
+
+
+def no_outputs(page):
+    for cell in page.notebook["cells"]:
+        if cell.get("outputs") or cell.get("execution_count") is not None:
+            yield f"cell {cell.get('id')}: remove the stored output: nbstripout --keep-id notebooks/{page.slug}.ipynb"
+
+
+def answer_first(page):
+    first = page.notebook["cells"][0]
+    text = "".join(first["source"]).strip()
+    if first["cell_type"] != "markdown" or not text.startswith("# "):
+        yield "start with a Markdown cell whose first line is '# ' and the title"
+        return
+    _, _, rest = text.partition("\n")
+    paragraph = rest.strip().split("\n\n")[0]
+    sentences = len(re.findall(r"[.!?](?=\s|$)", paragraph))
+    if not 2 <= sentences <= 4:
+        yield f"put the answer in two or three sentences below the title; the first paragraph has {sentences}"
+
+
+def setup_cell(page):
+    cells = page.notebook["cells"]
+    if (
+        len(cells) < 2
+        or cells[1]["cell_type"] != "code"
+        or "".join(cells[1]["source"]) != page.setup
+    ):
+        yield "make the second cell the setup cell of 00_template.ipynb, byte for byte"
+
+
+def card_cell(page):
+    cells = page.notebook["cells"]
+    source = "".join(cells[2]["source"]) if len(cells) > 2 else ""
+    found = re.match(r"""lab\.card\(\s*["'](\w+)["']""", source)
+    if not found:
+        yield f'make the third cell lab.card("{page.slug}", ...)'
+    elif found[1] != page.slug:
+        yield f"lab.card names {found[1]!r}, the file is {page.slug!r}: use the file's name"
+
+
+def cell_counts(page):
+    count = len(page.code)
+    if page.slug != "00_template" and not 15 <= count <= 30:
+        yield f"use 15 to 30 code cells besides the setup cell; there are {count}: split or merge"
+
+
+def cell_lengths(page):
+    lengths = [sum(bool(line.strip()) for line in source.splitlines()) for source in page.code]
+    if lengths and statistics.median(lengths) > 8:
+        yield f"shorten the code cells: the median is {statistics.median(lengths):g} lines, at most 8"
+    for source, length in zip(page.code, lengths):
+        if length > 30:
+            yield f"split the cell that starts {source.splitlines()[0]!r}: {length} lines, at most 30"
+
+
+def plain_python(page):
+    for source in page.sources("code"):
+        try:
+            tree = ast.parse(source)
+        except SyntaxError as error:
+            yield f"no magics and no shell lines, so that the script runs: {error.text or error.msg!s}".strip()
+            continue
+        for node in ast.walk(tree):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            if any(name.split(".")[0] in ("IPython", "google", "myst_nb") for name in names):
+                yield f"do not import {', '.join(names)}: use lab.say, lab.table and plt.show()"
+
+
+def something_is_checked(page):
+    if not any(re.search(r"^\s*assert |lab\.verdict\(", source, re.M) for source in page.code):
+        yield "check something: an assertion or a verdict after each derived equation"
+
+
+def colab_markdown(page):
+    everything = "\n\n".join(page.sources("markdown"))
+    for pattern, what in (
+        (r"(?m)^\s*(```+|~~~+)\s*\{", "a MyST directive"),
+        (r"(?m)^\s*:::", "a colon fence"),
+        (r"\{[\w:-]+\}`", "a MyST role"),
+        (r"(?m)^\([\w-]+\)=\s*$", "a MyST label"),
+        (r"\[\^[^\]]+\]", "a footnote"),
+        (r"(?m)^\+\+\+", "a MyST block break"),
+        (r"\\\(|\\\[", r"\( or \[ as math delimiter (use $ and $$)"),
+        (r"!\[", "an image (draw figures with code)"),
+    ):
+        if found := re.search(pattern, everything):
+            yield f"{found[0].strip()!r} is {what}, which Colab or GitHub shows as raw text: use plain Markdown"
+    without_math = re.sub(r"(?s)\$\$.*?\$\$|\$[^$\n]*\$", "", page.plain)
+    for tag in re.findall(r"</?([a-zA-Z][a-zA-Z0-9]*)[\s/>]", without_math):
+        if tag.lower() not in HTML:
+            yield f"<{tag}>: of HTML only <details>, <summary> and <a id> render everywhere"
+
+
+def heading_levels(page):
+    levels = headings(page)
+    if [level for level, _ in levels].count(1) != 1:
+        yield "use exactly one '# ' heading, the title"
+    for (before, _), (level, text) in itertools.pairwise(levels):
+        if level > before + 1:
+            yield f"heading {text!r} jumps from level {before} to {level}: headings grow by one level"
+
+
+def sections_present(page):
+    titles = [text for level, text in headings(page) if level == 2]
+    places = [titles.index(name) if name in titles else -1 for name in SECTIONS]
+    for name, place in zip(SECTIONS, places):
+        if place < 0:
+            yield f"add the section '## {name}'"
+    if -1 not in places and places != sorted(places):
+        yield f"put the closing sections in this order: {', '.join(SECTIONS)}"
+
+
+def section(page, name: str) -> str:
+    found = re.search(rf"(?ms)^## {re.escape(name)}\s*$(.*?)(?=^## |\Z)", page.prose)
+    return found[1] if found else ""
+
+
+def exercises(page):
+    text = section(page, "Exercises")
+    folded = len(re.findall("<details", text))
+    few = 1 if page.slug == "00_template" else 2
+    if "Exercises" in [title for _, title in headings(page)] and not few <= folded <= 3:
+        yield f"give two or three exercises with a solution in <details>; there are {folded}"
+    if folded != len(re.findall("</details>", text)):
+        yield "close every <details>"
+    if re.search(r"<summary>[^\n]*</summary>\n(?!\n)", text):
+        yield "leave an empty line after </summary>, else Markdown inside <details> is not rendered"
+
+
+def references(page):
+    if "References" in [title for _, title in headings(page)] and "https://doi.org/" not in section(
+        page, "References"
+    ):
+        yield "give each reference as a DOI link, https://doi.org/..."
+    for doi in re.findall(r"https://doi\.org/([^\s<>\"]+)", page.prose):
+        doi = doi.rstrip(".,;*]")
+        while doi.endswith(")") and doi.count(")") > doi.count("("):
+            doi = doi[:-1].rstrip(".,;*]")
+        if doi.lower() not in page.dois:
+            yield f"add the DOI {doi} to book/references.bib, or correct it"
+
+
+def links(page):
+    for target in re.findall(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)", page.plain):
+        name, _, _ = target.partition("#")
+        if name and not re.match(r"https?://|mailto:", name) and name not in page.neighbours:
+            yield f"the link to {target!r} leads nowhere: link to a notebook beside this one or to ../book/*.md"
+
+
+def figures(page):
+    for cell in page.notebook["cells"]:
+        source, meta = "".join(cell["source"]), cell["metadata"].get("mystnb", {})
+        draws = cell["cell_type"] == "code" and re.search(
+            r"plt\.(show|subplots|figure|subplot_mosaic)\(", source
+        )
+        if not draws and not meta.get("figure"):
+            continue
+        where = f"cell {cell.get('id')}"
+        if source.count("plt.show(") != 1:
+            yield f"{where}: end a figure cell with one plt.show(), one figure per cell"
+        caption, name = (
+            meta.get("figure", {}).get("caption", ""),
+            meta.get("figure", {}).get("name", ""),
+        )
+        alt = meta.get("image", {}).get("alt", "")
+        if len(caption) < 15:
+            yield f"{where}: add a caption of a few words as metadata mystnb.figure.caption"
+        if not re.fullmatch(r"fig-[a-z0-9]+(-[a-z0-9]+)*", name):
+            yield f"{where}: add a name such as fig-counts as metadata mystnb.figure.name"
+        if len(alt) < 60 or alt == caption:
+            yield f"{where}: say in at least 60 characters what is seen, as metadata mystnb.image.alt"
+
+
+def no_typed_results(page):
+    for block in re.split(r"\n\s*\n", re.sub(r"(?s)\$\$.*?\$\$", "", page.plain)):
+        text = re.sub(r"\]\([^)]*\)|https?://\S+|\d+(\.\d+){2,}|10\.\d{4,}/\S+", "", block)
+        text = re.sub(
+            r"(?i)\b(section|sect\.|§|appendix|theorem|lemma|proposition|corollary|python|torch|numpy|version|v)\s?\d+\.\d+",
+            "",
+            text,
+        )
+        if (found := re.search(r"\d+[.]\d+", text)) and FACT not in block:
+            yield (
+                f"print {found[0]} from code instead of typing it; if it is a definition or a fact of the paper, "
+                f"add {FACT} table or section --> to its paragraph: {block.strip()[:60]!r}"
+            )
+
+
+def equations(page):
+    for body in re.findall(r"(?s)\$\$(.*?)\$\$", "\n\n".join(page.sources("markdown"))):
+        for line in re.split(r"\\\\|\n\s*&", body):
+            if (width := glyphs(line)) > 60:
+                yield f"break the display equation: about {width} characters wide, at most 60: {line.strip()[:50]!r}"
+
+
+def glyphs(tex: str) -> int:
+    """Roughly how many characters a line of TeX shows."""
+    tex = re.sub(
+        r"\\(begin|end|tag|label)\{[^}]*\}|\\(left|right|big\w*|Big\w*|limits|displaystyle)\b",
+        "",
+        tex,
+    )
+    tex = re.sub(
+        r"\\(text|mathrm|operatorname|mathbf|mathcal|mathbb|boldsymbol)\s*\{([^}]*)\}", r"\2", tex
+    )
+    tex = re.sub(r"\\qquad", "  ", tex)
+    tex = re.sub(r"\\(frac|tfrac|dfrac)\b", "", tex)
+    tex = re.sub(r"\\(log|min|max|sup|inf|dim|rank|vec)\b", "xxx", tex)
+    return len(re.sub(r"[{}^_&\s]", "", re.sub(r"\\[a-zA-Z]+|\\.", "x", tex)))
+
+
+def boxes(page):
+    for block in re.findall(r"(?m)(?:^>.*\n?)+", page.prose):
+        marks = [mark for mark in BOX if mark in block]
+        if marks and tuple(re.findall(r"(?m)^> (\*\*[^*]+\*\*)", block)) != BOX:
+            yield f"write the box as '> {BOX[0]} ...', '>', '> {BOX[1]} ...', '>', '> {BOX[2]} ...'; it has {marks}"
+        elif marks and block.count("\n>\n") < 2:
+            yield "put an empty '>' line between the parts of the box, else they run together"
+
+
+def plain_words(page):
+    for word in re.findall(rf"(?i)\b({PRAISE})\b", page.plain):
+        yield f"leave out {word!r}: state the number and let it speak"
+
+
+RULES = (
+    file_name, kernel, cell_ids, no_outputs, answer_first, setup_cell, card_cell, cell_counts, cell_lengths, plain_python,
+    something_is_checked, colab_markdown, heading_levels, sections_present, exercises, references, links, figures,
+    no_typed_results, equations, boxes, plain_words,
+)  # fmt: skip
+
+
+# --- the notebooks of the book -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.__name__)
+def test_notebook_keeps_the_rule(rule, path):
+    complaints = list(rule(read_page(path)))
+    assert not complaints, f"notebooks/{path.name}:\n  " + "\n  ".join(complaints)
+
+
+def test_there_are_notebooks():
+    assert TEMPLATE in NOTEBOOKS and len(NOTEBOOKS) > 1
+
+
+def test_figure_names_are_unique_in_the_book():
+    names = [
+        name
+        for path in NOTEBOOKS
+        for cell in json.loads(path.read_text(encoding="utf8"))["cells"]
+        if (name := cell["metadata"].get("mystnb", {}).get("figure", {}).get("name"))
+    ]
+    twice = [name for name, count in collections.Counter(names).items() if count > 1]
+    assert not twice, f"figure names stand twice in the book: {twice}"
+
+
+def test_every_chapter_is_in_the_table_of_contents():
+    listed = set(
+        re.findall(r"file:\s*notebooks/(\w+)", (ROOT / "_toc.yml").read_text(encoding="utf8"))
+    )
+    written = {path.stem for path in NOTEBOOKS if path != TEMPLATE}
+    assert listed == written, f"_toc.yml and notebooks/ differ in {sorted(listed ^ written)}"
+
+
+def test_book_pages_use_plain_words():
+    for path in sorted((ROOT / "book").glob("*.md")):
+        found = re.findall(rf"(?i)\b({PRAISE})\b", path.read_text(encoding="utf8"))
+        assert not found, f"book/{path.name}: leave out {found}"
+
+
+def as_script(notebook: dict) -> str:
+    """All code of a notebook, then the code of folded solutions, as one script."""
+    code = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            for folded in re.findall(r"(?s)<details.*?</details>", "".join(cell["source"])):
+                code += re.findall(r"(?s)```python\n(.*?)```", folded)
+    return "\n\n".join(code)
+
+
+def run_script(
+    code: str, folder: pathlib.Path, tmp_path: pathlib.Path, environ: dict
+) -> subprocess.CompletedProcess:
+    script = tmp_path / "script.py"
+    script.write_text(code, encoding="utf8")
+    return subprocess.run(
+        [sys.executable, str(script)], cwd=folder, env=environ, capture_output=True, text=True
+    )
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_notebook_and_its_solutions_run_as_a_script(path, tmp_path, monkeypatch):
+    for name, value in (("NDL_MODE", "smoke"), ("MPLBACKEND", "Agg"), ("OMP_NUM_THREADS", "1")):
+        monkeypatch.setenv(name, value)
+    code = as_script(json.loads(path.read_text(encoding="utf8")))
+    done = run_script(code, path.parent, tmp_path, None)
+    assert done.returncode == 0, f"notebooks/{path.name} fails as a script:\n{done.stderr[-3000:]}"
+
+
+# --- the rules can fail ------------------------------------------------------------------------------------------
+
+SETUP = "import lab\n\nlab.start()"
+
+
+def cell(kind: str, source: str, **metadata) -> dict:
+    extra = {"outputs": [], "execution_count": None} if kind == "code" else {}
+    return {"cell_type": kind, "source": source, "metadata": metadata, **extra}
+
+
+def sound_notebook() -> dict:
+    """A miniature that keeps every rule."""
+    figure = {
+        "figure": {"name": "fig-one", "caption": "One line, as an example."},
+        "image": {"alt": "A line. " * 9},
+    }
+    box = "> **Paper.** Says this.\n>\n> **Released code.** Does that.\n>\n> **Here.** Both."
+    exercise = "1. Why?\n\n<details><summary>Solution</summary>\n\nSo, see $x$.\n\n```python\nassert True\n```\n\n</details>\n"
+    cells = [
+        cell("markdown", "# What does it do?\n\nIt adds. It does so exactly."),
+        cell("code", SETUP, tags=["hide-input"]),
+        cell("code", 'lab.card("11_sound", read_first=[])'),
+        cell(
+            "markdown",
+            f"## A step\n\nA sentence with 95 % and $N = 2$.\n\n$$\na = b + c\n$$\n\n{box}",
+        ),
+        *[cell("code", f"x = {i}\nassert x == {i}") for i in range(15)],
+        cell(
+            "code", "import matplotlib.pyplot as plt\n\nplt.subplots()\nplt.show()", mystnb=figure
+        ),
+        cell("markdown", "## Limits\n\nOne.\n\n## Exercises\n\n" + exercise * 2),
+        cell(
+            "markdown",
+            "## What next\n\n[Next](12_next.ipynb)\n\n## References\n\n- [A](https://doi.org/10.1000/(a)b)",
+        ),
+    ]
+    for number, entry in enumerate(cells):
+        entry["id"] = f"c{number}"
+    return {
+        "cells": cells,
+        "metadata": {"kernelspec": {"name": "python3"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+
+
+def page_of(notebook: dict, slug: str = "11_sound") -> Page:
+    return Page(slug, notebook, SETUP, frozenset({"10.1000/(a)b"}), frozenset({"12_next.ipynb"}))
+
+
+def text_added(text: str):
+    def change(notebook):
+        notebook["cells"][3]["source"] += f"\n\n{text}"
+
+    return change
+
+
+def replaced(number: int, old: str, new: str):
+    def change(notebook):
+        assert old in notebook["cells"][number]["source"]
+        notebook["cells"][number]["source"] = notebook["cells"][number]["source"].replace(old, new)
+
+    return change
+
+
+def figure_without(*keys: str):
+    def change(notebook):
+        place = notebook["cells"][19]["metadata"]["mystnb"]
+        for key in keys[:-1]:
+            place = place[key]
+        del place[keys[-1]]
+
+    return change
+
+
+def with_cell(number: int, **values):
+    return lambda notebook: notebook["cells"][number].update(values)
+
+
+BREAKS = [
+    (kernel, lambda nb: nb["metadata"]["kernelspec"].update(name="conda-env"), "python3"),
+    (cell_ids, with_cell(4, id="c5"), "own id"),
+    (no_outputs, with_cell(4, outputs=[{"output_type": "stream"}]), "nbstripout"),
+    (no_outputs, with_cell(4, execution_count=3), "nbstripout"),
+    (answer_first, replaced(0, "# What", "## What"), "title"),
+    (answer_first, replaced(0, "It adds. It does so exactly.", "We study it."), "the answer"),
+    (answer_first, with_cell(0, cell_type="code"), "title"),
+    (setup_cell, replaced(1, "lab.start()", "lab.start(1)"), "byte for byte"),
+    (card_cell, replaced(2, "11_sound", "10_other"), "file's name"),
+    (card_cell, replaced(2, "lab.card", "lab.say"), "third cell"),
+    (cell_counts, lambda nb: nb["cells"].__delitem__(slice(4, 10)), "15 to 30"),
+    (cell_counts, lambda nb: nb["cells"].extend(nb["cells"][4:19]), "15 to 30"),
+    (cell_lengths, with_cell(4, source="x = 1\n" * 31), "at most 30"),
+    (
+        cell_lengths,
+        lambda nb: [c.update(source="x = 1\n" * 9) for c in nb["cells"][4:19]],
+        "at most 8",
+    ),
+    (plain_python, with_cell(4, source="!pip install torch"), "no magics"),
+    (plain_python, with_cell(4, source="%matplotlib inline"), "no magics"),
+    (plain_python, with_cell(4, source="from IPython.display import Markdown"), "lab.say"),
+    (
+        something_is_checked,
+        lambda nb: [c.update(source="x = 1") for c in nb["cells"][4:19]],
+        "assertion",
+    ),
+    (colab_markdown, text_added("```{note}\nx\n```"), "directive"),
+    (colab_markdown, text_added(":::{note}\nx\n:::"), "colon fence"),
+    (colab_markdown, text_added("see {numref}`fig-one`"), "role"),
+    (colab_markdown, text_added("(a-label)=\n\nx"), "label"),
+    (colab_markdown, text_added("so[^1]"), "footnote"),
+    (colab_markdown, text_added(r"so \(x\)"), "delimiter"),
+    (colab_markdown, text_added("![a](b.png)"), "image"),
+    (colab_markdown, text_added("<div>so</div>"), "<div>"),
+    (heading_levels, text_added("#### Deep"), "one level"),
+    (heading_levels, text_added("# Second"), "exactly one"),
+    (sections_present, replaced(20, "## Limits", "## Limit"), "'## Limits'"),
+    (sections_present, replaced(21, "## What next", "## Further"), "'## What next'"),
+    (sections_present, lambda nb: nb["cells"].append(nb["cells"].pop(20)), "order"),
+    (exercises, replaced(20, "details", "div"), "two or three"),
+    (exercises, replaced(20, "</details>", ""), "close"),
+    (exercises, replaced(20, "</summary>\n\n", "</summary>\n"), "empty line"),
+    (references, replaced(21, "https://doi.org/10.1000/(a)b", "https://example.org"), "DOI link"),
+    (references, replaced(21, "10.1000/(a)b", "10.1000/(a)c"), "references.bib"),
+    (links, replaced(21, "12_next.ipynb", "13_absent.ipynb"), "leads nowhere"),
+    (figures, figure_without("image", "alt"), "image.alt"),
+    (figures, figure_without("image"), "image.alt"),
+    (figures, figure_without("figure", "caption"), "caption"),
+    (figures, figure_without("figure", "name"), "figure.name"),
+    (figures, replaced(19, "plt.show()", ""), "plt.show()"),
+    (no_typed_results, text_added("The loss is 0.37 lower."), "0.37"),
+    (no_typed_results, text_added("It takes $2.6$ times as long."), "2.6"),
+    (equations, text_added("$$\na = " + " + ".join("abcdefgh" * 5) + "\n$$"), "break"),
+    (boxes, replaced(3, "> **Released code.**", "> **Code.**"), "write the box"),
+    (boxes, replaced(3, "\n>\n", "\n"), "run together"),
+    (plain_words, text_added("This is Clearly better."), "Clearly"),
+]
+
+
+def test_a_sound_notebook_passes_every_rule():
+    page = page_of(sound_notebook())
+    complaints = {rule.__name__: list(rule(page)) for rule in RULES}
+    assert not any(complaints.values()), complaints
+
+
+@pytest.mark.parametrize(
+    ("rule", "change", "words"), BREAKS, ids=lambda v: getattr(v, "__name__", None) or str(v)[:20]
+)
+def test_each_rule_refuses_a_broken_notebook(rule, change, words):
+    notebook = copy.deepcopy(sound_notebook())
+    change(notebook)
+    complaints = list(rule(page_of(notebook)))
+    assert any(words in complaint for complaint in complaints), complaints
+
+
+def test_every_rule_is_shown_to_fail():
+    assert {rule for rule, _, _ in BREAKS} | {file_name} == set(RULES)
+    assert list(file_name(page_of(sound_notebook(), "Eleven"))) and not list(
+        file_name(page_of(sound_notebook()))
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Section 3.2 and version 2.13.0 and [a](https://doi.org/10.1145/2512329) and `0.5`.",
+        "The bound is 0.25 by definition. <!-- fact: sec:analysis -->",
+        "$$\nx = 0.5\n$$",
+    ],
+)
+def test_decimals_that_are_no_results_are_left_alone(text):
+    notebook = sound_notebook()
+    text_added(text)(notebook)
+    assert not list(no_typed_results(page_of(notebook)))
+
+
+def test_a_failing_solution_fails_the_script(tmp_path):
+    notebook = sound_notebook()
+    notebook["cells"][1]["source"] = "pass"
+    replaced(20, "assert True", "assert 1 == 2, 'the solution is wrong'")(notebook)
+    keep = [c for c in notebook["cells"] if "lab.card" not in c["source"]]
+    done = run_script(as_script({"cells": keep}), tmp_path, tmp_path, {"MPLBACKEND": "Agg"})
+    assert done.returncode != 0 and "the solution is wrong" in done.stderr

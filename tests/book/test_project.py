@@ -1,0 +1,168 @@
+"""The project as a newcomer meets it: README examples, environment, licence, one setup cell, what the tree holds."""
+
+import doctest
+import pathlib
+import re
+import subprocess
+import types
+
+import pytest
+from lab import LabError, modes
+from lab.tools import upkeep
+
+ROOT = modes.ROOT
+
+
+def test_readme_examples_run():
+    result = doctest.testfile(str(ROOT / "README.md"), module_relative=False)
+    assert result.attempted >= 6 and result.failed == 0
+
+
+def test_readme_commands_are_make_targets():
+    commands = re.findall(r"^make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert commands == ["book", "test"] and all(
+        re.search(rf"^{c}:", makefile, re.M) for c in commands
+    )
+    assert all(f"make {c}" in (ROOT / ".ci" / "run").read_text() for c in commands)
+
+
+def test_environment_yml_is_current():
+    assert (ROOT / "environment.yml").read_text(encoding="utf-8") == upkeep.environment(), (
+        "run: make environment"
+    )
+
+
+def test_nothing_pins_what_colab_brings():
+    project = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    assert not re.search(r'"(torch|numpy)[^"]*==', project), (
+        "ranges only: pins belong in constraints.txt"
+    )
+
+
+def test_torch_is_installed_before_anything_else():
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert makefile.index("$(INSTALL) torch") < makefile.index("$(INSTALL) -e")
+    assert re.search(r"^torch==", (ROOT / "constraints.txt").read_text(), re.M)
+
+
+def test_module_imports_torch_and_the_standard_library_only():
+    import ast
+    import sys
+
+    tree = ast.parse((ROOT / "ndlinear.py").read_text(encoding="utf-8"))
+    top = [n for n in tree.body if isinstance(n, (ast.Import, ast.ImportFrom))]
+    names = {
+        (a.name if isinstance(n, ast.Import) else n.module).partition(".")[0]
+        for n in top
+        for a in n.names
+    }
+    assert names <= set(sys.stdlib_module_names) | {"torch"}
+    assert len((ROOT / "ndlinear.py").read_text().splitlines()) < 700, "readable in one sitting"
+
+
+@pytest.fixture
+def notebooks(tmp_path, monkeypatch):
+    copies = []
+    for path in upkeep.CHAPTERS:
+        copies.append(tmp_path / path.name)
+        copies[-1].write_bytes(path.read_bytes())
+    monkeypatch.setattr(upkeep, "CHAPTERS", copies)
+    return copies
+
+
+def test_stamp_writes_the_address_into_every_setup_cell(notebooks):
+    address = "https://example.org/some/book.git"
+    assert upkeep.stamp(address) == len(notebooks)
+    assert all(f'BOOK = \\"{address}\\"' in path.read_text(encoding="utf-8") for path in notebooks)
+    assert upkeep.stamp(address) == 0, "the second time nothing changes"
+    assert upkeep.stamp("") == len(notebooks)
+    assert [p.read_bytes() for p in notebooks] == [
+        (modes.NOTEBOOKS / p.name).read_bytes() for p in notebooks
+    ]
+    with pytest.raises(LabError, match="not an https address"):
+        upkeep.stamp("git@example.org:book")
+    notebooks[0].write_text("{}")
+    with pytest.raises(LabError, match="0 setup cells"):
+        upkeep.stamp(address)
+
+
+def test_upkeep_command_line(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(upkeep, "ROOT", tmp_path)
+    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
+    upkeep.main(["environment"])
+    assert (tmp_path / "environment.yml").read_text() == (ROOT / "environment.yml").read_text()
+    monkeypatch.setattr(upkeep, "CHAPTERS", [])
+    upkeep.main(["stamp", "https://example.org/a/b"])
+    assert "0 notebooks changed" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        upkeep.main(["nothing"])
+
+
+def test_times_are_recorded_and_shown(monkeypatch, tmp_path):
+    monkeypatch.setattr(upkeep, "NOTEBOOKS", tmp_path)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "99_x.ipynb").write_text("{}")
+    monkeypatch.setattr(upkeep, "CHAPTERS", [tmp_path / "99_x.ipynb"])
+    monkeypatch.setattr(
+        upkeep, "subprocess", types.SimpleNamespace(run=lambda *a, **k: None, DEVNULL=None)
+    )
+    upkeep.main(["times"])
+    assert re.fullmatch(r"replay \d+ s · smoke \d+ s", upkeep.times_line("99_x"))
+
+
+CELL = re.compile(r"^# @title Setup")
+
+
+def run_setup(folder: pathlib.Path, book: str) -> subprocess.CompletedProcess:
+    """The setup cell of a chapter as a script in an empty folder, with nothing of the book on the path."""
+    import json
+    import os
+    import sys
+
+    cells = json.loads(upkeep.CHAPTERS[0].read_text(encoding="utf-8"))["cells"]
+    source = next(
+        "".join(c["source"])
+        for c in cells
+        if c["cell_type"] == "code" and CELL.match("".join(c["source"]))
+    )
+    source = re.sub(r'^BOOK = ".*?"', f'BOOK = "{book}"', source, flags=re.M)
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "COV_CORE_SOURCE")
+    } | {"NDL_MODE": "smoke"}
+    (folder / "cell.py").write_text(source)
+    return subprocess.run(
+        [sys.executable, "cell.py"],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_setup_cell_in_an_empty_folder_fetches_the_book(tmp_path):
+    bare = tmp_path / "book.git"
+    work = tmp_path / "work"
+    subprocess.run(["git", "init", "-q", "--initial-branch=main", work], check=True)
+    for part in ("ndlinear.py", "book/paper", "notebooks/lab"):
+        (work / part).parent.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["cp", "-r", ROOT / part, work / part], check=True)
+    git = ["git", "-C", work, "-c", "user.name=t", "-c", "user.email=t@example.org"]
+    subprocess.run([*git, "add", "-A"], check=True)
+    subprocess.run([*git, "commit", "-q", "-m", "copy"], check=True)
+    subprocess.run(["git", "clone", "-q", "--bare", work, bare], check=True)
+    empty = tmp_path / "colab"
+    empty.mkdir()
+    for attempt in range(2):
+        done = run_setup(empty, f"file://{bare}")
+        assert done.returncode == 0, (attempt, done.stderr)
+        assert (
+            done.stdout.startswith("smoke · ")
+            and (empty / "ndlinear-book" / "notebooks" / "lab").is_dir()
+        )
+
+
+def test_setup_cell_without_an_address_says_what_to_do(tmp_path):
+    done = run_setup(tmp_path, "")
+    assert done.returncode != 0 and "set BOOK above to the address" in done.stderr

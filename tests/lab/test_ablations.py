@@ -1,0 +1,143 @@
+"""Frozen features: the same for all arms, made from the training part, of the shape that the heads expect."""
+
+import lab
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from lab import LabError
+from lab.chapters import ablations, bump
+from lab.train import Split, scores, stacked
+from scipy import stats
+
+
+@pytest.fixture(autouse=True)
+def stand_in(monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    ablations.features.cache_clear()
+    yield
+    ablations.features.cache_clear()
+
+
+def test_accuracies_against_counting_by_hand():
+    logits, classes = (
+        torch.randn(40, 7, generator=torch.Generator().manual_seed(0)),
+        torch.arange(40) % 7,
+    )
+    order = logits.argsort(1, descending=True).tolist()
+    first = np.mean([row[0] == c for row, c in zip(order, classes.tolist())])
+    five = np.mean([c in row[:5] for row, c in zip(order, classes.tolist())])
+    assert scores.accuracy(logits, classes).item() == pytest.approx(first)
+    assert scores.top_five(logits, classes).item() == pytest.approx(five) and five > first
+
+
+def test_pictures_are_balanced_scaled_by_the_training_part_and_kept_apart():
+    split = ablations.pictures(200)
+    for _, y in (split.train, split.val, split.test):
+        assert torch.bincount(y, minlength=100).tolist() == [1] * 100
+    x = split.train[0]
+    assert x.shape == (100, 3, 32, 32)
+    assert x.mean((0, 2, 3)).abs().max() < 1e-4 and (x.std((0, 2, 3)) - 1).abs().max() < 1e-2
+    assert not any(torch.equal(a, b) for a, b in zip(x, split.val[0]))
+
+
+def test_features_are_those_of_a_trained_network_and_made_once():
+    made = ablations.features(200, 1)
+    assert made is ablations.features(200, 1), "every arm gets the same numbers"
+    assert [tuple(x.shape[1:]) for x, _ in (made.train, made.val, made.test)] == [(64, 8, 8)] * 3
+    assert torch.equal(made.test[1], ablations.pictures(200).test[1])
+    ablations.features.cache_clear()
+    again = ablations.features(200, 1)
+    assert torch.equal(again.test[0], made.test[0]), "the same seed gives the same features"
+    longer = ablations.features(200, 3)
+    assert not torch.equal(longer.test[0], made.test[0]), "training changes them"
+    assert not made.train[0].requires_grad
+
+
+def test_fold_brings_the_named_axis_to_the_named_place():
+    x = torch.arange(2 * 24.0).reshape(2, 24)
+    fold = ablations.Fold(ablations.numbers("2x3x4"), ablations.numbers("3,1,2"))
+    y = fold(x)
+    assert fold.sizes == (4, 2, 3) and y.shape == (2, 4, 2, 3)
+    assert y[1, 3, 0, 2] == x[1].reshape(2, 3, 4)[0, 2, 3]
+
+
+def test_each_arm_is_taken_at_the_rate_that_validation_prefers():
+    rows = [
+        ("a", lr, s, v) for lr, vs in ((1, (0.5, 0.9)), (2, (0.8, 0.8))) for s, v in enumerate(vs)
+    ]
+    rows += [
+        ("b", lr, s, v) for lr, vs in ((1, (0.9, 0.9)), (2, (0.1, 1.0))) for s, v in enumerate(vs)
+    ]
+    runs = pd.DataFrame(rows, columns=["arm", "lr", "seed", "val_accuracy"])
+    chosen = ablations.tuned(runs, ["arm"])
+    assert chosen[["arm", "lr", "seed"]].to_numpy().tolist() == [
+        ["a", 2, 0],
+        ["a", 2, 1],
+        ["b", 1, 0],
+        ["b", 1, 1],
+    ]
+
+
+def test_paired_differences_against_scipy():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=9), rng.normal(size=9)
+    runs = pd.DataFrame({"arm": ["a"] * 9 + ["b"] * 9, "seed": [*range(9)] * 2, "m": np.r_[a, b]})
+    mean, low, high = lab.paired(runs, "m", "a", "b", level=0.99)
+    expected = stats.ttest_rel(a, b).confidence_interval(0.99)
+    assert (mean, low, high) == pytest.approx(((a - b).mean(), *expected))
+    with pytest.raises(LabError, match="same seeds"):
+        lab.paired(runs.iloc[:-1], "m", "a", "b")
+    with pytest.raises(LabError, match="there are a, b"):
+        lab.paired(runs, "m", "a", "c")
+
+
+def test_results_of_a_stack_carry_each_members_metrics_and_the_counts():
+    x, y = torch.randn(12, 3), torch.randn(12, 1)
+    data = Split((x, y), (x, y), (x, y))
+    make, loss = (lambda: torch.nn.Linear(3, 1)), scores.squared_error
+    stack = stacked.fit(make, data, seeds=[0, 1], loss=loss, epochs=3, lr=0.1)
+    rows = ablations.results(stack, [{"m": 1.0}, {"m": 2.0}], x[:1])
+    assert [row["metrics"]["m"] for row in rows] == [1.0, 2.0]
+    assert {(row["parameters"], row["macs"]) for row in rows} == {(4, 3)}
+    assert rows[0]["curve"] != rows[1]["curve"] and rows[0]["curve"][-1]["epoch"] == 3
+    found = stack.evaluate((x, y), {"m": loss})[1]["m"]
+    by_hand = ((stack.model(1)(x) - y) ** 2).mean().item()
+    assert found == pytest.approx(by_hand, rel=1e-5)
+
+
+def test_rays_are_the_uniform_inputs_of_radius_bump():
+    p, r, w = ablations.rays()
+    mean = lambda f: float(p @ (f(r) @ w))  # noqa: E731
+    assert mean(torch.ones_like) == pytest.approx(1, abs=1e-12)
+    assert mean(torch.square) == pytest.approx(10 / 3, rel=1e-3), "E |x|^2"
+    square = lambda r: bump.target(r[..., None], 0.2) ** 2  # noqa: E731
+    assert mean(square) == pytest.approx(bump.constant_errors(0.2)["zero"], rel=1e-3), (
+        "an independent computation"
+    )
+    x = bump.inputs(200_000, 5).double()
+    reach = x.norm(dim=1) / x.abs().amax(1)
+    assert float(p @ r[:, -1]) / float(reach.mean()) == pytest.approx(
+        float(r[0, -1] / (1 + 4.5e-3) ** 0.5), rel=2e-3
+    )
+
+
+@pytest.mark.parametrize(
+    ("parts", "found"),
+    [((True, True), True), ((True, None), None), ((None, False), False), ((), True)],
+)
+def test_judging_several_parts(parts, found):
+    assert lab.all_of(*parts) is found
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "found"),
+    [(98, 100, True), (98.5, 99, True), (97, 97.9, False), (100.1, 101, False), (97, 99, None)],
+)
+def test_whether_an_interval_lies_inside_a_range(low, high, found):
+    assert ablations.within(low, high, 98, 100) is found
+
+
+def test_span_shows_one_count_or_a_range():
+    assert ablations.span(pd.Series([1200, 1200])) == "1,200"
+    assert ablations.span(pd.Series([4304, 1168, 4304])) == "1,168 to 4,304"

@@ -1,0 +1,364 @@
+"""Probes of behaviour: the machinery, and the probes of chapter 63 themselves, run on our layer and on one that is off."""
+
+import ast
+import json
+import pathlib
+import subprocess
+import sys
+import types
+
+import lab
+import pandas as pd
+import pytest
+import torch
+from lab import LabError, released
+from lab.chapters import behaviour, two_processes
+from lab.chapters.behaviour import Outcome, Wrong, check, judge, refuses, same
+
+import ndlinear
+
+NOTEBOOK = pathlib.Path(__file__).resolve().parents[2] / "notebooks" / "63_behaviour.ipynb"
+
+
+class Off(ndlinear.NdLinear):
+    """A layer whose result is half as large again as it should be."""
+
+    def forward(self, x):
+        return 1.5 * super().forward(x)
+
+
+# ---------------------------------------------------------------------------------------------- the probes of the chapter
+def chapter() -> behaviour.Sheet:
+    """The cells of chapter 63 that define probes, without those that report."""
+    space: dict = {"lab": lab, "report": lambda section: None}
+    marks = ("@sheet", "sheet.section(", "sheet = behaviour.Sheet()", "def new(", "def reference(")
+    for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code" and any(mark in source for mark in marks):
+            exec(source, space)
+    return space["sheet"]
+
+
+SHEET = chapter()
+LIGHT = {name: probe for name, probe in SHEET.probes.items() if not probe.heavy}
+# What a factor cannot change: an empty batch; derivatives belong to the function, whatever it is; hooks; refusals; other processes.
+BLIND = (
+    "FLOP counter",
+    "replaced forward",
+    "empty batch",
+    "derivatives against",
+    "hook",
+    "named",
+    "torch.jit.script",
+    "processes",
+    "product on the last axis",
+)
+
+
+def test_the_chapter_has_probes_in_every_section():
+    assert len(SHEET.probes) > 30 and all(SHEET.sections.values())
+
+
+def known() -> set[str]:
+    """The exceptions that the chapter names for our layer: a constant of one of its cells."""
+    for cell in json.loads(NOTEBOOK.read_text(encoding="utf-8"))["cells"]:
+        if cell["cell_type"] == "code" and "KNOWN = {" in "".join(cell["source"]):
+            tree = ast.parse("".join(cell["source"]))
+            return next(
+                ast.literal_eval(node.value) for node in tree.body if isinstance(node, ast.Assign)
+            )
+    raise AssertionError("chapter 63 names no exceptions")
+
+
+def test_exceptions_are_probes():
+    assert known() <= set(LIGHT)
+
+
+@pytest.mark.parametrize("name", [n for n in LIGHT if n not in SHEET.sections["The formula"]])
+def test_our_layer_behaves(name):
+    outcome = judge(LIGHT[name], ndlinear.NdLinear)
+    assert outcome.outcome == "right" or name in known(), outcome
+
+
+@pytest.mark.parametrize("name", [n for n in LIGHT if not any(word in n for word in BLIND)])
+def test_a_layer_that_is_off_is_found_out(name):
+    assert judge(LIGHT[name], Off).outcome == "wrong", judge(LIGHT[name], Off)
+
+
+def test_probes_that_look_elsewhere_can_fail_too():
+    class Deaf(ndlinear.NdLinear):
+        def forward(self, x):
+            with torch.no_grad():  # no gradients
+                return ndlinear.ndlinear(x, self.weights, self.biases)  # no hooks
+
+    for word in ("hooks on one mode", "second derivatives against"):
+        name = next(n for n in LIGHT if word in n)
+        assert judge(LIGHT[name], Deaf).outcome in ("wrong", "error")
+
+    class Meek(ndlinear.NdLinear):
+        def __init__(self, dims, hidden):
+            super().__init__(dims, dims)
+
+        def forward(self, x):
+            return x
+
+    for word in ("FLOP counter", "replaced forward"):
+        name = next(n for n in LIGHT if word in n)
+        assert judge(LIGHT[name], Meek).outcome == "wrong"
+    for name in SHEET.sections["Refusals"][:3]:
+        assert judge(LIGHT[name], Meek) == Outcome("wrong", "accepted")
+
+
+# ------------------------------------------------------------------------------------------------------------- outcomes
+def test_outcomes():
+    assert judge(lambda c: None, int) == ("right", "")
+    assert judge(lambda c: "in words", int) == ("right", "in words")
+    assert judge(lambda c: check(False, "three"), int) == ("wrong", "three")
+    assert judge(lambda c: 1 / 0, int) == ("error", "ZeroDivisionError: division by zero")
+
+    def long(c):
+        raise ValueError("\n\nfirst " + 200 * "x" + "\nsecond")
+
+    assert (
+        judge(long, int).detail.startswith("ValueError: first x")
+        and len(judge(long, int).detail) < 170
+    )
+    with pytest.raises(LabError):  # a missing library is not the layer's error
+        judge(lambda c: lab.require("no_such_library"), int)
+
+
+def test_each_probe_starts_from_the_same_seed():
+    seen = []
+    for _ in range(2):
+        judge(lambda c: seen.append(torch.rand(1).item()), int)
+    assert seen[0] == seen[1]
+
+
+def test_same():
+    x = torch.tensor([1.0, 100.0])
+    same(x, x + 1e-8)
+    for other, words in (
+        (x[:1], "shape"),
+        (x + 1e-3, "off by 1"),
+        (x * float("nan"), "off by nan"),
+    ):
+        with pytest.raises(Wrong, match=words):
+            same(other, x)
+    same(x + 1e-3, x, tol=1e-4)  # relative to the largest entry
+    same(torch.empty(0, 2), torch.empty(0, 2))
+    with pytest.raises(Wrong):
+        same(torch.empty(0, 2), torch.empty(0, 3))
+
+
+def test_refuses():
+    def say(error):
+        raise error
+
+    assert (
+        refuses(lambda: say(ValueError("got 3, expected 4\nmore")), "3", "4") == "got 3, expected 4"
+    )
+    with pytest.raises(TypeError):
+        refuses(lambda: say(TypeError("no")), "yes")
+    with pytest.raises(RuntimeError):
+        refuses(lambda: say(RuntimeError("3")), "3")
+    with pytest.raises(Wrong, match="accepted"):
+        refuses(lambda: None, "3")
+
+
+def test_derivatives_are_compared_with_differences():
+    layer = torch.nn.Linear(3, 2).double()
+    behaviour.against_differences(layer, torch.randn(2, 3).double())
+
+    class Wrongly(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, g):
+            return 2 * g
+
+    layer.forward = lambda x, f=layer.forward: Wrongly.apply(f(x))
+    with pytest.raises(Wrong):
+        behaviour.against_differences(layer, torch.randn(2, 3).double())
+
+
+# ------------------------------------------------------------------------------------------------------------ the sheet
+@pytest.fixture
+def sheet(monkeypatch):
+    """Two probes on integers in place of layers; the "release" is `float`, and absent until a test installs it."""
+    sheet = behaviour.Sheet()
+    sheet.section("Numbers")
+
+    @sheet
+    def whole(kind):
+        """halves are kept."""
+        check(kind(1.5) == 1.5, "cut")
+
+    @sheet(heavy=True)
+    def text(kind):
+        """text is refused"""
+        kind("x")
+
+    monkeypatch.setattr(
+        behaviour, "layer_class", lambda name: {"ours": int, "released": float}[name]
+    )
+    return sheet
+
+
+def test_a_sheet_reports_ours_live_and_the_release_from_records(sheet, capsys, monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "full")
+    grid = sheet.grid("Numbers")
+    assert [(c["behaviour"], c["layer"]) for c in grid] == [
+        ("halves are kept", "released"),
+        ("text is refused", "released"),
+        ("text is refused", "ours"),
+    ]
+    assert len({c["probe"] for c in grid}) == 2
+    rows = pd.DataFrame([c | sheet.run(c)["metrics"] for c in grid])
+    sheet.report("Numbers", rows)
+    out = capsys.readouterr().out
+    assert "✗ wrong, no error" in out and "here: cut" in out and "release: ValueError" in out
+    assert sheet.named("here", "wrong") == ["halves are kept"] and sheet.named(
+        "release", "right"
+    ) == ["halves are kept"]
+    assert sheet.counts().set_index("layer").loc["here"].to_dict() == {
+        "right": 0,
+        "wrong": 1,
+        "error": 1,
+        "not tried": 0,
+    }
+
+
+def test_smoke_runs_what_is_there(sheet, monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    monkeypatch.setattr(behaviour, "released", lambda: None)
+    assert all(sheet.run(c)["metrics"]["outcome"] == "not tried" for c in sheet.grid("Numbers"))
+    monkeypatch.setattr(behaviour, "released", lambda: float)
+    outcomes = [sheet.run(c)["metrics"]["outcome"] for c in sheet.grid("Numbers")]
+    assert outcomes == ["right", "not tried", "not tried"]
+
+
+def test_a_changed_probe_asks_for_a_new_run(sheet):
+    def other(kind):
+        """halves are kept"""
+        check(kind(2.5) == 2.5, "cut")
+
+    before = sheet.grid("Numbers")[0]
+    other.heavy = False
+    sheet.probes["halves are kept"] = other
+    assert sheet.grid("Numbers")[0] != before
+
+
+def test_probes_need_a_section_and_names_of_their_own(sheet):
+    with pytest.raises(LabError, match="name of its own"):
+        sheet(types.FunctionType((lambda kind: None).__code__, {}, "halves are kept"))
+    with pytest.raises(LabError, match="section"):
+        behaviour.Sheet()(lambda kind: None)
+
+
+# ---------------------------------------------------------------------------------------------------------- the release
+@pytest.fixture
+def nowhere(tmp_path, monkeypatch):
+    """A place for the release that holds nothing yet."""
+    monkeypatch.delitem(sys.modules, "released_ndlinear", raising=False)
+    monkeypatch.setenv("NDL_RELEASED", str(tmp_path / "there"))
+    yield tmp_path / "there"
+    sys.modules.pop("released_ndlinear", None)
+
+
+def pip(returncode):
+    """A stand-in for pip: puts a tiny package into the folder named after --target."""
+
+    def run(command, **options):
+        assert command[-1] == "ndlinear==1.0.0" and "--no-deps" in command
+        folder = pathlib.Path(command[command.index("--target") + 1]) / "ndlinear"
+        folder.mkdir(parents=True)
+        (folder / "__init__.py").write_text("class NdLinear: pass\n")
+        return subprocess.CompletedProcess(command, returncode, "", "no such address")
+
+    return run
+
+
+def test_without_the_release(nowhere, monkeypatch):
+    assert released.released() is None
+    with pytest.raises(LabError, match="a full run fetches it, or set NDL_RELEASED"):
+        released.layer_class("released")
+    monkeypatch.setattr(subprocess, "run", pip(1))
+    with pytest.raises(LabError, match="no such address"):
+        released.released(install=True)
+    assert not nowhere.exists()
+
+
+def test_the_release_is_installed_once_beside_ours(nowhere, monkeypatch):
+    monkeypatch.setattr(subprocess, "run", pip(0))
+    module = released.released(install=True)
+    assert module.__name__ == "released_ndlinear" and (nowhere / "ndlinear").is_dir()
+    monkeypatch.setattr(subprocess, "run", None)
+    assert released.released(install=True) is module
+    assert released.layer_class("released") is module.NdLinear is not released.layer_class("ours")
+
+
+def test_where_the_release_is_looked_for(monkeypatch, tmp_path):
+    monkeypatch.delenv("NDL_RELEASED", raising=False)
+    monkeypatch.setenv("NDL_DATA", str(tmp_path))
+    assert released.release_folder() == tmp_path / "ndlinear-1.0.0"
+
+
+# --------------------------------------------------------------------------------------------------------- two processes
+def test_two_processes_find_what_differs(tmp_path):
+    """A layer whose result depends on the process: its gradients are not those of one process."""
+    file = tmp_path / "differs.py"
+    file.write_text(
+        "import torch\n"
+        "class NdLinear(torch.nn.Linear):\n"
+        "    def __init__(self, dims, hidden):\n"
+        "        super().__init__(dims[-1], hidden[-1])\n"
+        "        self.first = hidden[0]\n"
+        "    def forward(self, x):\n"
+        "        if torch.distributed.get_world_size() < 2:\n"
+        "            raise ValueError('alone')\n"
+        "        y = super().forward(x)[:, :1].expand(-1, self.first, -1)\n"
+        "        return y * (1 + torch.distributed.get_rank())\n"
+    )
+    gaps = behaviour.two_processes(str(file))
+    assert gaps["ddp"] > 1e-3 and gaps["fsdp"] > 1e-3, gaps
+
+
+def test_two_processes_report_errors(monkeypatch):
+    monkeypatch.setattr(
+        behaviour, "two_processes", lambda file: {"ddp": "ValueError: no", "fsdp": 0.5}
+    )
+    assert judge(lambda c: behaviour.on_two_processes(c, "ddp"), Off) == (
+        "error",
+        "RuntimeError: ValueError: no",
+    )
+    assert judge(lambda c: behaviour.on_two_processes(c, "fsdp"), Off) == (
+        "wrong",
+        "gradients off by 5.0e-01",
+    )
+
+
+def test_a_process_that_dies_is_reported(tmp_path):
+    (tmp_path / "broken.py").write_text("raise SystemExit('broken file')")
+    with pytest.raises(RuntimeError, match=r"two processes: .*broken file"):
+        behaviour.two_processes(str(tmp_path / "broken.py"))
+
+
+def test_a_busy_machine_is_not_the_layer_s_error(tmp_path):
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
+    with pytest.raises(LabError, match="longer than 1 s"):
+        judge(lambda c: behaviour.two_processes(str(tmp_path / "slow.py"), 1), Off)
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+def test_one_process_alone(tmp_path, capsys, monkeypatch):
+    """What each process does, here, as the only one: DDP averages over one, and half of the batch is not the whole."""
+    threads = torch.get_num_threads()
+    try:
+        two_processes.main(ndlinear.__file__, 0, str(tmp_path / "store"), size=1)
+    finally:
+        torch.set_num_threads(threads)
+        sys.modules.pop("layer_under_test", None)
+    gaps = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert gaps["ddp"] > 1e-3 and gaps["fsdp"] > 1e-3

@@ -1,0 +1,101 @@
+"""Costs per order and exact memory, each against an independent count."""
+
+import itertools
+import math
+import random
+
+import lab
+import pytest
+import torch
+from lab.counts import leanest_order, saved_entries
+from lab.memory import allocations, peak_bytes, saved_bytes
+from torch.utils.flop_counter import FlopCounterMode
+
+from ndlinear import NdLinear, ndlinear
+
+SHAPES = [
+    ((5,), (7,)),
+    ((4, 3), (2, 6)),
+    ((2800, 8), (768, 1)),
+    ((3, 4, 5), (5, 2, 3)),
+    ((2, 3, 1, 4), (3, 1, 5, 2)),
+]
+
+
+def counted(dims, hidden, order):
+    weights = [torch.randn(h, d) for d, h in zip(dims, hidden)]
+    with FlopCounterMode(display=False) as counter:
+        ndlinear(torch.randn(1, *dims), weights, order=order)
+    return counter.get_total_flops() // 2
+
+
+@pytest.mark.parametrize(("dims", "hidden"), SHAPES)
+def test_costs_are_what_runs(dims, hidden):
+    table = lab.costs(dims, hidden)
+    dense, orders = table.iloc[0], table.iloc[1:]
+    assert len(orders) == math.factorial(len(dims)) and list(orders["macs"]) == sorted(
+        orders["macs"]
+    )
+    assert dense["macs"] == math.prod(dims) * math.prod(hidden) and dense["saved"] == math.prod(
+        dims
+    )
+    for row in orders.itertuples():
+        order = tuple(int(k) - 1 for k in row.order.split(", "))
+        assert row.macs == counted(dims, hidden, order)
+        assert row.of_dense == row.macs / dense["macs"]
+    layer = NdLinear(dims, hidden)
+    executed = orders[orders["remark"].str.contains("cheapest")]
+    assert list(executed["order"]) == [", ".join(str(k + 1) for k in layer.execution_order)]
+    assert set(orders["parameters"]) == {sum(p.numel() for p in layer.parameters())}
+    assert set(lab.costs(dims, hidden, bias=False)["parameters"]) == {
+        sum(w.numel() for w in layer.weights),
+        dense["macs"],
+    }
+
+
+def test_many_modes_list_the_notable_orders():
+    table = lab.costs((2, 3, 4, 5, 6), (6, 5, 4, 3, 1))
+    assert 2 <= len(table) - 1 <= 3
+    assert {"as defined", "cheapest"} <= set(", ".join(table["remark"]).split(", "))
+    with pytest.raises(ValueError, match="hidden_size"):
+        lab.costs((2, 3, 4), (2, 3))
+
+
+def test_leanest_order_keeps_least():
+    draw = random.Random(0)
+    for _ in range(200):
+        n = draw.randint(1, 4)
+        dims, hidden = ([draw.randint(1, 9) for _ in range(n)] for _ in range(2))
+        best = min(saved_entries(dims, hidden, order) for order in itertools.permutations(range(n)))
+        assert saved_entries(dims, hidden, leanest_order(dims, hidden)) == best
+
+
+@pytest.mark.parametrize(
+    ("dims", "hidden"), [((8, 8, 8), (8, 8, 8)), ((4, 6, 5), (7, 3, 2)), ((28, 5), (1, 9))]
+)
+def test_saved_bytes_counts_each_storage_once(dims, hidden):
+    x, weights = (
+        torch.randn(6, *dims),
+        [torch.randn(h, d, requires_grad=True) for d, h in zip(dims, hidden)],
+    )
+    assert saved_bytes(lambda: ndlinear(x, weights), weights) == 4 * 6 * saved_entries(dims, hidden)
+    assert (
+        saved_bytes(lambda: (x.requires_grad_(), torch.relu(x) + torch.exp(x))) == 2 * x.nbytes
+    )  # the two results
+    assert saved_bytes(lambda: x.detach() + 1) == 0
+
+
+def test_allocations_are_exact(capfd):
+    def work():
+        a = torch.zeros(1000)
+        b = a.double()
+        del a
+        return b
+
+    assert allocations(work) == [4000, 12000, 8000] and peak_bytes(work) == 12000
+    assert peak_bytes(lambda: None) == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_peak_on_a_gpu():
+    assert peak_bytes(lambda: torch.zeros(1 << 20, device="cuda"), "cuda") == 4 << 20

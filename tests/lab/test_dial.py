@@ -1,0 +1,364 @@
+"""Dial-a-bias: the components are what their docstrings say, and the statistics find what was put in."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from lab.chapters import dial
+from lab.modes import LabError
+from torch import nn
+from torch.nn import functional as F
+
+
+@pytest.fixture(scope="module")
+def sample():
+    return dial.inputs(20_000, 5)
+
+
+@pytest.mark.parametrize("where", ["aligned", "scrambled", "local"])
+def test_components_have_mean_0_variance_1_and_are_uncorrelated(sample, where):
+    parts = torch.stack(list(dial.components(sample, where).values())).double()
+    second = parts @ parts.T / parts.shape[1]
+    assert parts.mean(1).abs().max() < 5 / math.sqrt(20_000)
+    assert (second - torch.eye(6)).abs().max() < 0.05
+
+
+def test_components_against_plain_loops():
+    x = dial.inputs(1, 3, side=4)
+    X, c, h = x[0].double().numpy(), [1, 0, -1, 0], [1, 1, -1, -1]
+    found = {name: float(v) for name, v in dial.components(x).items()}
+    rows = sum(c[i] * X[i].mean() for i in range(4))
+    assert found["row means"] == pytest.approx(rows / math.sqrt(2 / (12 * 4)), abs=1e-5)
+    columns = sum(c[j] * X[:, j].var() for j in range(4))
+    spread = np.var(dial.inputs(50_000, 1, 4)[:, 0].double().numpy(), axis=1).var()
+    assert found["column variances"] == pytest.approx(columns / math.sqrt(2 * spread), rel=0.02)
+    checker = sum((-1) ** (i + j) * X[i, j] for i in range(4) for j in range(4))
+    assert found["checkerboard"] == pytest.approx(checker / math.sqrt(16 / 12), abs=1e-5)
+    bits = [
+        sum(h[i] * X[i].sum() for i in range(4)) > 0,
+        sum(h[j] * X[:, j].sum() for j in range(4)) > 0,
+    ]
+    assert found["xor"] == (1 if bits[0] != bits[1] else -1)
+
+
+def test_local_xor_counts_diagonal_neighbours():
+    x = dial.inputs(1, 9, side=4)
+    bits = (x[0] > 0.5).tolist()
+    differ = [bits[i][j] != bits[(i + 1) % 4][(j + 1) % 4] for i in range(4) for j in range(4)]
+    assert float(dial.components(x, "local")["xor"]) == pytest.approx(
+        sum(1 if d else -1 for d in differ) / 4
+    )
+
+
+def test_scrambling_permutes_the_places_of_the_entangled_masks_only():
+    aligned, scrambled = dial.masks("aligned"), dial.masks("scrambled")
+    for name in aligned:
+        assert torch.equal(aligned[name].flatten().sort()[0], scrambled[name].flatten().sort()[0])
+    assert torch.equal(aligned["row means"], scrambled["row means"])
+    ranks = [int(torch.linalg.matrix_rank(m["checkerboard"])) for m in (aligned, scrambled)]
+    assert ranks[0] == 1 and ranks[1] > 30
+    with pytest.raises(LabError, match="where"):
+        dial.masks("local")
+
+
+@pytest.mark.parametrize("reading", dial.READINGS)
+@pytest.mark.parametrize("alpha", [0, 0.3, 1])
+def test_target_has_the_stated_variance_and_is_the_weighted_sum(sample, reading, alpha):
+    y = dial.target(sample, reading, alpha)
+    assert y.shape == (20_000, 1)
+    assert y.var().item() == pytest.approx(dial.spread(alpha), rel=0.05)
+    assert sum(w**2 for w in dial.weights(reading, alpha).values()) == pytest.approx(
+        dial.spread(alpha)
+    )
+
+
+def test_unknown_readings_are_refused():
+    with pytest.raises(LabError, match="reading"):
+        dial.weights("other", 0.5)
+
+
+def test_a_split_is_seeded_disjoint_and_scaled():
+    a, b = dial.draw("text", 0.5, 50, 1, tests=30), dial.draw("text", 0.5, 50, 1, tests=30)
+    assert [len(part[0]) for part in (a.train, a.val, a.test)] == [40, 10, 30]
+    assert torch.equal(a.train[0], b.train[0]) and torch.equal(a.test[1], b.test[1])
+    big = dial.draw("text", 0.5, 2000, 2).train[0]
+    assert abs(big.mean()) < 0.01 and big.var().item() == pytest.approx(1, abs=0.01)
+    assert not torch.equal(a.test[0][:10], a.val[0])
+    larger = dial.draw("text", 0.5, 100, 1, tests=30)
+    assert torch.equal(larger.test[0], a.test[0])
+
+
+def test_fit_keeps_the_weights_of_the_best_look_and_repeats():
+    data = dial.draw("linear", 0.5, 400, 0, tests=50)
+
+    def train(schedule):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(1024, 1))
+        curve, best = dial.fit(
+            model, data, lr=3e-3, schedule=schedule, steps=60, seed=0, batch_size=32, checks=12
+        )
+        return model, curve, best
+
+    model, curve, best = train("cosine")
+    assert [p["step"] for p in curve] == list(range(5, 61, 5))
+    lowest = min(curve, key=lambda p: p["val_mse"])
+    assert best == lowest["step"]
+    here = F.mse_loss(dial.predict(model, data.val[0]), data.val[1]).item()
+    assert here == pytest.approx(lowest["val_mse"], rel=1e-5)
+    assert curve[-1]["train_mse"] < curve[0]["train_mse"]
+    assert train("cosine")[1] == curve != train("constant")[1]
+    for wrong in ({"schedule": "linear", "checks": 2}, {"schedule": "cosine", "checks": 9}):
+        with pytest.raises(LabError):
+            dial.fit(model, data, lr=1e-3, steps=3, seed=0, **wrong)
+    with pytest.raises(LabError, match="finite"):
+        dial.fit(model, data, lr=1e30, schedule="constant", steps=4, seed=0, checks=2)
+
+
+def test_cosine_halves_the_sum_of_the_rates():
+    data = dial.draw("linear", 0.5, 40, 0, tests=10)
+    moved = {}
+    for schedule in ("constant", "cosine"):
+        model = nn.Sequential(nn.Flatten(), nn.Linear(1024, 1))
+        nn.init.zeros_(model[1].weight)
+        dial.fit(model, data, lr=1e-5, schedule=schedule, steps=20, seed=0, checks=1)
+        moved[schedule] = model[1].weight.abs().max().item()
+    assert (
+        0.9 * 20e-5 < moved["constant"] < 1.1 * 20e-5
+    )  # tiny full-batch steps: each moves a weight by the rate
+    assert 0.4 < moved["cosine"] / moved["constant"] < 0.6
+
+
+def test_ridge_solves_a_linear_target_and_shrinks_where_data_are_few():
+    data = dial.draw("linear-scrambled", 0.4, 2000, 0, tests=500)
+    assert F.mse_loss(dial.predict(dial.ridge(data), data.test[0]), data.test[1]) < 1e-6
+    few = dial.draw("linear-scrambled", 0.4, 200, 0, tests=500)
+    error = F.mse_loss(dial.predict(dial.ridge(few), few.test[0]), few.test[1]).item()
+    assert 0.1 < error < dial.spread(0.4) * 1.05
+
+
+def test_learnt_tells_the_components_apart():
+    class Rows(nn.Module):
+        def forward(self, x):
+            parts = dial.components(x / math.sqrt(12) + 0.5)
+            return (0.5 * dial.weights("text", 0.2)["row means"] * parts["row means"] + 3)[:, None]
+
+    found = dial.learnt(Rows(), dial.scaled(dial.inputs(5000, 3)), "text", 0.2)
+    assert found.pop("row means") == pytest.approx(0.5, abs=1e-2)
+    assert all(abs(v) < 0.2 for v in found.values()) and len(found) == 5
+
+
+def test_crossings():
+    assert dial.crossings([0, 1, 2], [-1, 1, -3]) == [0.5, 1.25]
+    assert dial.crossings([0, 1], [-2, -1]) == []
+
+
+def test_crossing_covers_the_truth_and_says_when_there_is_none():
+    rng, at = np.random.default_rng(0), np.linspace(0, 1, 11)
+    found = dial.crossing(at, (at - 0.45) + rng.normal(0, 0.01, (5, 11)))
+    assert (
+        found["low"] < found["alpha"] < found["high"]
+        and abs(found["alpha"] - 0.45) < 0.03
+        and found["once"] == 1
+    )
+    never = dial.crossing(at, -1 + rng.normal(0, 0.01, (5, 11)))
+    assert math.isnan(never["alpha"]) and math.isnan(never["low"]) and never["once"] == 0
+    down = dial.crossing(at, (0.45 - at) + np.zeros((5, 11)))
+    assert math.isnan(down["alpha"]) and down["once"] == 0
+
+
+def test_reach():
+    sizes = [100, 1000, 10_000]
+    assert dial.reach(sizes, [1, 0.1, 0.01], 0.1) == pytest.approx(1000)
+    assert dial.reach(sizes, [1, 0.1, 0.01], 10**-0.5) == pytest.approx(10**2.5)
+    assert dial.reach(sizes, [1, 0.1, 0.01], 1e-3) == math.inf
+    assert dial.reach(sizes, [1, 0.1, 0.01], 2) == 100
+    assert dial.reach(sizes, [0.01, 1, 0.01], 0.1) == pytest.approx(10**3.5)  # it must stay below
+
+
+def test_reached_and_its_ratio_with_censored_arms():
+    sizes, rng = [100, 1000, 10_000], np.random.default_rng(1)
+    fast = np.array([1, 0.1, 0.01]) * np.exp(rng.normal(0, 0.05, (5, 3)))
+    slow, never = 4 * fast, np.full((5, 3), 0.9)
+    found = dial.reached(sizes, fast, 0.1)
+    assert found["low"] < 1000 * 1.3 and found["low"] <= found["samples"] <= found["high"] < 1300
+    assert (
+        dial.reached(sizes, never, 0.1)["samples"]
+        == math.inf
+        == dial.reached(sizes, never, 0.1)["low"]
+    )
+    ratio = dial.reach_ratio(sizes, fast, slow, 0.1)
+    assert ratio["low"] <= ratio["ratio"] <= ratio["high"] and ratio["ratio"] == pytest.approx(
+        4, rel=0.1
+    )
+    bound = dial.reach_ratio(sizes, fast, never, 0.1)
+    assert bound["ratio"] == pytest.approx(10_000 / found["samples"])
+    assert bound["bound"] and not ratio["bound"]
+    assert dial.reach_ratio(sizes, never, fast, 0.1)["high"] < 0.15
+    assert math.isnan(dial.reach_ratio(sizes, never, never, 0.1)["low"])
+
+
+@pytest.fixture
+def runs():
+    """Errors known in advance: NdLinear over dense is 1/10 at alpha 0 and 50 at alpha 1, a little more or less by seed."""
+    rows = []
+    for seed in range(5):
+        wobble = 1 + 0.01 * seed
+        for reading, alpha, ratio in (
+            ("linear-scrambled", 0.0, 0.1),
+            ("linear-scrambled", 0.5, 3.0),
+            ("linear-scrambled", 1.0, 50.0),
+            ("linear", 1.0, 0.2),
+            ("text", 0.0, 1.0),
+            ("text", 1.0, 1.0),
+        ):
+            rows.append(
+                {
+                    "reading": reading,
+                    "alpha": alpha,
+                    "seed": seed,
+                    "model": "dense",
+                    "test_mse": 0.02,
+                }
+            )
+            rows.append(rows[-1] | {"model": "ndlinear", "test_mse": 0.02 * ratio * wobble})
+    return pd.DataFrame(rows)
+
+
+def test_readings_share_alpha_0_and_ratios_are_paired(runs):
+    assert list(dial.log_ratios(runs, "linear")) == [0.0, 1.0]
+    assert np.exp(dial.log_ratios(runs, "linear")[0.0]).tolist() == pytest.approx(
+        [0.1, 0.101, 0.102, 0.103, 0.104]
+    )
+    assert set(dial.of(runs, "text")["alpha"]) == {0.0, 1.0}
+
+
+def test_ends_lists_each_end_once(runs):
+    found = dial.ends(runs).set_index(["reading", "alpha"])
+    assert list(found.index) == [
+        ("text", 0),
+        ("text", 1),
+        ("linear", 1),
+        ("linear-scrambled", 0),
+        ("linear-scrambled", 1),
+    ]
+    row = found.loc[("linear-scrambled", 1)]
+    assert row["ratio_low"] < 51 < row["ratio_high"] and row["ratio"] == pytest.approx(51, rel=0.01)
+    assert row["dense"] == pytest.approx(0.02) and row["ndlinear"] == pytest.approx(1.02, rel=0.01)
+
+
+def test_decisions():
+    assert (
+        dial.within(40, 60, 49)
+        and dial.within(1, 3, 49) is False
+        and dial.within(20, 60, 49) is None
+    )
+    assert dial.within(110, 120, 49) is False and dial.within(0.011, 0.03, 1 / 49)
+    sure = {"once": 1.0, "low": 0.42, "high": 0.6}
+    assert dial.crosses(sure, 0.4, 0.5) and dial.crosses(sure | {"low": 0.55}, 0.4, 0.5) is False
+    assert (
+        dial.crosses(sure | {"once": 0.5}, 0.4, 0.5) is None
+        and dial.crosses(sure | {"once": 0.0}, 0.4, 0.5) is False
+    )
+    assert dial.over_readings({"text": True, "linear": False}) == (True, None)
+    assert dial.over_readings({"text": None, "linear": True}) == (False, True)
+    assert dial.over_readings({"text": None, "linear": False}) == (None, None)
+    assert dial.over_readings({"text": False, "linear": False}) == (False, None)
+
+
+def test_plot_draws_every_run_and_the_crossing(runs):
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots()
+    dial.plot(axis, runs, "linear-scrambled", printed=0.45)
+    points = sum(len(line.get_xdata()) for line in axis.lines if line.get_linestyle() == "None")
+    assert points == 30 and len(axis.patches) == 1
+    dial.plot(axis, runs, "linear", printed=0.45)  # never crosses: no band
+    assert len(axis.patches) == 1
+    plt.close(figure)
+
+
+def test_band_draws_every_ratio_and_the_printed_ends(runs):
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots()
+    dial.band(axis, runs, "linear-scrambled", (1 / 49, 64), printed=0.45)
+    found = [line.get_ydata() for line in axis.lines if line.get_linestyle() == "None"]
+    assert [len(values) for values in found] == [3] * 5 + [2] and list(found[-1]) == [1 / 49, 64]
+    mean = next(line.get_ydata() for line in axis.lines if line.get_linestyle() == "-")
+    assert list(mean) == pytest.approx([0.102, 3.06, 51], rel=0.01)
+    low, high = axis.collections[0].get_paths()[0].get_extents().get_points()[:, 1]
+    assert low < 0.102 and high > 51 and axis.get_yscale() == "log"
+    dial.band(
+        axis, runs[runs["seed"] == 0], "linear-scrambled", (1 / 49, 64), printed=0.45
+    )  # one seed: no band
+    assert len(axis.collections) == 1
+    plt.close(figure)
+
+
+def test_panels_have_errors_above_and_ratios_below(runs):
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 2)
+    dial.panels(axes, runs, ("text", "linear"), (1 / 49, 64), printed=0.45)
+    assert [axis.get_xlabel() for axis in axes[0]] == ["alpha\ntext", "alpha\nlinear"]
+    stars = [[1 / 49, 64] in [list(line.get_ydata()) for line in axis.lines] for axis in axes.flat]
+    assert stars == [False, False, True, True]
+    plt.close(figure)
+
+
+@pytest.fixture
+def sized():
+    """Errors that fall as 100 / samples for one model and 400 / samples for the other; a third never gets anywhere."""
+    rows = []
+    for seed in range(5):
+        for n in (100, 1000, 10_000):
+            for model, error in (("ndlinear", 100 / n), ("dense", 400 / n), ("stuck", 0.9)):
+                wobble = 1 + 0.01 * seed
+                rows.append(
+                    {
+                        "model": model,
+                        "alpha": 0.1,
+                        "seed": seed,
+                        "samples": n,
+                        "relative": error * wobble,
+                    }
+                )
+    return pd.DataFrame(rows)
+
+
+def test_samples_needed_in_words(sized):
+    assert dial.by_size(sized, "dense", 0.1).shape == (5, 3)
+    table = dial.needed(sized, ["ndlinear", "stuck"], 0.1, (0.1, 2.0)).set_index("model")
+    assert (
+        table.loc["ndlinear", "10%"].startswith("1,0")
+        and table.loc["ndlinear", "200%"] == "at most 100"
+    )
+    assert (
+        table.loc["stuck", "10%"] == "over 10,000" and table.loc["stuck", "200%"] == "at most 100"
+    )
+
+
+def test_factors_and_the_decision_over_goals(sized):
+    found = dial.factors(sized, "dense", "ndlinear", 0.1, (0.1, 0.5))
+    assert found[0.1]["ratio"] == pytest.approx(4, rel=0.01)
+    assert dial.over_goals(found, 0.1, 2.5) == (True, None)
+    assert dial.over_goals(found, 0.1, 5.0) == (False, None)
+    never = dial.factors(sized, "stuck", "stuck", 0.1, (0.1,))
+    assert dial.over_goals(never, 0.1, 1.0) == (None, None)
+    assert dial.factor_words(never[0.1]) == "neither arrives" and dial.factor_words(
+        found[0.1]
+    ).startswith("4.00 [")
+    assert (
+        dial.factor_words({"ratio": 12.0, "low": 11.0, "high": 13.5, "bound": True})
+        == "at least 12.00 [11.00, 13.50]"
+    )
+    mixed = {
+        0.05: {"low": 0.5, "high": 0.6},
+        0.1: {"low": 3.0, "high": 4.0},
+        0.2: {"low": 2.0, "high": 3.0},
+    }
+    assert dial.over_goals(mixed, 0.05, 2.5) == (False, True) and dial.over_goals(
+        mixed, 0.2, 2.5
+    ) == (None, None)

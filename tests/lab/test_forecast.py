@@ -1,0 +1,317 @@
+"""Forecasting: windows against plain loops, protocols without and with leak, networks against PyTorch's own layers."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from lab import models
+from lab.chapters import forecast
+from lab.modes import LabError
+from lab.train import Split, fit, seed_everything, stacked
+from torch import nn
+from torch.nn import functional as F
+
+ARMS = ("dense", "dense-width", "ndlinear", "ndlinear-modes", "dense-params")
+
+
+@pytest.fixture
+def table():
+    return np.random.default_rng(0).normal(size=(400, 7)).cumsum(0)
+
+
+def test_scaled_columns_run_from_0_to_1_on_the_rows_that_were_seen(table):
+    scaled = forecast.scale(table, slice(0, 240))
+    assert np.allclose(scaled[:240].min(0), 0) and np.allclose(scaled[:240].max(0), 1)
+    assert scaled[240:].max() > 1 or scaled[240:].min() < 0
+    assert np.isfinite(forecast.scale(np.ones((5, 2)), slice(None))).all()  # constant columns
+
+
+@pytest.mark.parametrize(("every", "history"), [(1, False), (3, True)])
+def test_windows_against_plain_loops(table, every, history):
+    x, y = forecast.windows(table, every, history)
+    starts = range(0, 400 - 35, every)
+    assert x.shape == (len(starts), 24, 7 if history else 6) and y.shape == (len(starts), 12)
+    for n, i in enumerate(starts):
+        assert np.allclose(x[n], table[i : i + 24, : 7 if history else 6], rtol=1e-5)
+        assert np.allclose(y[n], table[i + 24 : i + 36, 6], rtol=1e-5)
+
+
+def test_too_few_rows_are_refused(table):
+    with pytest.raises(LabError, match="35 rows"):
+        forecast.windows(table[:35])
+
+
+def test_chronological_parts_see_nothing_of_each_other(table):
+    data, later = forecast.chronological(table), table.copy()
+    later[240:] += 100
+    other = forecast.chronological(later)
+    assert torch.equal(data.train[0], other.train[0]) and not torch.equal(
+        data.test[0], other.test[0]
+    )
+    assert [len(part[0]) for part in (data.train, data.val, data.test)] == [
+        240 - 35,
+        80 - 35,
+        80 - 35,
+    ]
+    thin = forecast.chronological(table, every=8)
+    assert len(thin.train[0]) == math.ceil(205 / 8) and len(thin.test[0]) == math.ceil(45 / 2)
+    assert torch.equal(thin.val[0], data.val[0][::8])
+
+
+def test_shuffled_halves_are_disjoint_and_the_second_is_used_twice(table):
+    data = forecast.shuffled(table, seed=3)
+    whole = forecast.windows(forecast.scale(table, slice(None)))[1]
+    assert (
+        data.val is data.test and len(data.train[0]) + len(data.val[0]) == len(whole) - 1
+    )  # the last one is left out
+    rows = {tuple(y.tolist()) for y in data.train[1]}
+    assert len(rows) == len(data.train[1]) and not rows & {tuple(y.tolist()) for y in data.val[1]}
+    assert not torch.equal(data.train[1], forecast.shuffled(table, seed=4).train[1])
+
+
+def test_protocols_by_name(table):
+    assert torch.equal(
+        forecast.split("chronological", table, 0, 2).test[0],
+        forecast.chronological(table, 2).test[0],
+    )
+    assert torch.equal(
+        forecast.split("shuffled", table, 5, 2).test[0], forecast.shuffled(table, 5, 2).test[0]
+    )
+    with pytest.raises(LabError, match="no protocol"):
+        forecast.split("random", table, 0, 1)
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+def test_the_encoder_layer_is_pytorchs(everywhere):
+    theirs = nn.TransformerEncoderLayer(32, 2, 50, dropout=0.0, activation="gelu", batch_first=True)
+    ours = forecast.transformer("dense-params", everywhere=everywhere).layer.eval()
+    ours.attention.load_state_dict(theirs.self_attn.state_dict())
+    for mine, other in ((ours.block[0], theirs.linear1), (ours.block[3], theirs.linear2),
+                        (ours.norms[0], theirs.norm1), (ours.norms[1], theirs.norm2)):  # fmt: skip
+        other.load_state_dict({k: torch.randn_like(v) for k, v in other.state_dict().items()})
+        mine.load_state_dict(other.state_dict())
+    x = torch.randn(3, 24, 32)
+    assert torch.allclose(ours(x), theirs(x)[:, -1], atol=1e-4)
+
+
+def test_dropout_acts_in_training_only():
+    net, x = forecast.transformer("ndlinear"), torch.randn(3, 24, 6)
+    assert not torch.equal(net(x), net(x))
+    assert torch.equal(net.eval()(x), net(x))
+
+
+def test_the_recurrence_is_pytorchs():
+    for arm in ARMS:
+        net, x = forecast.recurrent(arm).eval(), torch.randn(4, 24, 6)
+        states = net.rnn(x)[0]
+        expected = net.head(states if arm == "ndlinear-modes" else states[:, -1])
+        assert torch.allclose(net(x), expected, atol=1e-6) and net(x).shape == (4, 12)
+
+
+def test_counts_and_shapes():
+    x = torch.randn(2, 24, 6)
+    nets = {arm: forecast.transformer(arm) for arm in ARMS}
+    assert {arm: models.size(net) for arm, net in nets.items()} == {
+        "dense": 138_124, "dense-width": 7_084, "ndlinear": 7_088, "ndlinear-modes": 8_284, "dense-params": 8_254,
+    }  # fmt: skip
+    assert all(net(x).shape == (2, 12) for net in nets.values())
+    assert (
+        models.size(forecast.recurrent("dense")) == 20_460
+        and models.size(forecast.recurrent("ndlinear")) == 9_552
+    )
+    gap = models.size(forecast.recurrent("dense-params")) - models.size(
+        forecast.recurrent("ndlinear-modes")
+    )
+    assert abs(gap) < 50
+    for make in (forecast.transformer, forecast.recurrent):
+        with pytest.raises(LabError, match="of the arm"):
+            make("other")
+
+
+def test_initialisation_of_the_paper_leaves_no_bias():
+    first, last = (forecast.recurrent("ndlinear-paper").head[i] for i in (1, 4))
+    assert all(not b.any() for layer in (first, last) for b in layer.biases)
+    assert any(b.any() for b in forecast.recurrent("ndlinear").head[1].biases)
+
+
+def test_a_low_shared_bias_switches_all_units_off():
+    x = torch.rand(50, 24, 6)
+    dead = {seed for seed in range(12) if forecast.starts_dead("ndlinear", seed, x)}
+    assert 0 < len(dead) < 12
+    for seed in range(12):
+        seed_everything(seed)
+        net = forecast.recurrent("ndlinear").eval()
+        states, (first, last) = net.rnn(x)[0][:, -1], (net.head[1], net.head[4])
+        (W, w), (b, c) = first.weights, first.biases
+        assert bool((((states @ W.T + b) * w + c) <= 0).all()) == (seed in dead)
+        if seed in dead:
+            net(x).sum().backward()
+            assert not W.grad.any() and last.biases[0].grad.any()
+
+
+def test_two_modes_mix_time():
+    net, x = forecast.transformer("ndlinear-modes").eval(), torch.randn(1, 24, 6)
+    assert net.layer.everywhere and not forecast.transformer("ndlinear").layer.everywhere
+    h = torch.randn(1, 24, 32, requires_grad=True)
+    net.layer.block(h)[0, -1].sum().backward()
+    assert (h.grad[0].abs().sum(-1) > 0).all() and net(x).shape == (1, 12)
+
+
+def test_released_answers_with_the_untrained_block_in_evaluation_mode():
+    seed_everything(0)
+    own = forecast.transformer("released-own").eval()
+    seed_everything(0)
+    released, x = forecast.transformer("released").eval(), torch.randn(3, 24, 6)
+    assert models.size(released) == 140_240
+    first, second = released(x), own(x)
+    assert not torch.allclose(first, second)
+    released.layer.block.unused.load_state_dict(
+        {k: 0 * v for k, v in released.layer.block.unused.state_dict().items()}
+    )
+    assert not torch.allclose(released(x), first)
+    released.train(), own.train()
+    for module in [*released.modules(), *own.modules()]:
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    assert torch.allclose(released(x), own(x), atol=1e-6)  # same start, same function in training
+    released(x).sum().backward()
+    assert all(p.grad is None for p in released.layer.block.unused.parameters())
+
+
+def test_constant_and_last_value(table):
+    data = forecast.chronological(table, history=True)
+    mean = forecast.without_network("mean", data)(data.test[0])
+    assert torch.allclose(mean, data.train[1].mean(0).expand(len(mean), -1))
+    last = forecast.without_network("last value", data)(data.test[0])
+    assert torch.equal(last, data.test[0][:, -1, -1:].expand(-1, 12))
+    with pytest.raises(LabError, match="7th column"):
+        forecast.LastValue()(data.test[0][..., :6])
+    with pytest.raises(LabError, match="not one of"):
+        forecast.without_network("oracle", data)
+
+
+def test_ridge_is_least_squares_and_its_penalty_comes_from_validation():
+    seed_everything(0)
+    x, w = torch.randn(900, 24, 6), torch.randn(144, 12)
+    y = x.flatten(1) @ w + 3 + 0.1 * torch.randn(900, 12)
+    data = Split((x[:500], y[:500]), (x[500:700], y[500:700]), (x[700:], y[700:]))
+    found = forecast.ridge(data, penalties=(1e-9,))
+    ones = torch.cat([x[:500].flatten(1), torch.ones(500, 1)], 1)
+    expected = torch.linalg.lstsq(ones.double(), y[:500].double()).solution
+    assert torch.allclose(found[1].weight.T.double(), expected[:-1], atol=1e-4)
+    assert torch.allclose(found[1].bias.double(), expected[-1], atol=1e-4)
+    errors = {
+        p: F.mse_loss(forecast.ridge(data, (p,))(data.val[0]), data.val[1]).item()
+        for p in (1e-6, 100.0, 1e4)
+    }
+    best = min(errors, key=errors.get)
+    chosen = (
+        forecast.without_network("linear", data)
+        if best == 1e-6
+        else forecast.ridge(data, tuple(errors))
+    )
+    assert (
+        F.mse_loss(forecast.ridge(data, tuple(errors))(data.val[0]), data.val[1]).item()
+        == errors[best]
+    )
+    assert chosen(data.test[0]).shape == (200, 12)
+
+
+def test_reductions_are_paired_ratios():
+    values = {"ndlinear": [1.0, 2.0, 4.0], "dense": [2.0, 4.0, 8.0]}
+    rows = [{"seed": s, "model": m, "mse": v} for m, vs in values.items() for s, v in enumerate(vs)]
+    share, low, high = forecast.reduction(pd.DataFrame(rows), "mse")
+    assert share == pytest.approx(0.5) and low == pytest.approx(0.5) and high == pytest.approx(0.5)
+    rows[0]["mse"] = 1.5
+    share, low, high = forecast.reduction(pd.DataFrame(rows), "mse")
+    assert low < share < high and share == pytest.approx(1 - (1.5 / 2 * 0.5 * 0.5) ** (1 / 3))
+    wide = forecast.reduction(pd.DataFrame(rows), "mse", level=0.999)
+    assert wide[1] < low and wide[2] > high
+    with pytest.raises(LabError, match="different seeds"):
+        forecast.reduction(pd.DataFrame(rows[1:]), "mse")
+
+
+def test_the_paper_stands_beside_the_records():
+    cells = [
+        (f, d, m, s)
+        for f in ("RNN", "Transformer")
+        for d in ("ETTh1", "ETTm1")
+        for m in ("dense", "ndlinear")
+        for s in (0, 1)
+    ]
+    rows = [{"protocol": "shuffled", "family": f, "dataset": d, "model": m, "seed": s,
+             "mse": (1 + s) * (2 if m == "dense" else 1) + (f == "RNN"), "mae": 1.0} for f, d, m, s in cells]  # fmt: skip
+    runs = pd.DataFrame([*rows, rows[0] | {"protocol": "chronological"}])
+    found = forecast.reductions(runs, "shuffled")
+    assert [*found][:2] == [("RNN", "ETTh1", "mse"), ("RNN", "ETTh1", "mae")] and len(found) == 8
+    assert found["Transformer", "ETTm1", "mse"][0] == pytest.approx(0.5)
+    assert found["RNN", "ETTm1", "mae"] == pytest.approx((0, 0, 0))
+    index = pd.MultiIndex.from_product([("RNN", "Transformer"), ("ETTh1", "ETTm1"), ("mse", "mae")])
+    printed = pd.DataFrame({"Linear": range(8), "NdLinear": range(10, 18)}, index=index)
+    table = forecast.beside(runs, printed, "shuffled", "mse")
+    assert table["printed Linear"].tolist() == [0, 2, 4, 6] and table[
+        "printed NdLinear"
+    ].tolist() == [10, 12, 14, 16]
+    assert table["ours Linear"].tolist() == [4, 4, 3, 3] and table["ours NdLinear"].tolist() == [
+        2.5,
+        2.5,
+        1.5,
+        1.5,
+    ]
+    assert (table["ours Linear_low"] < table["ours Linear"]).all()
+
+
+def test_half_the_printed_reduction_decides():
+    printed = {"mse": 0.4, "mae": 0.2}
+    judge = lambda mse, mae: forecast.reduces({"mse": (0, *mse), "mae": (0, *mae)}, printed)  # noqa: E731
+    assert judge((0.2, 0.5), (0.1, 0.3)) is True
+    assert judge((0.1, 0.5), (0.1, 0.3)) is None
+    assert judge((0.1, 0.19), (0.1, 0.3)) is False
+    assert judge((0.1, 0.5), (-0.3, 0.09)) is False
+
+
+def test_readings_are_a_table_of_seven_columns(monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    forecast.readings.cache_clear()
+    assert forecast.readings("ETTh1").shape == (600, 7)
+    forecast.readings.cache_clear()
+
+
+# --- stacked training with dropout ---------------------------------------------------------------------------------
+
+
+def small(table):
+    return forecast.chronological(table, every=2)
+
+
+def test_dropout_is_stacked_only_when_asked_for(table):
+    make = lambda: forecast.transformer("dense-width")  # noqa: E731
+    how = {"seeds": [0, 1], "loss": F.mse_loss, "epochs": 2, "lr": 0.003, "batch_size": 32}
+    with pytest.raises(LabError, match="dropout=True"):
+        stacked.fit(make, small(table), **how)
+    stack = stacked.fit(make, small(table), dropout=True, **how)
+    assert stack.curves[0][-1]["val_loss"] != stack.curves[1][-1]["val_loss"]
+
+
+@pytest.mark.parametrize(
+    "family", [forecast.transformer, forecast.recurrent], ids=lambda f: f.__name__
+)
+def test_stacked_members_train_as_they_would_alone_when_nothing_is_dropped(table, family):
+    def make():
+        net = family("ndlinear")
+        for module in net.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+        return net
+
+    how = {"loss": F.mse_loss, "epochs": 2, "lr": 0.003, "batch_size": 32}
+    stack = stacked.fit(make, small(table), seeds=[0, 1], dropout=True, **how)
+    for i, seed in enumerate((0, 1)):
+        seed_everything(seed)
+        alone = fit(make(), small(table), seed=seed, **how)
+        assert stack.curves[i][-1]["val_loss"] == pytest.approx(
+            alone.curve[-1]["val_loss"], rel=1e-3
+        )
+        assert stack.epoch["best"][i] == alone.best_epoch

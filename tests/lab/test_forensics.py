@@ -1,0 +1,237 @@
+"""Printed numbers against computed ones: the rule, the sheet, the pairs and the released shapes."""
+
+import itertools
+import math
+
+import lab
+import pandas as pd
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lab import LabError, counts, models
+from lab.chapters import forensics
+from lab.chapters.forensics import Sheet, classify
+from torch import nn
+
+
+@pytest.mark.parametrize(
+    ("value", "printed", "ulp", "kind"),
+    [
+        (222, 222, 1, "exact"),
+        (221, 222, 1, "differs"),
+        (20_460, 20_500, 100, "rounded"),
+        (433_588, 433_000, 1000, "truncated"),
+        (10_485_760, 10_480_000, 10_000, "truncated"),
+        (341_970_944, 350_000_000, 1_000_000, "differs"),
+        (0.843055104, 0.843, 0.001, "rounded"),
+        (5.249, 5.25, 0.01, "rounded"),
+        (15.970 - 15.755, 0.215, 0.001, "rounded"),
+        (47.99, 47, 1, "truncated"),
+        (53.2, 50, 10, "rounded"),
+        (4.38, 4.5, 0.1, "differs"),
+        (None, 9600, 100, "no configuration"),
+    ],
+)
+def test_classify(value, printed, ulp, kind):
+    assert classify(value, printed, ulp) == kind
+
+
+@given(st.integers(1, 10**9), st.integers(0, 6))
+def test_a_number_is_met_by_itself_rounded_or_cut_and_by_nothing_else(value, digits):
+    ulp = 10**digits
+    down = value // ulp * ulp
+    assert classify(value, down, ulp) in ("exact", "rounded", "truncated")
+    assert classify(value, down + ulp, ulp) in ("rounded", "differs")
+    assert classify(value, down + 2 * ulp, ulp) == classify(value, down - ulp, ulp) == "differs"
+
+
+@pytest.fixture
+def sheet():
+    made = Sheet()
+    made.add("text_classify", 222, "right", "a", method="NdLinear")
+    made.add("text_classify", 1538, "wrong", "b", method="Linear", dataset="CoLA")
+    made.add(
+        "text_classify", 1544, "forced", "c", departs="two units", method="Linear", dataset="SST-2"
+    )
+    return made
+
+
+def test_sheet_classifies_counts_and_judges(sheet):
+    assert list(sheet.frame["match"]) == ["exact", "exact", "differs", "exact"]
+    assert sheet.tally() == {
+        "exact": 3,
+        "rounded": 0,
+        "truncated": 0,
+        "differs": 1,
+        "no configuration": 0,
+    }
+    assert sheet.judge("a") == {"holds": True}
+    assert sheet.judge("b") == {"holds": False}
+    assert sheet.judge("c") == {"holds": False, "under": True}
+    assert (
+        sheet.missing(["text_classify"]) == [] and len(sheet.missing(["cnn_image_classify"])) == 4
+    )
+
+
+def test_sheet_refuses_what_cannot_be_right(sheet):
+    with pytest.raises(LabError, match="has its count already"):
+        sheet.add("text_classify", 222, "again", "a", method="NdLinear")
+    with pytest.raises(LabError, match="no such cell"):
+        sheet.add("text_classify", 222, "none", "a", method="Conv")
+    with pytest.raises(LabError, match="no count was entered"):
+        sheet.judge("unknown")
+
+
+def test_an_unmet_cell_fails_a_claim_even_when_another_departs(sheet):
+    sheet.add("cnn_image_classify", None, "nothing", "c", dataset="CIFAR-10", method="NdLinear")
+    assert sheet.judge("c") == {"holds": False} and sheet.tally()["no configuration"] == 1
+
+
+def test_flops_are_compared_in_the_unit_of_the_table():
+    made = Sheet()
+    made.add("trl_tcl", 0.8431e9, "x", "f", "flops", method="NdLinear")
+    assert made.frame["match"][0] == "rounded" and math.isclose(
+        made.frame["ratio"][0], 0.8431 / 0.843
+    )
+
+
+def test_show_prints_new_cells_once(sheet, capsys):
+    sheet.show("Heads")
+    out = capsys.readouterr().out
+    assert out.count("right") == 1 and "two units" in out and "CoLA, SST-2" in out
+    sheet.add("trl_tcl", 0.8431e9, "next", "f", "flops", departs="unit", method="NdLinear")
+    sheet.show("More")
+    out = capsys.readouterr().out
+    assert "right" not in out and "0.843" in out and "departs: unit" in out
+
+
+def test_operations_are_multiply_adds_and_five_for_each_number_in_a_batch_norm():
+    net = nn.Sequential(
+        nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 25, 7)
+    )
+    assert counts.operations(net, torch.zeros(2, 3, 5, 5)) == 2 * (
+        25 * 4 * 27 + 5 * 4 * 25 + 100 * 7
+    )
+    assert not net[1]._forward_hooks
+
+
+def test_operations_of_the_printed_networks():
+    images = torch.empty(128, 3, 32, 32, device="meta")
+    conv, norms = 32 * 32 * 32 * 27 + 64 * 16 * 16 * 288, 5 * (32 * 32 * 32 + 64 * 16 * 16)
+    with torch.device("meta"):
+        tt, cp = models.cnn("tt", 100), models.cnn("cp", None)
+    assert counts.operations(cp, images) == 128 * (conv + norms) + 2**30 + 128 * 2**24
+    rebuild = 2**21 + 2**24 + 2**30 + 2**30 + 2**27
+    assert counts.operations(tt, images) == 128 * (conv + norms + 2**24 + 409_600) + rebuild
+
+
+def test_pairs_belong_together():
+    both = forensics.pairs("vit_scaling", "acc_at_5")
+    assert len(both) == 9 and set(both["blocks"]) == {"3", "6", "9"}
+    assert both.loc[both["blocks"] == "9", "old"].nunique() == 1
+    assert forensics.pairs("fid_scores", "fid_10k")["ahead"].tolist() == [
+        False,
+        False,
+    ]  # lower is better
+    assert math.isclose(
+        forensics.pairs("text_classify", "params")["fewer"][0], 100 * (1 - 222 / 1544)
+    )
+    with pytest.raises(LabError, match="belong together"):
+        forensics.pairs(
+            "cnn_image_classify", "acc_at_1", dataset="CIFAR-10", old={"method": "Conv"}
+        )
+
+
+def test_recomputed_numbers_by_hand():
+    found = forensics.recomputed()
+    by_hand = {
+        "lora-qwen": 100 * (1 - 1.15 / 8.72),
+        "lora-llama": 20.97 / 2.26,
+        "lora-gsm8k": 52.2 - 40.3,
+        "opt-mid-gap": 12.926 - 12.565,
+        "ett-params-rnn": 100 * (1 - 9.6 / 20.5),
+        "ett-transformer": 100 * (1 - 0.0158 / 0.0226),
+        "ucr-max": 100 * (1 - 6709 / 12900),
+        "cifar10-params": 100 * (1 - 65 / 1070),
+        "cifar100-accuracy": 100 * (0.7096 - 0.6587),
+        "tt-latency": 0.005871 / 0.000976,
+        "bias-32": 100 * (1 - 0.00318228 / 0.00332793),
+        "sweep-range": 74.75 - 63.75,
+        "sweep-ratio": 1.09e6 / 138760,
+        "hidden-params": 100 * (1 - 138760 / 1.09e6),
+        "samples-more": 25000 / 15000,
+    }
+    for name, value in by_hand.items():
+        assert math.isclose(found[name], value, rel_tol=1e-9), name
+    assert set(found) == set(lab.facts("text_numbers")["id"])
+
+
+def test_printed_comparisons_count_ties_as_good():
+    found = forensics.printed_comparisons().set_index("where")
+    assert tuple(found.loc["DiT, FID"]) == (0, 2)
+    zero_shot = lab.facts("opt_pretrain", metric="zero_shot_accuracy").pivot(
+        index=["dataset", "model"], columns="method", values="value"
+    )
+    assert tuple(found.loc["OPT, ten zero-shot tasks"]) == (
+        sum(zero_shot["NdLinear"] >= zero_shot["Linear"]),
+        20,
+    )
+
+
+def test_printed_trends_by_hand():
+    found = forensics.printed_trends().set_index("where")
+    gaps = [
+        [3.68, 3.29, 1.75],
+        [5.44, 5.01, 2.98],
+        [6.91, 6.84, 4.01],
+        [1.44, -0.24, -1.36],
+        [3.76, 1.23, -0.08],
+        [4.80, 2.53, 1.01],
+    ]
+    grow = sum(b > a for row in gaps for a, b in itertools.pairwise(row))
+    assert tuple(found.loc["ViT students, with the number of blocks"]) == (grow, 12)
+    assert tuple(found.loc["biases, with the width"]) == (3, 3)
+    assert tuple(found.loc["OPT, perplexity, with the size"]) == (1, 1)
+    assert tuple(found.loc["OPT, mean of ten zero-shot tasks, with the size"]) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    ("shapes", "kind", "widths"),
+    [
+        ([((8, 1), (6, 1)), ((6, 1), (8, 1))], "dense", (8, 6, 8)),
+        ([((8, 1), (6, 3)), ((6, 3), (8, 1))], "dense, learned activation of 3 terms", (8, 6, 8)),
+        ([((8, 1), (8, 5)), ((8, 5), (8, 5))], "repeated by a learned line", (8, 40, 40)),
+        ([((4, 2), (2, 2))], "multi-mode", (8, 4)),
+    ],
+)
+def test_kinds_of_stacks(shapes, kind, widths):
+    assert forensics.kind_of(shapes) == kind and forensics.same_width(shapes) == widths
+
+
+def test_released_shapes_agree_with_the_models():
+    table = forensics.released_shapes().set_index("experiment")
+    assert len(table) == lab.facts("released_shapes")["experiment"].nunique()
+    opt = models.feed_forward(768, 2800, 8)
+    assert table.loc["OPT-Small, feed-forward", "parameters"] == models.size(opt)
+    for order, layer in (("released", models.AsReleased), ("cheapest", models.Cheapest)):
+        block = models.feed_forward(768, 2800, 8, layer=layer)
+        assert table.loc["OPT-Small, feed-forward", order] == lab.count_macs(
+            block, torch.zeros(1, 768)
+        )
+        for width, depth in ((16, 2), (64, 3)):
+            net = models.radius_mlp("NdLinear", width, depth, layer=layer)
+            row = table.loc[f"Radius Bump, width {width}, depth {depth}"]
+            assert row[order] == lab.count_macs(net, torch.zeros(1, 10)) and row[
+                "parameters"
+            ] == models.size(net)
+    assert (table["cheapest"] <= table["released"]).all()
+    assert table.loc["LoRA LLaMA3-8B, down", "baseline"] == 8 * (14336 + 4096)
+
+
+def test_released_files_have_a_commit():
+    for name in ("released_shapes", "released_code"):
+        frame = lab.facts(name)
+        assert ((frame["file"] == "") == (frame["commit"] == "")).all()
+    code = lab.facts("released_code")
+    assert set(code["experiment"]) == set(lab.protocols()) and isinstance(code, pd.DataFrame)

@@ -1,0 +1,335 @@
+"""Records survive what happens to them: kill -9, torn lines, edits, second writers, changed code, failing runs."""
+
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+from lab import modes, records
+from lab.records import Experiment, RecordError, canonical, code_hash, complete, digest, store
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+FACTOR = 2
+
+
+def double(config):
+    """A training function that uses a constant of its module."""
+    return {"metrics": {"y": float(FACTOR * config["x"])}}
+
+
+def grid(n=4):
+    return [{"x": x, "seed": 0} for x in range(n)]
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setattr(modes, "RESULTS", tmp_path)
+    monkeypatch.setenv("NDL_MODE", "full")
+    return tmp_path
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_full_writes_one_checked_line_per_run_and_replay_reads_them(results, monkeypatch):
+    frame = records.record("double", grid(), double, data=("digits",))
+    assert list(frame["y"]) == [0, 2, 4, 6] and list(frame["x"]) == [0, 1, 2, 3]
+    rows = lines(results / "double.jsonl")
+    assert all(row["digest"] == digest(row) for row in rows)
+    for key in (
+        "config",
+        "seed",
+        "metrics",
+        "seconds",
+        "peak_memory_mb",
+        "device",
+        "versions",
+        "data",
+        "code",
+        "status",
+        "time",
+    ):
+        assert key in rows[0]
+    monkeypatch.setenv("NDL_MODE", "replay")
+    again = records.record("double", grid()[::-1], double, data=("digits",))
+    assert list(again["y"]) == [6, 4, 2, 0]
+
+
+def test_full_runs_only_what_is_missing(results):
+    records.record("double", grid(2), double)
+    before = (results / "double.jsonl").read_bytes()
+    records.record("double", grid(4), double)
+    after = (results / "double.jsonl").read_bytes()
+    assert after.startswith(before) and after.count(b"\n") == 4
+
+
+def test_a_finished_record_needs_no_data(results, monkeypatch):
+    records.record("double", grid(2), double, data=("digits",))
+    monkeypatch.setattr("lab.data.checksum", lambda name: pytest.fail(f"{name} was read"))
+    assert len(records.record("double", grid(2), double, data=("digits",))) == 2
+
+
+def test_replay_names_missing_rows_and_the_cure(results, monkeypatch):
+    records.record("double", grid(2), double)
+    monkeypatch.setenv("NDL_MODE", "replay")
+    with pytest.raises(RecordError, match=r"lacks 2 of 4 rows.*never run.*NDL_MODE=full"):
+        records.record("double", grid(4), double)
+
+
+def test_smoke_runs_every_arm_small_and_leaves_no_file(results, monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    seeds = [{"x": x, "epochs": 100, "seed": s} for x in (1, 5) for s in range(10)]
+    frame = records.record("double", seeds, double, smoke={"epochs": 1})
+    assert len(frame) == 4 and set(frame["epochs"]) == {1} and set(frame["x"]) == {1, 5}
+    assert list(results.iterdir()) == []
+
+
+def test_changed_code_makes_rows_stale_and_full_keeps_both(results, monkeypatch):
+    records.record("double", grid(1), double)
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 3)
+    monkeypatch.setenv("NDL_MODE", "replay")
+    with pytest.raises(RecordError, match="another version of the training function"):
+        records.record("double", grid(1), double)
+    monkeypatch.setenv("NDL_MODE", "full")
+    assert records.record("double", grid(2), double)["y"].tolist() == [0, 3]
+    assert len(lines(results / "double.jsonl")) == 3, "the older run stays in the file"
+
+
+def test_edited_number_is_refused(results, monkeypatch):
+    records.record("double", grid(), double)
+    path = results / "double.jsonl"
+    path.write_text(path.read_text().replace('"y":4.0', '"y":4.5'))
+    for mode in ("replay", "full"):
+        monkeypatch.setenv("NDL_MODE", mode)
+        with pytest.raises(RecordError, match=r"line 3.*checksum.*restore"):
+            records.record("double", grid(), double)
+
+
+def test_torn_last_line_is_set_aside_and_run_again(results, monkeypatch, capsys):
+    records.record("double", grid(), double)
+    path = results / "double.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-20])
+    torn = whole[:-20].rpartition(b"\n")[2]
+    monkeypatch.setenv("NDL_MODE", "replay")
+    with pytest.raises(RecordError, match="lacks 1 of 4"):
+        records.record("double", grid(), double)
+    assert path.read_bytes() == whole[:-20], "replay writes nothing"
+    monkeypatch.setenv("NDL_MODE", "full")
+    assert records.record("double", grid(), double)["y"].tolist() == [0, 2, 4, 6]
+    assert (results / "double.jsonl.torn").read_bytes().rstrip(b"\n") == torn
+    assert "set aside" in capsys.readouterr().out
+    assert len(lines(path)) == 4
+
+
+def test_second_writer_is_kept_out(results):
+    with (
+        store.only_writer(results / "double.jsonl"),
+        pytest.raises(RecordError, match="being written by another run"),
+    ):
+        records.record("double", grid(), double)
+
+
+def test_failed_run_is_recorded_reported_and_tried_again(results, monkeypatch):
+    def fragile(config):
+        if config["x"] == 1 and not os.environ.get("NDL_TEST_HEALED"):
+            raise FloatingPointError("diverged")
+        return {"metrics": {"y": 1.0}}
+
+    with pytest.raises(RecordError, match=r"lacks 1 of 3.*1 failed.*FloatingPointError: diverged"):
+        records.record("fragile", grid(3), fragile)
+    assert [r["status"] for r in lines(results / "fragile.jsonl")] == ["ok", "failed", "ok"], (
+        "the others went on"
+    )
+    monkeypatch.setenv("NDL_TEST_HEALED", "1")
+    assert len(records.record("fragile", grid(3), fragile)) == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "configs", "message"),
+    [
+        ("Bad Name", grid(), "lower-case"),
+        ("ok", [{"x": 1}], "integer 'seed'"),
+        ("ok", [{"x": {1, 2}, "seed": 0}], "JSON values only"),
+        ("ok", [{"x": float("nan"), "seed": 0}], "JSON values only"),
+        ("ok", [{"x": 1, "seed": 0}] * 2, "stands twice"),
+    ],
+)
+def test_bad_grids_are_refused_before_anything_runs(results, name, configs, message):
+    with pytest.raises(RecordError, match=message):
+        records.record(name, configs, double)
+    assert not list(results.glob("*.jsonl"))
+
+
+def test_result_that_is_not_json_fails_that_run_only(results):
+    with pytest.raises(RecordError, match="1 failed"):
+        records.record("nan", grid(1), lambda config: {"metrics": {"y": float("nan")}})
+
+
+def test_code_hash_ignores_layout_and_docstrings_but_not_code():
+    def make(source, **scope):
+        import linecache
+
+        scope |= {"__name__": "made"}
+        name = f"<made {abs(hash(source))}>"
+        linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+        exec(compile(source, name, "exec"), scope)
+        return scope["run"]
+
+    base = code_hash(make("def run(c):\n    return {'metrics': {'y': c['x'] + 1}}\n"))
+    same = make(
+        "def run(c):\n    '''Says what it does.'''\n    # a comment\n    return {'metrics':\n        {'y': (c['x'] + 1)}}\n"
+    )
+    assert code_hash(same) == base
+    assert code_hash(make("def run(c):\n    return {'metrics': {'y': c['x'] + 2}}\n")) != base
+    helper = (
+        "def help(c):\n    return c['x'] + {}\n\n"
+        "class Net:\n    def go(self): return {}\n\n"
+        "def run(c):\n    Net()\n    return help(c) * K\n"
+    )
+    first = code_hash(make(helper.format(1, 1), K=2))
+    assert code_hash(make(helper.format(1, 1), K=2)) == first
+    others = [
+        make(helper.format(2, 1), K=2),
+        make(helper.format(1, 2), K=2),
+        make(helper.format(1, 1), K=3),
+    ]
+    assert first not in [code_hash(run) for run in others], "helpers, classes and constants count"
+
+
+def test_code_hash_ignores_what_a_function_binds_itself():
+    """IPython has a global `_`, and notebooks reuse short names: locals of that name must not count."""
+
+    def run(config, k=0):
+        for _ in range(3):
+            k += config["x"]
+        return {"metrics": {"y": float(k)}}
+
+    before = code_hash(run)
+    run.__globals__.update({"_": "shell", "k": 7, "config": {"a": 1}})
+    try:
+        assert code_hash(run) == before
+    finally:
+        for name in ("_", "k", "config"):
+            del run.__globals__[name]
+
+
+KILLED = """
+    import os, pathlib, sys, time
+    sys.path[:0] = [{root!r}, {notebooks!r}]
+    os.environ["NDL_MODE"] = "full"
+    from lab import modes, records
+    def slow(config):
+        time.sleep(0.05)
+        return {{"metrics": {{"y": float(config["x"])}}}}
+    modes.RESULTS = pathlib.Path({folder!r})
+    frame = records.record("killed", [dict(x=x, seed=0) for x in range(40)], slow)
+    print("done", len(frame))
+"""
+
+
+def test_kill_minus_nine_loses_and_doubles_nothing(tmp_path):
+    """A real process is killed in the middle of a grid, twice, and started again."""
+    script = tmp_path / "grid.py"
+    script.write_text(
+        textwrap.dedent(
+            KILLED.format(root=str(ROOT), notebooks=str(ROOT / "notebooks"), folder=str(tmp_path))
+        )
+    )
+    path = tmp_path / "killed.jsonl"
+    seen = 0
+    for _ in range(2):
+        process = subprocess.Popen(
+            [sys.executable, script], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        deadline = time.time() + 60
+        while time.time() < deadline and (
+            not path.exists() or path.read_bytes().count(b"\n") < seen + 5
+        ):
+            time.sleep(0.02)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert seen + 5 <= path.read_bytes().count(b"\n") < 40, "killed in the middle"
+        seen = path.read_bytes().count(b"\n")
+    before = path.read_bytes().rpartition(b"\n")[0]
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=True)
+    assert "done 40" in done.stdout
+    assert path.read_bytes().startswith(before), "no finished row changed"
+    assert sorted(row["config"]["x"] for row in lines(path)) == list(range(40)), (
+        "none lost, none doubled"
+    )
+
+
+def test_canonical_is_independent_of_key_order():
+    assert (
+        canonical({"b": 1, "a": [1, 2]}) == canonical({"a": [1, 2], "b": 1}) == '{"a":[1,2],"b":1}'
+    )
+
+
+def test_complete_can_write_anywhere(tmp_path, monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "full")
+    rows = complete(tmp_path / "deep" / "double.jsonl", Experiment("double", double), grid(2))
+    assert [r["metrics"]["y"] for r in rows] == [0, 2]
+
+
+def test_committed_records_are_intact():
+    for path in modes.RESULTS.glob("*.jsonl"):
+        rows, torn = store.parse(path)
+        assert rows and not torn, path.name
+
+
+def test_seeds_of_a_configuration_can_run_together_and_a_row_is_still_one_run(results, monkeypatch):
+    log = results / "calls.txt"  # a file: a list that grows would be part of the fingerprint
+
+    def squares(configs):
+        with log.open("a") as file:
+            file.write(f"{[(c['x'], c['seed']) for c in configs]}\n")
+        return [{"metrics": {"y": c["x"] ** 2 + c["seed"]}} for c in configs]
+
+    both = [{"x": x, "seed": seed} for seed in (0, 1, 2) for x in (3, 4)]
+    table = records.record("squares", both[:4], squares, together=True)
+    assert log.read_text() == "[(3, 0), (3, 1)]\n[(4, 0), (4, 1)]\n"
+    assert list(table["y"]) == [9, 16, 10, 17], "rows in the grid's order"
+    assert list(records.record("squares", both, squares, together=True)["y"]) == [
+        9,
+        16,
+        10,
+        17,
+        11,
+        18,
+    ]
+    assert log.read_text().endswith("]\n[(3, 2)]\n[(4, 2)]\n"), "only what is missing"
+    rows = lines(results / "squares.jsonl")
+    assert [r["together"] for r in rows] == [2, 2, 2, 2, 1, 1] and len(
+        {r["key"] for r in rows}
+    ) == 6
+    monkeypatch.setenv("NDL_MODE", "replay")
+    assert list(records.record("squares", both, squares, together=True)["y"]) == [
+        9,
+        16,
+        10,
+        17,
+        11,
+        18,
+    ]
+
+
+@pytest.mark.parametrize(
+    "answer, why",
+    [([{"metrics": {}}], "1 results for 2"), (None, "object of type"), ("raise", "bad day")],
+)
+def test_a_group_that_fails_is_recorded_as_failed_for_each_of_its_seeds(results, answer, why):
+    def group(configs):
+        if answer == "raise":
+            raise ValueError("bad day")
+        return answer
+
+    with pytest.raises(RecordError, match=f"2 failed.*{why}"):
+        records.record("group", [{"seed": 0}, {"seed": 1}], group, together=True)
+    assert [r["status"] for r in lines(results / "group.jsonl")] == ["failed", "failed"]

@@ -1,0 +1,118 @@
+"""A recorded experiment can be run again, a mean that moved is seen, and rows of earlier code are adopted only after that."""
+
+import json
+import shutil
+
+import pytest
+from lab import LabError, modes, records
+from lab.records import store
+from lab.tools import reproduce
+
+
+def rows(shift=0.0, seeds=5, code="a", **more):
+    return [
+        {
+            "key": store.canonical({"x": 1, "seed": s} | more),
+            "config": {"x": 1, "seed": s} | more,
+            "seed": s,
+            "status": "ok",
+            "code": code,
+            "metrics": {"y": s + shift},
+        }
+        for s in range(seeds)
+    ]
+
+
+@pytest.fixture
+def own_results(tmp_path, monkeypatch):
+    """A folder of records with that of the template alone."""
+    folder = tmp_path / "results"
+    folder.mkdir()
+    for name in ("template-example.jsonl", store.MIGRATIONS):
+        if (modes.RESULTS / name).is_file():
+            shutil.copy(modes.RESULTS / name, folder)
+    monkeypatch.setattr(modes, "RESULTS", folder)
+    return folder
+
+
+def test_a_mean_inside_the_recorded_interval_passes_and_one_outside_does_not():
+    same, near, far = (reproduce.against("e", rows(), rows(shift)) for shift in (0.0, 1.0, 3.0))
+    assert same["equal"].all() and same["inside"].all()
+    assert not near["equal"].any() and near["inside"].all()
+    assert not far["inside"].any()
+
+
+def test_equal_values_allow_rounding_and_no_more():
+    old = [r | {"metrics": {"y": 2.0}} for r in rows()]
+    for value, inside in ((2.0, True), (2.000001, True), (2.001, False)):
+        again = [r | {"metrics": {"y": value}} for r in rows()]
+        assert reproduce.against("e", old, again)["inside"].tolist() == [inside]
+
+
+def test_recorded_seeds_beyond_the_grid_are_left_aside():
+    table = reproduce.against("e", rows(seeds=9), rows())
+    assert table["recorded"].tolist() == [2.0] and table["equal"].all()
+
+
+def test_seeds_that_are_not_recorded_are_not_compared():
+    with pytest.raises(LabError, match="is not recorded"):
+        reproduce.against("e", rows(), rows(seeds=6))
+
+
+def test_rows_of_earlier_code_are_compared_and_adopted(own_results):
+    """The earlier rows held a revision by hand in their configuration, the later ones do not."""
+    earlier, later = rows(code="a", method=1), rows(code="b")
+    assert reproduce.against("made-up", earlier, later)["equal"].all()
+    assert store.current("made-up", earlier[0])[0] == "a"
+    reproduce.adopt("made-up", earlier, later, "all rows: 1 of 1 means inside")
+    assert store.current("made-up", earlier[0]) == ("b", later[0]["key"])
+    reproduce.adopt("made-up", earlier, rows(code="c"), "and again")
+    assert store.current("made-up", earlier[0])[0] == "c", "through both entries"
+    table = json.loads((own_results / store.MIGRATIONS).read_text())
+    assert [entry["shown by"] for entry in table["made-up"]] == [
+        "all rows: 1 of 1 means inside",
+        "and again",
+    ]
+
+
+def test_the_example_of_the_template_runs_again(capsys):
+    assert reproduce.main(["template-example"]) == 0
+    assert "0 outside" in capsys.readouterr().out
+
+
+def test_a_part_of_a_record_runs_again(capsys):
+    assert reproduce.main(["template-example", "model=linear"]) == 0
+    said = capsys.readouterr().out
+    recorded = len(records.read("template-example"))
+    assert f"5 of {recorded} rows are run again" in said and "5 runs, " in said and recorded > 5
+
+
+def test_values_that_no_row_has_are_named(tmp_path):
+    with pytest.raises(
+        LabError, match=r"no recorded row of 'template-example' has \{'model': 'cubic'\}.*'model'"
+    ):
+        reproduce.rerun("template-example", tmp_path, {"model": "cubic"})
+
+
+def test_rows_beyond_the_notebooks_grid_are_not_passed_over(own_results, tmp_path):
+    row = records.read("template-example")[0]
+    beyond = row | {"config": row["config"] | {"seed": 99}}
+    beyond |= {"key": records.canonical(beyond["config"]), "seed": 99}
+    path = own_results / "template-example.jsonl"
+    store.append(path, {k: v for k, v in beyond.items() if k != "digest"})
+    with pytest.raises(LabError, match="names none of these rows"):
+        reproduce.rerun("template-example", tmp_path, {"seed": "99"})
+
+
+def test_times_are_not_judged():
+    with pytest.raises(LabError, match="make bench"):
+        reproduce.main(["speed-latency"])
+
+
+def test_an_unknown_experiment_and_missing_argument_say_what_is_there():
+    with pytest.raises(LabError, match="template-example"):
+        reproduce.main(["no-such-thing"])
+    with pytest.raises(SystemExit, match=r"python -m lab\.tools\.reproduce"):
+        reproduce.main([])
+    with pytest.raises(SystemExit, match=r"KEY=VALUE"):
+        reproduce.main(["template-example", "linear"])

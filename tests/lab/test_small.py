@@ -1,0 +1,303 @@
+"""Modes, facts, statistics, figures and what notebooks show."""
+
+import itertools
+import random
+import sys
+import types
+
+import lab
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from lab import LabError, stats
+from lab.page import figures
+from scipy import stats as scipy_stats
+
+
+def test_modes(monkeypatch):
+    for name in ("replay", "smoke", "full"):
+        monkeypatch.setenv("NDL_MODE", name)
+        assert lab.mode() == name
+        assert lab.pick(full=1, smoke=2) == (2 if name == "smoke" else 1)
+        assert lab.pick(full=1, smoke=2, replay=3) == {"full": 1, "smoke": 2, "replay": 3}[name]
+    monkeypatch.delenv("NDL_MODE")
+    assert lab.mode() == "replay"
+    monkeypatch.setenv("NDL_MODE", "fast")
+    with pytest.raises(LabError, match="replay, smoke, full"):
+        lab.mode()
+
+
+def test_facts_are_numbers_of_the_paper():
+    assert lab.fact("app_bias", width=16, bias="false", metric="params") == 36
+    rows = lab.facts("app_bias", metric="test_mse", width=[16, 32])
+    assert len(rows) == 4 and rows["value"].between(0, 1).all() and rows["std"].notna().all()
+
+
+def test_protocols_are_what_the_paper_prints():
+    assert len(lab.protocols()) == 23 and all(p["silent_on"] for p in lab.protocols().values())
+    assert lab.setting("radius_bump", "epochs") == 4000
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: lab.setting("radius_bump", "batch"), "no setting 'batch'.*epochs"),
+        (lambda: lab.setting("nothing", "epochs"), "there are: none"),
+        (lambda: lab.facts("nothing"), "there are:.*app_bias"),
+        (lambda: lab.facts("app_bias", colour="red"), "no column 'colour'.*width"),
+        (lambda: lab.fact("app_bias", width=16), "selects 4 cells"),
+    ],
+)
+def test_facts_errors_say_what_to_do(call, message):
+    with pytest.raises(LabError, match=message):
+        call()
+
+
+def test_interval_is_students():
+    values = np.random.default_rng(0).normal(3, 2, 12)
+    mean, low, high = lab.interval(values)
+    expected = scipy_stats.t.interval(0.95, 11, loc=values.mean(), scale=scipy_stats.sem(values))
+    assert (mean, low, high) == pytest.approx((values.mean(), *expected))
+    assert lab.interval([1.0])[1:] == (-np.inf, np.inf)
+    boot = lab.interval(values, method="bootstrap")
+    assert low < boot[1] < mean < boot[2] < high
+
+
+def test_interval_covers_the_truth_at_its_level():
+    rng = np.random.default_rng(1)
+    hits = [
+        low <= 0 <= high for _, low, high in (lab.interval(rng.normal(size=6)) for _ in range(2000))
+    ]
+    assert np.mean(hits) == pytest.approx(0.95, abs=0.015)
+
+
+@pytest.mark.parametrize("bad", [[], [1.0, np.nan], [[1.0, 2.0]]])
+def test_interval_refuses_what_it_cannot_do(bad):
+    with pytest.raises(LabError):
+        lab.interval(bad)
+    with pytest.raises(LabError, match="bootstrap"):
+        lab.interval([1.0, 2.0], method="normal")
+
+
+def runs():
+    rng = np.random.default_rng(0)
+    noise = rng.normal(size=8)
+    frames = [
+        pd.DataFrame(
+            {"model": m, "seed": range(8), "loss": 1 + shift + noise + 0.01 * rng.normal(size=8)}
+        )
+        for m, shift in (("dense", 0), ("nd", 0.1))
+    ]
+    return pd.concat(frames, ignore_index=True)
+
+
+def test_compare_pairs_by_seed():
+    row = lab.compare(runs(), "loss").iloc[0]
+    assert (
+        row["model"] == "nd" and row["n"] == 8 and row["difference"] == pytest.approx(0.1, abs=0.02)
+    )
+    assert row["high"] - row["low"] < 0.05, "pairing removes the common noise"
+    shuffled = lab.compare(runs().sample(frac=1, random_state=1), "loss").iloc[0]
+    assert shuffled["difference"] == pytest.approx(row["difference"])
+
+
+@pytest.mark.parametrize(
+    ("frame", "arguments", "message"),
+    [
+        (runs().iloc[:-1], {}, "finish the grid"),
+        (runs(), {"baseline": "linear"}, "no run of the baseline"),
+        (pd.concat([runs(), runs()]), {}, "several runs share"),
+        (runs(), {"pair": ("fold",)}, "no column fold"),
+    ],
+)
+def test_compare_refuses_unpaired_runs(frame, arguments, message):
+    with pytest.raises(LabError, match=message):
+        lab.compare(frame, "loss", **arguments)
+
+
+def test_summary_keeps_groups_in_order():
+    table = lab.summary(runs(), "model", "loss")
+    assert list(table["model"]) == ["dense", "nd"] and list(table["n"]) == [8, 8]
+    assert (table["loss_low"] < table["loss"]).all() and (table["loss"] < table["loss_high"]).all()
+
+
+@given(st.floats(-3, 3), st.floats(0, 3), st.floats(-3, 3))
+def test_answers_follow_the_interval(low, width, bound):
+    """Each answer against its own wording, for intervals and bounds drawn at random."""
+    high, middle = low + width, low + width / 2
+    for ends in ((low, high), (middle, low, high)):
+        assert (stats.above(ends, bound) is True) == (low > bound)
+        assert (stats.above(ends, bound) is False) == (high < bound)
+        assert (stats.below(ends, bound) is True) == (high < bound)
+        assert (stats.below(ends, bound) is False) == (low > bound)
+        assert (stats.at_least(ends, bound) is True) == (low >= bound)
+        assert (stats.at_least(ends, bound) is False) == (high < bound)
+
+
+@given(st.floats(-3, 3), st.floats(0, 3), st.floats(-3, 3), st.floats(0, 3))
+def test_an_interval_is_inside_outside_or_across(low, width, least, span):
+    high, most = low + width, least + span
+    found = stats.inside((low, high), least, most)
+    assert (found is True) == (least <= low and high <= most)
+    assert (found is False) == (high < least or low > most)
+
+
+@given(st.lists(st.sampled_from([True, False, None]), min_size=1, max_size=6))
+def test_answers_are_joined_as_in_three_valued_logic(answers):
+    """Strong Kleene logic: what the answer would be for every way to decide the undecided, where all ways agree."""
+    ways = [
+        [a if a is not None else chosen[i] for i, a in enumerate(answers)]
+        for chosen in itertools.product([True, False], repeat=len(answers))
+    ]
+    for joined, plain in ((stats.all_of, all), (stats.any_of, any)):
+        possible = {plain(way) for way in ways}
+        assert joined(*answers) is (possible.pop() if len(possible) == 1 else None)
+    assert [stats.negated(a) for a in (True, False, None)] == [False, True, None]
+
+
+@given(st.integers(2, 9), st.floats(-5, 5), st.integers(0, 2**32))
+def test_paired_differences_do_not_depend_on_the_order_of_rows(n, shift, seed):
+    draw = random.Random(seed)
+    noise = [draw.gauss(0, 1) for _ in range(n)]
+    rows = [{"arm": "a", "seed": s, "m": noise[s] + shift} for s in range(n)]
+    rows += [{"arm": "b", "seed": s, "m": noise[s]} for s in range(n)]
+    draw.shuffle(rows)
+    mean, low, high = stats.paired(pd.DataFrame(rows), "m", "a", "b")
+    assert mean == pytest.approx(shift) and low <= mean <= high
+    assert high - low == pytest.approx(0, abs=1e-9), "the pairs differ by the same number"
+
+
+def test_methods_have_one_colour_marker_and_name():
+    assert lab.colour("ndlinear") != lab.colour("dense") and lab.label("ndlinear") == "NdLinear"
+    assert lab.label("my own") == "my own" and lab.marker("my own")
+    named = [m for m in figures.METHODS.values() if m[0] not in ("#8a8a8a",)]
+    assert all(len(m) == 3 for m in named)
+
+
+def test_seeds_shows_every_point():
+    figure, axis = plt.subplots()
+    figures.seeds(axis, 0, [1.0, 2.0, 3.0], "ndlinear", low=1.5, high=2.5)
+    assert (
+        len(axis.lines[0].get_xdata()) == 3
+        and axis.lines[1].get_ydata()[0] == 2.0
+        and len(axis.collections) == 1
+    )
+    plt.close(figure)
+
+
+def luminance(colour):
+    rgb = np.array(plt.matplotlib.colors.to_rgb(colour))
+    rgb = np.where(rgb <= 0.04045, rgb / 12.92, ((rgb + 0.055) / 1.055) ** 2.4)
+    return rgb @ [0.2126, 0.7152, 0.0722]
+
+
+@pytest.mark.parametrize("name", figures.METHODS)
+def test_colours_stand_out_on_white_and_on_dark(name):
+    """Graphical objects need a contrast of about 3 (2.2 is our floor for the lightest) to either ground."""
+    value = luminance(figures.METHODS[name][0])
+    dark = luminance("#121212")
+    assert 1.05 / (value + 0.05) >= 2.2 and (value + 0.05) / (dark + 0.05) >= 2.2
+
+
+def test_scripts_print_plain_text(capsys):
+    lab.say("**bold** $x$")
+    lab.table(pd.DataFrame({"a": [1.23456, None]}), {"a": "{:.2f}"}, caption="Two rows")
+    out = capsys.readouterr().out
+    assert "**bold** $x$" in out and "Two rows" in out and "1.23" in out and "nan" not in out
+
+
+def test_table_merges_intervals(capsys):
+    frame = pd.DataFrame({"a_b": [1.234, None], "a_b_low": [1.1, None], "a_b_high": [1.3, None]})
+    lab.table(frame, intervals={"a_b": "{:.1f}"})
+    out = capsys.readouterr().out
+    assert "1.2 [1.1, 1.3]" in out and "a b" in out and "low" not in out and "nan" not in out
+
+
+@pytest.fixture
+def jupyter(monkeypatch):
+    """Stands for a running kernel; collects what is displayed."""
+    import IPython.display
+
+    shown = []
+    monkeypatch.setattr(
+        sys.modules["IPython"], "get_ipython", lambda: types.SimpleNamespace(kernel=1)
+    )
+    monkeypatch.setattr(IPython.display, "display", lambda thing: shown.append(thing.data))
+    return shown
+
+
+def test_notebooks_get_html_that_is_escaped(jupyter):
+    lab.table(pd.DataFrame({"a<b": ["<script>"]}).rename_axis(columns="kind"), caption="x < y")
+    lab.say("*hello*")
+    assert (
+        "<script>" not in jupyter[0] and "&lt;script&gt;" in jupyter[0] and "x &lt; y" in jupyter[0]
+    )
+    assert "kind" not in jupyter[0], "the name of the columns is no column"
+    assert jupyter[1] == "*hello*"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("-28 [-55, -0]", "−28 [−55,\N{NO-BREAK SPACE}−0]"),
+        ("5.7e-04", "5.7e−04"),
+        ("1 ± 2", "1\N{NO-BREAK SPACE}±\N{NO-BREAK SPACE}2"),
+        ("✓ right", "✓\N{NO-BREAK SPACE}right"),
+        ("depth-3 of 2020-01-03", "depth-3 of 2020-01-03"),
+    ],
+)
+def test_numbers_in_tables_do_not_break_over_lines(jupyter, text, shown):
+    lab.table(pd.DataFrame({"a": [text]}))
+    assert f"<td>{shown}</td>" in jupyter[0]
+
+
+def test_start_prints_the_line_for_bug_reports(monkeypatch, capsys):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    lab.start()
+    line = capsys.readouterr().out.strip()
+    assert (
+        line.startswith("smoke · ")
+        and "torch" in line
+        and "ndlinear.py" in line
+        and "\n" not in line
+    )
+
+
+def test_card_names_claims_reading_time_and_gpu(jupyter, capsys):
+    lab.card("10_one_layer", read_first=["00_template"], gpu=True)
+    assert (
+        "Settles" in jupyter[0]
+        and 'href="00_template.html"' in jupyter[0]
+        and "for a full run" in jupyter[0]
+    )
+    lab.card("99_nothing")
+    assert (
+        "no claim" in jupyter[1] and "not recorded yet" in jupyter[1] and "not needed" in jupyter[1]
+    )
+
+
+def test_require(monkeypatch):
+    assert lab.require("json") is sys.modules["json"]
+    monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
+    with pytest.raises(LabError, match="pip install absent-package -c"):
+        lab.require("absent_module", "absent-package")
+
+
+def test_require_on_colab_never_touches_torch_or_numpy(monkeypatch):
+    import numpy
+    import torch
+
+    commands = []
+    monkeypatch.setenv("COLAB_RELEASE_TAG", "release")
+    monkeypatch.setattr(
+        lab.machine.subprocess, "run", lambda command, check: commands.append(command)
+    )
+    with pytest.raises(ModuleNotFoundError):
+        lab.require("absent_module", "absent-package")
+    assert (
+        f"torch=={torch.__version__.partition('+')[0]}" in commands[0]
+        and f"numpy=={numpy.__version__}" in commands[0]
+    )

@@ -1,0 +1,326 @@
+"""Timing and peers: every peer computes what it says, rounds are fair, statistics are those of independent formulas."""
+
+import itertools
+import json
+import math
+import time
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from lab import LabError, machine, timing
+from lab.chapters import speed as bench
+from scipy import stats
+
+import ndlinear
+
+SAME = [name for name in bench.PEERS if name not in ("released", "low-rank", "lokr")]
+
+
+def gradients(made: bench.Peer, gradient: torch.Tensor) -> list[torch.Tensor]:
+    made.gradient = gradient.reshape(made.forward().shape)
+    return [g.detach() for g in made.training()]
+
+
+@pytest.mark.parametrize(
+    "dims, hidden", [((4, 5), (3, 6)), ((3, 1, 4), (2, 5, 1)), ((2, 3, 2, 4), (3, 2, 4, 1))]
+)
+@pytest.mark.parametrize("outer", [True, False], ids=["1..N", "N..1"])
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
+def test_peers_compute_the_same_function_and_gradients(dims, hidden, outer, bias):
+    p = bench.Problem(dims, hidden, 3, outer, dtype="float64", bias=bias)
+    names = [n for n in SAME if not (bias and n in bench.WITHOUT_BIASES)]
+    peers, left_out = bench.assemble(p, names)
+    assert not left_out and len(peers) >= 4
+    order = range(len(dims)) if outer else range(len(dims))[::-1]
+    y = ndlinear.ndlinear(p.x, p.layer.weights, p.layer.biases, list(order))
+    gradient = torch.randn_like(y)
+    expected = torch.autograd.grad(y, [p.x, *p.layer.weights], gradient)
+    for name, made in peers.items():
+        torch.testing.assert_close(
+            made.forward().reshape(y.shape), y, atol=1e-10, rtol=1e-10, msg=name
+        )
+        found = gradients(made, gradient)
+        torch.testing.assert_close(
+            found[0].reshape(p.x.shape), expected[0], atol=1e-10, rtol=1e-10, msg=name
+        )
+        if name != "dense":  # its parameters are others
+            weights = [g for g in found[1:] if g.numel() in {w.numel() for w in expected[1:]}]
+            assert len(weights) >= len(dims), name
+        assert len(found) == 1 + len(made.parameters)
+
+
+def test_lokr_is_the_same_map():
+    p = bench.Problem((4, 6), (4, 6), 3, dtype="float64", bias=False)
+    made = bench.peer(p, "lokr")
+    torch.testing.assert_close(made.forward(), p.layer(p.x).flatten(1), atol=1e-10, rtol=1e-10)
+    assert len(made.training()) == 3
+    for problem in (bench.Problem((2, 2, 2), (2, 2, 2), 1), bench.Problem((2, 12), (4, 6), 1)):
+        assert "lokr" in bench.assemble(problem, ["lokr"])[1]
+
+
+def test_low_rank_has_at_most_as_many_parameters():
+    for case in [*bench.CASES.values(), *bench.random_cases(20, seed=1)]:
+        rank = bench.rank_of_equal_size(case.dims, case.hidden)
+        ends, out = math.prod(case.dims) + math.prod(case.hidden), math.prod(case.hidden)
+        own = ndlinear.count_parameters(case.dims, case.hidden)
+        assert rank == 1 or rank * ends + out <= own < (rank + 1) * ends + out
+    p = bench.Problem((6, 8), (4, 12), 2)
+    made = bench.peer(p, "low-rank")
+    assert (
+        sum(w.numel() for w in made.parameters)
+        == bench.rank_of_equal_size((6, 8), (4, 12)) * 96 + 48
+    )
+
+
+def test_what_is_too_large_or_absent_is_left_out_with_a_reason(monkeypatch):
+    monkeypatch.setattr(bench, "LARGEST_DENSE", 10)
+    monkeypatch.setattr(bench, "LARGEST_LOKR", 10)
+    monkeypatch.setattr(bench, "released", lambda install=False: None)
+    p = bench.Problem((4, 6), (4, 6), 2)
+    found, why = bench.assemble(p, ["ndlinear", "dense", "lokr", "released", "graphed:ndlinear"])
+    assert list(found) == ["ndlinear"]
+    assert (
+        "576 weights" in why["dense"]
+        and "576 entries" in why["lokr"]
+        and "package" in why["released"]
+    )
+    assert "GPU" in why["graphed:ndlinear"]
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    assert bench.baseline() == "sequential"
+    monkeypatch.setenv("NDL_MODE", "replay")
+    assert bench.baseline() == "released"
+
+
+def test_released_peer_is_called_released(monkeypatch):
+    class Stand:
+        @staticmethod
+        def NdLinear(dims, hidden, transform_outer):
+            return ndlinear.NdLinear(dims, hidden, transform_outer, execution="sequential")
+
+    monkeypatch.setattr(bench, "released", lambda install=False: Stand)
+    p = bench.Problem((4, 6), (3, 2), 2, False)
+    torch.testing.assert_close(bench.peer(p, "released").forward(), p.layer(p.x))
+
+
+@pytest.mark.parametrize(
+    "dtype, out",
+    [("bfloat16", torch.bfloat16), ("autocast", torch.bfloat16), ("tf32", torch.float32)],
+)
+def test_number_formats(dtype, out):
+    p = bench.Problem((4, 6), (3, 2), 2, dtype=dtype)
+    made = bench.peer(p, "ndlinear")
+    assert made.forward().dtype == out == made.gradient.dtype
+    assert made.parameters[0].dtype == bench.DTYPES[dtype]
+    assert all(torch.isfinite(g).all() for g in made.training())
+
+
+def test_compiled_peer():
+    p = bench.Problem((4, 6), (3, 2), 2)
+    made = bench.peer(p, "compiled:ndlinear", backend="eager")
+    assert timing.first_call(bench.step(made, "training", "compiled:ndlinear")) > 0
+    torch.testing.assert_close(made.forward(), p.layer(p.x))
+
+
+def test_rounds_are_fair(monkeypatch):
+    """Everyone once in every round, in changing order, and fast calls often enough in a row."""
+    log = []
+    calls = {name: lambda name=name: log.append(name) for name in "abcd"}
+    calls["slow"] = lambda: (log.append("slow"), time.sleep(0.003))
+    found = timing.rounds(calls, 6, at_least=1e-3, seed=3)
+    assert {len(times) for times in found.values()} == {6} and list(found) == list(calls)
+    assert min(found["slow"]) > 0.002 > max(np.median(found[n]) for n in "abcd")
+    turns = [name for name, _ in itertools.groupby(log)]
+    turns = turns[len(calls) :]  # without the calls before the first round
+    assert len(log) > 6 * 4 * 50
+    orders = [tuple(turns[i : i + 5]) for i in range(0, len(turns) - 4, 5)]
+    assert len(set(orders)) > 1
+
+
+def test_a_very_slow_call_is_not_made_twice():
+    made = []
+    timing.rounds({"slow": lambda: (made.append(1), time.sleep(0.03))}, 2, at_least=1e-3)
+    assert len(made) == 3
+
+
+def test_median_interval_is_that_of_the_sign_test():
+    draw = np.random.default_rng(0)
+    for n in (6, 12, 20, 25, 51):
+        values = np.sort(draw.normal(size=n))
+        median, low, high = timing.median_interval(values)
+        assert median == np.median(values)
+        k = int(np.searchsorted(values, low)) + 1
+        assert values[n - k] == high
+        assert 2 * stats.binom.cdf(k - 1, n, 0.5) <= 0.05 < 2 * stats.binom.cdf(k, n, 0.5)
+    assert timing.median_interval([1, 2, 3, 4, 5])[1:] == (-np.inf, np.inf)
+
+
+def runs() -> pd.DataFrame:
+    rows = []
+    for seed in range(5):
+        for case, factor in (("a", 2.0), ("b", 8.0)):
+            slow = [1000.0 + seed, 2000.0, 3000.0]
+            curve = {
+                "released": slow,
+                "ndlinear": [t / factor for t in slow],
+                "gemm": [10.0] * 3,
+                "copy": [1.0] * 3,
+            }
+            rows.append({"case": case, "pass": "forward", "seed": seed, "curve": curve})
+    return pd.DataFrame(rows)
+
+
+def test_ratios_and_geometric_mean():
+    table = timing.ratios(runs())
+    ours = table[table["peer"] == "ndlinear"].set_index("case")
+    assert ours["ratio"].to_dict() == pytest.approx({"a": 2.0, "b": 8.0}) and set(
+        ours["rounds"]
+    ) == {15}
+    assert np.allclose(ours["ratio_low"], ours["ratio"]) and (table["us"] > 0).all()
+    assert timing.geometric_mean(runs(), "ndlinear") == pytest.approx((4.0, 4.0, 4.0))
+    assert "ratio" not in timing.ratios(runs(), baseline="nobody")
+    gain = timing.speedup(table, "released", "ndlinear")
+    assert gain["forward"].to_dict() == pytest.approx({"a": 2.0, "b": 8.0})
+
+
+def test_roofline_is_the_larger_of_work_and_traffic():
+    config = bench.config(bench.CASES["opt_fc2"], **{"pass": "forward"})
+    macs = 2800 * 8 * 1 + 2800 * 768
+    assert bench.roofline(config | {"gemm": 1000.0, "copy": 1.0}) == pytest.approx(
+        512 * macs / 1024**3 * 1000
+    )
+    assert bench.roofline(config | {"gemm": 0.0, "copy": 7.0}) == 7
+    training = config | {"pass": "training", "gemm": 0.0, "copy": 1.0}
+    assert bench.roofline(training) == pytest.approx((3 * 22400 + 2 * 768) / (22400 + 768))
+    frame = pd.DataFrame(
+        [
+            config | {"gemm": 0.0, "copy": 5.0, "ndlinear": us, "seed": 0}
+            for us in (10.0, 20.0, 20.0)
+        ]
+    )
+    assert bench.closeness(frame, ["ndlinear"])["ndlinear, forward"].tolist() == [0.25]
+
+
+def test_yardsticks_move_and_multiply_what_they_say():
+    p = bench.Problem((3, 4), (5, 6), 2)
+    calls = bench.yardsticks(p, size=8)
+    assert calls["gemm"]().shape == (8, 8) and calls["copy"]().numel() == (24 + 60) // 2
+
+
+def test_inventory_counts():
+    p = bench.Problem((4, 6), (3, 2), 10, bias=False)
+    found = bench.inventory(bench.peer(p, "sequential"))
+    assert found["macs"] == 10 * ndlinear.count_macs((4, 6), (3, 2))
+    assert found["saved"] == 4 * 10 * (24 + 18)
+    assert found["training"] >= found["saved"] - p.x.nbytes and found["forward"] >= 4 * 10 * 6
+
+
+def test_configuration_gives_the_problem_back():
+    case = bench.CASES["lora_up_rev"]
+    config = bench.config(case, dtype="float32", device="cpu", seed=3)
+    json.dumps(config)
+    p = bench.problem(config | {"batch": 2})
+    assert (p.dims, p.hidden, p.outer, len(p.x)) == (case.dims, case.hidden, False, 2)
+
+
+def test_cases_and_random_cases():
+    assert len(bench.CASES) == 30 and sum(not c.outer for c in bench.CASES.values()) == 5
+    assert (
+        bench.random_cases(5, seed=1)
+        == bench.random_cases(5, seed=1)
+        != bench.random_cases(5, seed=2)
+    )
+    for case in bench.random_cases(50, seed=3):
+        assert 2 <= len(case.dims) == len(case.hidden) <= 4 and math.prod(case.dims) <= 5000
+
+
+def test_result_is_a_record():
+    row = bench.result({"a": [1e-6, 3e-6, 2.0004e-6]}, {"b": "why"}, {"c s": 1.5})
+    assert row["metrics"] == {"a": 2.0, "c s": 1.5} and row["curve"] == {"a": [1.0, 3.0, 2.0]}
+    assert len(row["module"]) == 8 and json.dumps(row)
+
+
+def test_tables(capsys):
+    bench.case_table(list(bench.CASES.values())[:2])
+    bench.ratio_table(timing.ratios(runs()), ["nobody"], "forward", "released")
+    out = capsys.readouterr().out
+    assert "cnn64" in out and "2.00 [2.00, 2.00]" in out and "NdLinear as released" in out
+
+
+def test_main_runs_the_tagged_cells_in_full_mode(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("NDL_DATA", str(tmp_path))
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    cells = [
+        {
+            "cell_type": "code",
+            "source": ["x = 2\n", "print('mode', lab.mode(), x)"],
+            "metadata": {"tags": ["bench"]},
+        },
+        {"cell_type": "code", "source": ["raise SystemExit('judged')"], "metadata": {}},
+        {
+            "cell_type": "code",
+            "source": ["print('last', x + 1)"],
+            "metadata": {"tags": ["hide-input", "bench"]},
+        },
+    ]
+    (tmp_path / "60.ipynb").write_text(json.dumps({"cells": cells}))
+    bench.main(tmp_path / "60.ipynb")
+    out = capsys.readouterr().out
+    assert "mode full 2" in out and "last 3" in out
+
+
+def test_the_chapter_s_bench_cells_need_no_others():
+    """Names that the tagged cells of chapter 60 read are made by tagged cells."""
+    import ast
+    import builtins
+
+    cells = json.loads((bench.NOTEBOOKS / "60_speed.ipynb").read_text(encoding="utf-8"))["cells"]
+    tree = ast.parse(
+        "\n\n".join("".join(c["source"]) for c in cells if "bench" in c["metadata"].get("tags", []))
+    )
+    names = [n for n in ast.walk(tree) if isinstance(n, ast.Name)]
+    made = {n.id for n in names if isinstance(n.ctx, ast.Store)} | {"lab", *dir(builtins)}
+    made |= {n.arg for n in ast.walk(tree) if isinstance(n, ast.arg)}
+    made |= {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef)}
+    made |= {
+        (a.asname or a.name).split(".")[0]
+        for n in ast.walk(tree)
+        if isinstance(n, (ast.Import, ast.ImportFrom))
+        for a in n.names
+    }
+    assert {n.id for n in names} <= made
+    assert not {"verdict", "finding"} & {
+        n.attr for n in ast.walk(tree) if isinstance(n, ast.Attribute)
+    }
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here")
+def test_on_a_gpu():
+    p = bench.Problem((4, 6), (3, 2), 8, device="cuda")
+    names = ["ndlinear", "graphed:ndlinear"]
+    peers, _ = bench.assemble(p, names)
+    calls = {name: bench.step(peers[name], "training", name) for name in names}
+    assert {len(v) for v in timing.rounds(calls, 2, device="cuda").values()} == {2}
+    assert "threads" not in machine.machine("cuda")
+
+
+def test_machine_names_threads():
+    assert machine.machine().endswith(f"{torch.get_num_threads()} threads")
+    assert issubclass(bench.LeftOut, LabError)
+
+
+def test_what_is_not_recorded_yet_is_said_to_be_open(monkeypatch, capsys):
+    monkeypatch.setattr(
+        bench.records,
+        "read",
+        lambda name: [{"key": bench.records.canonical({"seed": 0}), "status": "ok"}],
+    )
+    monkeypatch.setenv("NDL_MODE", "replay")
+    assert not bench.still_open("x", [{"seed": 0}]) and capsys.readouterr().out == ""
+    assert (
+        bench.still_open("x", [{"seed": 0}, {"seed": 1}])
+        and "1 of 2 rows" in capsys.readouterr().out
+    )
+    monkeypatch.setenv("NDL_MODE", "full")
+    assert not bench.still_open("x", [{"seed": 1}])

@@ -1,0 +1,145 @@
+"""The ledger as a story: what a claim takes, what may be said of it, where its cell stands, and lists made of that."""
+
+import pytest
+from bs4 import BeautifulSoup
+from lab import records
+from lab.chapters import story
+from lab.page import ledger
+
+CLAIMS = {
+    "layer-a": {
+        "verdict": "holds",
+        "scope": "as printed",
+        "notebook": "10_x",
+        "needs": ["cpu"],
+        "kind": "theorem",
+    },
+    "layer-b": {
+        "verdict": "fails",
+        "correction": "a < b",
+        "notebook": "11_x",
+        "needs": ["cpu", "data:CIFAR-10", "data:ETTh1"],
+        "kind": "measured",
+        "records": ["runs"],
+    },
+    "memory-a": {
+        "verdict": "holds-if",
+        "condition": "b is 1",
+        "notebook": "13_x",
+        "needs": ["none"],
+        "kind": "theorem",
+    },
+    "lora-a": {
+        "verdict": "open",
+        "needs": ["gpu", "data:CIFAR-10", "weights:BERT"],
+        "kind": "measured",
+    },
+    "lora-b": {
+        "verdict": "untestable",
+        "reason": "no numbers",
+        "needs": ["none"],
+        "kind": "qualitative",
+    },
+    "dit-a": {
+        "verdict": "undecided",
+        "scope": "small",
+        "notebook": "53_x",
+        "needs": ["gpu"],
+        "kind": "measured",
+    },
+}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    made = {
+        id: {"id": id, "statement": f"statement <of> {id}", **claim} for id, claim in CLAIMS.items()
+    }
+    monkeypatch.setattr(ledger, "_load", lambda: made)
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What `put` gets: text and HTML."""
+    seen = []
+    monkeypatch.setattr(
+        story, "put", lambda text, html: seen.append((text, BeautifulSoup(html, "html.parser")))
+    )
+    return seen
+
+
+def test_frame_has_one_row_per_claim():
+    frame = story.frame().set_index("id")
+    assert list(frame.index) == list(CLAIMS)
+    assert frame.loc["lora-a", ["area", "part", "needs"]].tolist() == [
+        "LoRA",
+        "",
+        "GPU, data, weights",
+    ]
+    assert (
+        frame.loc["dit-a", "part"] == "Large models"
+        and frame.loc["memory-a", "needs"] == "the runs of other claims"
+    )
+    assert frame.loc["layer-b", "records"] == ["runs"] and frame.loc["layer-a", "records"] == []
+
+
+def test_what_a_claim_takes():
+    assert story.takes(ledger.claim("lora-a")) == "GPU; data: CIFAR-10; weights: BERT"
+    assert story.takes(ledger.claim("layer-b")) == "processor; data: CIFAR-10, ETTh1"
+    assert story.takes(ledger.claim("lora-b")) == "the runs of other claims"
+    needed = story.needed(ledger.claims(), "data")
+    assert needed.to_dict("list") == {"data": ["CIFAR-10", "ETTh1"], "claims": [2, 1]}
+    assert story.needed([], "weights").empty
+
+
+def test_what_may_be_said():
+    said = {id: story.right(ledger.claim(id)) for id in CLAIMS}
+    assert said == {
+        "layer-a": ("Scope", "as printed"),
+        "layer-b": ("Right statement", "a < b"),
+        "memory-a": ("Holds if", "b is 1"),
+        "lora-a": ("A test takes", "GPU; data: CIFAR-10; weights: BERT"),
+        "lora-b": ("Missing", "no numbers"),
+        "dit-a": ("Scope", "small"),
+    }
+
+
+def test_addresses():
+    assert story.address(ledger.claim("layer-b")) == "11_x.html#claim-layer-b"
+    for id in ("lora-a", "lora-b"):
+        assert story.address(ledger.claim(id)) == f"../book/claims.html#{id}"
+
+
+def test_evidence_counts_runs_and_seeds(monkeypatch):
+    rows = [{"status": "ok", "seed": s % 5} for s in range(10)] + [{"status": "failed", "seed": 9}]
+    monkeypatch.setattr(records, "read", lambda name: rows)
+    assert story.evidence(ledger.claims()).values.tolist() == [["runs", 1, 10, 5]]
+
+
+def test_questions_are_answered_by_claims(shown):
+    story.tell({"layer-b": ("Is it <so>?", "One asks."), "lora-a": ("And that?", "")})
+    ((text, page),) = shown
+    assert (
+        "Is it <so>? (✗ fails · layer-b)" in text
+        and "Right statement: a < b" in text
+        and "One asks." in text
+    )
+    first, second = page.find_all("dd")
+    assert [dt.text for dt in page.find_all("dt")] == ["Is it <so>?", "And that?"]
+    assert first.a["href"] == "11_x.html#claim-layer-b" and "Right statement: a < b" in first.text
+    assert "statement <of> layer-b" in first.text and "One asks." in first.text
+    assert second.find(class_="ndl-open").text == "○ open" and "Why it matters" not in second.text
+
+
+def test_lists_are_folded_by_area(shown):
+    story.fold(["layer-a", "memory-a", "layer-b"])
+    story.fold([])
+    (text, page), (nothing, empty) = shown
+    assert [s.text for s in page.find_all("summary")] == ["the layer (2)", "memory (1)"]
+    assert len(page.details.find_all("dt")) == 2 and page.find(href="13_x.html#claim-memory-a")
+    assert "memory (1)" in text and "b is 1" in text
+    assert nothing == empty.text == "None."
+
+
+def test_every_verdict_has_a_colour():
+    assert set(story.COLOURS) == set(ledger.VERDICTS) and set(story.SETTLED) < set(ledger.VERDICTS)

@@ -1,0 +1,195 @@
+"""Small networks on tables: many members in one training, each as it would be alone, and the models that are no networks."""
+
+import lab
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from lab import models
+from lab.chapters import tabular
+from lab.modes import LabError
+from scipy import stats
+from torch import nn
+from torch.nn import functional as F
+
+MAKE = {
+    "dense": (lambda: models.mlp(11, 9, 7, 2), 11),
+    "one axis of one entry": (lambda: tabular.folded(11, (11, 1), (5, 6), 2), 11),
+    "two modes, filled up": (lambda: tabular.folded(11, (3, 4), (5, 6), 2), 11),
+    "the paper's": (lambda: models.tabular("Cardio Disease", "NdLinear"), 11),
+    "one output": (lambda: tabular.folded(14, (2, 7), (4, 3), 1), 14),
+}
+
+
+def parts(seed, inputs, outputs, rows=70):
+    x = torch.randn(3 * rows, inputs, generator=torch.Generator().manual_seed(seed))
+    y = (x[:, 0] * x[:, 1] > 0).long() if outputs == 2 else x[:, 0] + x[:, 1] ** 2
+    return lab.Split(*[(x[i : i + rows], y[i : i + rows]) for i in (0, rows, 2 * rows)])
+
+
+@pytest.mark.parametrize("name", MAKE)
+def test_members_answer_as_their_modules_do_and_have_the_same_gradients(name):
+    make, inputs = MAKE[name]
+    torch.manual_seed(0)
+    members = [make().double() for _ in range(3)]
+    weights = {
+        k: torch.stack([dict(m.named_parameters())[k].detach() for m in members])
+        for k, _ in members[0].named_parameters()
+    }
+    weights = {k: w.requires_grad_() for k, w in weights.items()}
+    x = torch.randn(3, 8, inputs, dtype=torch.float64)
+    out = tabular.forward(members[0], weights, x)
+    alone = [m(x[i]) for i, m in enumerate(members)]
+    torch.testing.assert_close(out, torch.stack(alone), rtol=1e-10, atol=1e-12)
+    out.square().sum().backward()
+    for i, m in enumerate(members):
+        alone[i].square().sum().backward()
+        for k, p in m.named_parameters():
+            torch.testing.assert_close(weights[k].grad[i], p.grad, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", ["dense", "two modes, filled up", "one output"])
+def test_every_member_trains_as_lab_fit_would_train_it(name):
+    make, inputs = MAKE[name]
+    classes, seeds = name != "one output", [3, 7]
+    data = [parts(s, inputs, 2 if classes else 1) for s in seeds]
+    stacked_loss = tabular.cross_entropy if classes else tabular.squared_error
+    loss = F.cross_entropy if classes else lambda out, y: F.mse_loss(out[:, 0], y)
+    scores = {"accuracy": tabular.accuracy} if classes else {}
+    stack = tabular.fit(
+        make, data, seeds=seeds, loss=stacked_loss, scores=scores, epochs=9, lr=0.01, batch_size=32
+    )
+    for i, seed in enumerate(seeds):
+        lab.seed_everything(seed)
+        options = {
+            "epochs": 9,
+            "lr": 0.01,
+            "batch_size": 32,
+            "seed": seed,
+            "optimiser": "adamw",
+            "weight_decay": 0.01,
+        }
+        alone = lab.fit(make(), data[i], loss=loss, device="cpu", **options)
+        assert stack.best[i] == alone.best_epoch
+        for here, there in zip(stack.curves[i], alone.curve):
+            assert {k: here[k] for k in there} == pytest.approx(there, rel=2e-3)
+        found = stack.evaluate([s.test for s in data], {"loss": stacked_loss} | scores)[i]
+        assert found["loss"] == pytest.approx(alone.metrics["test_loss"], rel=2e-3)
+        if classes:
+            right = (
+                (alone.model(data[i].test[0]).argmax(1) == data[i].test[1]).double().mean().item()
+            )
+            assert found["accuracy"] == pytest.approx(right, abs=0.02)
+
+
+def test_best_and_last_weights_are_those_of_their_epochs():
+    make, seeds = MAKE["dense"][0], [0, 1, 2]
+    data = [parts(s, 11, 2) for s in seeds]
+    options = {"loss": tabular.cross_entropy, "lr": 0.05, "batch_size": 16}
+    stack = tabular.fit(make, data, seeds=seeds, epochs=15, **options)
+    assert min(stack.best) < 15, "the test needs a member that overfits"
+    for moment, epochs in (("best", stack.best), ("end", [15] * 3)):
+        found = stack.evaluate([s.val for s in data], {"loss": tabular.cross_entropy}, moment)
+        expected = [curve[e - 1]["val_loss"] for curve, e in zip(stack.curves, epochs)]
+        assert [f["loss"] for f in found] == pytest.approx(expected, rel=1e-5)
+    assert [p["epoch"] for p in stack.thin(0, 4)][-1] == 15 and len(stack.thin(0, 4)) <= 4
+
+
+def test_what_cannot_be_trained_says_why():
+    make, data = MAKE["dense"][0], [parts(0, 11, 2), parts(1, 11, 2, rows=40)]
+    options = {"loss": tabular.cross_entropy, "epochs": 1, "batch_size": 16}
+    with pytest.raises(LabError, match="different shapes"):
+        tabular.fit(make, data, seeds=[0, 1], lr=0.01, **options)
+    broken = lab.Split((data[0].train[0] * torch.nan, data[0].train[1]), data[0].val, data[0].test)
+    with pytest.raises(LabError, match="not finite in epoch 1"):
+        tabular.fit(make, [broken], seeds=[0], lr=0.01, **options)
+    with pytest.raises(LabError, match="do not fit"):
+        tabular.folded(11, (2, 5), (4, 4), 2)
+
+
+def test_filling_up_changes_no_answer():
+    torch.manual_seed(0)
+    network, x = tabular.folded(11, (3, 4), (5, 6), 2), torch.randn(6, 11)
+    filled = torch.cat([x, torch.zeros(6, 1)], 1).view(6, 3, 4)
+    torch.testing.assert_close(network(x), network[2:](filled))
+    assert not any(
+        isinstance(layer, nn.ZeroPad1d) for layer in tabular.folded(12, (3, 4), (5, 6), 2)
+    )
+
+
+def test_models_without_layers_against_their_formulas():
+    split = parts(0, 3, 1, rows=200)
+    (x, y), (x_test, y_test) = [
+        (a.double().numpy(), b.double().numpy()) for a, b in (split.train, split.test)
+    ]
+    answer, counts = tabular.peer("constant", split, False, 0)
+    assert answer == pytest.approx(y.mean()) and counts == {"parameters": 1, "macs": 0}
+    solution = np.linalg.lstsq(np.c_[x, np.ones(200)], y, rcond=None)[0]
+    answer, counts = tabular.peer("linear", split, False, 0)
+    assert answer == pytest.approx(np.c_[x_test, np.ones(200)] @ solution, abs=1e-4)
+    assert counts == {"parameters": 4, "macs": 3}
+    boosted, counts = tabular.peer("boosting", split, False, 0, most=60)
+    assert 1 <= counts["trees"] <= 60
+    assert ((boosted - y_test) ** 2).mean() < ((answer - y_test) ** 2).mean(), (
+        "the target is not linear"
+    )
+
+
+def test_classifiers_without_layers():
+    split = parts(1, 3, 2, rows=300)
+    share = {
+        n: (tabular.peer(n, split, True, 0, most=60)[0] == split.test[1].numpy()).mean()
+        for n in tabular.PEERS
+    }
+    assert (
+        share["constant"] == max(np.bincount(split.test[1])) / 300
+        or share["constant"] == min(np.bincount(split.test[1])) / 300
+    )
+    assert share["boosting"] > 0.85 > share["linear"], (
+        "the sign of a product is not linear in its factors"
+    )
+    scaled = lab.Split(*[(3 * a + 5, b) for a, b in (split.train, split.val, split.test)])
+    far = tabular.peer("linear", scaled, True, 0)[0] == tabular.peer("linear", split, True, 0)[0]
+    assert far.mean() > 0.99, "without a penalty the scale of the features does not matter"
+    with pytest.raises(LabError, match="constant, linear, boosting"):
+        tabular.peer("forest", split, True, 0)
+
+
+@pytest.mark.parametrize(("outputs", "unit"), [(2, 1.0), (1, 9.0)])
+def test_what_is_recorded_of_a_run(outputs, unit):
+    seeds, make = [1, 2], lambda: models.mlp(5, 6, 4, outputs)
+    data = [parts(s, 5, outputs) for s in seeds]
+    found = tabular.runs(make, data, [unit] * 2, {"epochs": 6, "lr": 0.01, "batch": 16}, seeds)
+    loss = tabular.cross_entropy if outputs == 2 else tabular.squared_error
+    stack = tabular.fit(make, data, seeds=seeds, loss=loss, epochs=6, lr=0.01, batch_size=16)
+    score = tabular.accuracy if outputs == 2 else tabular.squared_error
+    for name, moment in (("score", "best"), ("score_last", "end")):
+        expected = [
+            unit * f["s"] for f in stack.evaluate([s.test for s in data], {"s": score}, moment)
+        ]
+        assert [row["metrics"][name] for row in found] == pytest.approx(expected)
+    assert [row["metrics"]["epoch"] for row in found] == stack.best
+    assert {(row["parameters"], row["macs"]) for row in found} == {
+        (5 * 6 + 6 + 6 * 4 + 4 + 4 * outputs + outputs, 5 * 6 + 6 * 4 + 4 * outputs)
+    }
+
+
+def test_pairs_are_those_of_the_seeds_that_both_arms_have():
+    rng = np.random.default_rng(0)
+    a, b = rng.normal(size=6), rng.normal(size=4)
+    rows = [("a", s, v, 5, 7) for s, v in enumerate(a)] + [
+        ("NdLinear", s, v, 3, 9) for s, v in enumerate(b)
+    ]
+    runs = pd.DataFrame(rows, columns=["arm", "seed", "score", "parameters", "macs"]).sample(
+        frac=1, random_state=0
+    )
+    expected = stats.ttest_rel(a[:4], b).confidence_interval(0.95)
+    assert tabular.versus(runs, "a", "NdLinear") == pytest.approx(((a[:4] - b).mean(), *expected))
+    table = tabular.overview(runs).set_index("arm")
+    assert (
+        list(table.loc["a", ["parameters", "macs", "n"]]) == [5, 7, 6]
+        and table.loc["NdLinear", "n"] == 4
+    )
+    assert table.loc["a", "score"] == pytest.approx(a.mean())
+    assert table.loc["a", "difference_low"] == pytest.approx(expected.low)
+    assert np.isnan(table.loc["NdLinear", "difference"]) and table["score"].is_monotonic_increasing

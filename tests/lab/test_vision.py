@@ -1,0 +1,277 @@
+"""Small image classifiers: heads against the formulas that they stand for, pictures, training and memory against counts."""
+
+import itertools
+import math
+
+import lab
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from lab import models
+from lab.chapters import vision
+from lab.data import Data
+from torch import nn
+from torch.nn import functional as F
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """A data set of three classes, twelve training pictures (eight of them exact) and six test pictures."""
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (18, 3, 32, 32)).astype(np.uint8), np.arange(18) % 3
+    splits = {"train": slice(0, 12), "train_exact": slice(0, 9), "test": slice(12, 18)}
+    made = Data("small", x, y, ("a", "b", "c"), "", False, splits, "")
+    monkeypatch.setattr(vision, "load", lambda name: made)
+    vision.pictures.cache_clear()
+    yield made
+    vision.pictures.cache_clear()
+
+
+def test_pictures_are_drawn_by_the_seed_in_equal_numbers_and_scaled_by_themselves(small):
+    (x, y), (x_test, y_test) = vision.pictures("small", 6, 0)
+    assert x.shape == (6, 3, 32, 32) and y.bincount().tolist() == [2, 2, 2] and len(x_test) == 6
+    assert torch.allclose(x.mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
+    assert torch.allclose(x.std((0, 2, 3), unbiased=False), torch.ones(3), atol=1e-5)
+    raw = torch.from_numpy(small.part("test")[0].astype(np.float32))
+    ratio = (raw - raw.mean((0, 2, 3), keepdim=True)) / (
+        x_test - x_test.mean((0, 2, 3), keepdim=True)
+    )
+    assert torch.allclose(
+        ratio, ratio[:1, :, :1, :1].expand_as(ratio), rtol=1e-2
+    )  # one scale per channel
+    assert y_test.tolist() == [0, 1, 2, 0, 1, 2]
+    others = [vision.pictures("small", 6, seed)[0][0] for seed in range(1, 5)]
+    assert any(not torch.equal(x, other) for other in others)
+    assert torch.equal(x, vision.pictures("small", 6, 0)[0][0])
+
+
+def test_pictures_say_when_there_are_too_few(small):
+    with pytest.raises(lab.modes.LabError, match="too few for 15"):
+        vision.pictures("small", 15, 0)
+
+
+def test_pictures_leave_the_exact_part_when_more_are_asked_for(small, monkeypatch):
+    monkeypatch.setattr(vision, "EXACT", 9)
+    assert len(vision.pictures("small", 9, 0)[0][0]) == 9  # all of the exact part
+    assert len(vision.pictures("small", 12, 0)[0][0]) == 12
+
+
+@pytest.mark.parametrize(
+    "dims, hidden, rank", [((4, 3, 2), (5, 2, 3), 4), ((3, 4), (2, 5), 2), ((6,), (4,), 3)]
+)
+def test_a_tensor_train_core_by_core_is_the_map_multiplied_out(dims, hidden, rank):
+    slow, fast = (kind(dims, hidden, rank).double() for kind in (models.TTLinear, vision.TTCores))
+    fast.load_state_dict(slow.state_dict())
+    nn.init.normal_(fast.bias), slow.bias.data.copy_(fast.bias)
+    x = torch.randn(7, math.prod(dims)).double()
+    assert torch.allclose(slow(x), fast(x), atol=1e-12)
+    for a, b in zip(
+        *(torch.autograd.grad(m(x).square().sum(), list(m.parameters())) for m in (slow, fast))
+    ):
+        assert torch.allclose(a, b, atol=1e-10)
+
+
+def test_a_cp_map_factor_by_factor_is_the_map_multiplied_out_and_cheaper():
+    slow, fast = models.CPLinear(20, 30, 4).double(), vision.CPFactors(20, 30, 4).double()
+    nn.init.normal_(slow.weights), nn.init.normal_(slow.bias)
+    fast.load_state_dict(slow.state_dict())
+    x = torch.randn(7, 20).double()
+    assert torch.allclose(slow(x), fast(x), atol=1e-12)
+    assert (
+        lab.count_macs(fast, x[:1])
+        == 4 * (20 + 30)
+        < lab.count_macs(slow, x[:1])
+        == 20 * 30 * 4 + 20 * 30
+    )
+
+
+def test_spread_keeps_the_variance_of_the_input():
+    torch.manual_seed(0)
+    layer = vision.spread(models.TTLinear((8, 8), (8, 8), 16), 2)
+    with torch.no_grad():
+        outputs = [layer(torch.randn(200, 64)).std() for _ in range(3)]
+    assert 0.6 < outputs[0] < 1.6
+
+
+def test_a_kept_map_is_the_map_and_holds_its_matrix():
+    layer = models.TTLinear((4, 3), (2, 5), 2)
+    nn.init.normal_(layer.bias)
+    kept, x = vision.Kept(layer, 12), torch.randn(6, 12)
+    assert torch.allclose(kept(x), layer(x), atol=1e-5)
+    assert kept.matrix.shape == (10, 12) and models.size(kept) == models.size(layer)
+
+
+def test_tcl_is_ndlinear_without_biases():
+    pytest.importorskip("tltorch")
+    from ndlinear import ndlinear
+
+    layer, x = vision.tcl().double(), torch.randn(3, 64, 8, 8).double()
+    assert torch.allclose(layer(x), ndlinear(x, list(layer.factors)), atol=1e-10)
+    assert models.size(layer) == 64 * 64 + 8 * 8 + 8 * 8
+
+
+def test_trl_is_a_tucker_weight_and_starts_small():
+    pytest.importorskip("tltorch")
+    torch.manual_seed(0)
+    layer, x = vision.trl(10).double(), torch.randn(3, 64, 8, 8).double()
+    core, factors = layer.weight.core, list(layer.weight.factors)
+    weight = torch.einsum("abcd,ia,jb,kc,nd->ijkn", core, *factors)
+    nn.init.normal_(layer.bias)
+    assert torch.allclose(
+        layer(x), torch.einsum("bijk,ijkn->bn", x, weight) + layer.bias, atol=1e-8
+    )
+    assert core.shape == (32, 4, 4, 10) and 0.3 < weight.std() * math.sqrt(3 * 4096) < 3
+
+
+@pytest.mark.parametrize("classes, bias", [*itertools.product((10, 100), (False, True))])
+def test_width_of_equal_size_is_the_largest(classes, bias):
+    most = models.size(models.cnn_head("ndlinear", classes))
+
+    def parameters(w):
+        return models.size(nn.Sequential(nn.Linear(4096, w, bias=bias), nn.Linear(w, classes)))
+
+    width = vision.width_of_equal_size(classes, most, bias)
+    assert parameters(width) <= most < parameters(width + 1)
+
+
+def toy(seed=0):
+    torch.manual_seed(seed)
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4, 3)
+    )
+
+
+def data(n=24):
+    draw = torch.Generator().manual_seed(0)
+    y = torch.arange(n) % 3
+    return torch.randn(n, 3, 8, 8, generator=draw) * 0.1 + y[:, None, None, None], y
+
+
+def test_training_learns_and_repeats_itself():
+    settings = {"epochs": 12, "lr": 0.05, "batch_size": 8, "device": "cpu"}
+    model, again, other = toy(), toy(), toy()
+    curve = vision.train(model, data(), seed=1, **settings)
+    assert [point["epoch"] for point in curve] == list(range(1, 13))
+    assert curve[-1]["train_loss"] < 0.7 * curve[0]["train_loss"]
+    assert vision.train(again, data(), seed=1, **settings) == curve
+    assert vision.train(other, data(), seed=2, **settings) != curve
+    assert not torch.equal(model[0].weight, other[0].weight)
+
+
+def test_training_stops_at_a_loss_that_is_not_finite():
+    x, y = data()
+    with pytest.raises(lab.modes.LabError, match="training loss is nan in epoch 1"):
+        vision.train(toy(), (x * math.nan, y), epochs=1, lr=0.1, batch_size=8, seed=0, device="cpu")
+
+
+def test_evaluation_is_that_of_all_samples_at_once():
+    torch.manual_seed(0)
+    model, (x, y) = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(192, 7)), data(23)
+    found = vision.evaluate(model, (x, y), batch=10)
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        out = model.eval()(x).float()
+    assert found["accuracy"] == pytest.approx((out.argmax(1) == y).float().mean().item(), abs=1e-6)
+    assert found["loss"] == pytest.approx(F.cross_entropy(out, y).item(), rel=1e-4)
+    among = (out.topk(5).indices == y[:, None]).any(1)
+    assert (
+        found["top_five"] == pytest.approx(among.float().mean().item(), abs=1e-6)
+        and found["top_five"] < 1
+    )
+
+
+def test_bytes_at_the_peak_are_those_of_the_first_convolution_and_its_norm():
+    net = vision.network(models.cnn_head("ndlinear", 100))
+    pictures, maps = 8 * 3 * 1024 * 4, 2 * 8 * 32 * 1024 * 4
+    buffers = sum(b.nbytes for b in net.buffers())
+    beside = vision.tensor_bytes(net, 8) - (pictures + maps + 4 * 433_588 + buffers)
+    assert 0 <= beside <= 512  # a few numbers for each channel
+
+
+def test_counts_of_the_dense_network():
+    net = vision.network(models.cnn_head("dense", 100))
+    found, convolutions = vision.counts(net, 4), 32 * 27 * 1024 + 64 * 288 * 256
+    macs = convolutions + 4096 * 256 + 256 * 100
+    assert found["parameters"] == 1_094_116 and found["macs"] == macs
+    assert found["G macs, batch"] == pytest.approx(4 * macs / 1e9)
+    norms = 4 * (32 * 1024 + 64 * 256)
+    assert found["with batch norm"] == pytest.approx((4 * macs + 5 * norms) / 1e9)
+    assert next(net.parameters()).device.type == "cpu"
+
+
+def test_times_are_medians_of_ratios_within_rounds():
+    rows = [
+        {
+            "what": what,
+            "batch": 1,
+            "curve": {"a": [1.0 * k] * 4, "b": [2.0 * k, 3.0 * k, 2.0 * k, 2.0 * k]},
+        }
+        for what, k in (("network", 1), ("network", 5), ("head", 7))
+    ]
+    found = vision.times(pd.DataFrame(rows), "a", "network", 1)
+    assert found.loc["b"].tolist() == [2.0, 2.0, 3.0] and found.loc["a", "times"] == 1
+
+
+@pytest.mark.parametrize(
+    "out, piece, expected",
+    [
+        (True, True, {"holds": True}),
+        (True, None, {"holds": None}),
+        (True, False, {"holds": False, "under": True}),
+        (False, True, {"holds": False}),
+        (None, True, {"holds": None}),
+    ],
+)
+def test_a_claim_against_maps_applied_in_two_ways(out, piece, expected):
+    assert vision.both_ways(out, piece) == expected
+
+
+def test_sign_of_an_interval():
+    assert [vision.sign(*ends) for ends in ((1, 2), (-2, -1), (-1, 1))] == [True, False, None]
+
+
+def test_the_table_of_heads():
+    rows = [
+        {
+            "arm": arm,
+            "parameters": 5,
+            "seed": seed,
+            "test_accuracy": 0.5 + 0.01 * seed,
+            "train_loss": 1.0,
+        }
+        for arm, seeds in (("dense", 3), ("ndlinear", 3), ("cp", 1))
+        for seed in range(seeds)
+    ]
+    asked = []
+    table = vision.accuracies(
+        pd.DataFrame(rows),
+        "accuracy",
+        {"dense": 70.0}.get,
+        lambda arm: asked.append(arm) or (1.0, 0.5, 1.5),
+    ).set_index("arm")
+    text = [
+        f"51.0 [{51 - 4.303 / math.sqrt(3):.1f}, {51 + 4.303 / math.sqrt(3):.1f}]"
+    ] * 2  # t, two degrees of freedom
+    assert table["percent"].tolist() == [*text, "50.0"] and table.loc["dense", "printed"] == 70
+    assert (
+        asked == ["ndlinear"]
+        and table["seeds"].tolist() == [3, 3, 1]
+        and table["minus dense"].tolist() == ["", "+1.0 [+0.5, +1.5]", ""]
+    )
+
+
+def test_dots_draw_every_seed_its_mean_and_the_printed_value():
+    import matplotlib.pyplot as plt
+
+    axis = plt.figure().subplots()
+    vision.dots(axis, 2, pd.Series([1.0, 3.0, 2.0]), "dense", 5.0)
+    seeds, mean, star = (line.get_ydata() for line in axis.lines)
+    assert (
+        list(seeds) == [1, 3, 2]
+        and list(mean) == [2]
+        and list(star) == [5]
+        and len(axis.collections) == 1
+    )
+    vision.dots(axis, 3, pd.Series([1.0, 2.0]), "dense")
+    assert len(axis.lines) == 5 and len(axis.collections) == 1
+    plt.close("all")

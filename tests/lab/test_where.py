@@ -1,0 +1,91 @@
+"""The same grid on a dask cluster of two worker processes: same rows, and a killed worker loses nothing."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+from lab import LabError, modes, records
+from lab.records import where as cluster
+
+distributed = pytest.importorskip("distributed")
+
+
+def train(config):
+    """A deterministic stand-in for a training run; one configuration kills its own worker once."""
+    import torch
+
+    flag = config.get("kill_flag")
+    if flag and not os.path.exists(flag):
+        open(flag, "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(config.get("sleep", 0))
+    return {"metrics": {"y": float(torch.rand(()))}}
+
+
+@pytest.fixture(scope="module")
+def scheduler():
+    from dask import config
+    from distributed import LocalCluster
+
+    with (
+        config.set({"distributed.worker.daemon": True}),
+        LocalCluster(2, threads_per_worker=1, dashboard_address=None) as local,
+    ):
+        yield local.scheduler_address
+
+
+@pytest.fixture
+def full(tmp_path, monkeypatch):
+    import cloudpickle
+
+    cloudpickle.register_pickle_by_value(
+        sys.modules[__name__]
+    )  # as for a function typed into a notebook
+    monkeypatch.setattr(modes, "RESULTS", tmp_path)
+    monkeypatch.setenv("NDL_MODE", "full")
+    yield tmp_path
+    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+
+
+def test_same_rows_as_in_process(full, scheduler, monkeypatch):
+    grid = [{"seed": seed} for seed in range(6)]
+    here = records.record("here", grid, train)
+    monkeypatch.setenv("NDL_CLUSTER", scheduler)
+    there = records.record("there", grid, train)
+    assert here["y"].tolist() == there["y"].tolist() and len(set(here["y"])) == 6
+
+
+def test_killed_worker_loses_nothing(full, scheduler, monkeypatch):
+    flag = full / "killed-once"
+    grid = [{"seed": seed, "sleep": 0.05} for seed in range(12)]
+    grid[5]["kill_flag"] = str(flag)
+    monkeypatch.setenv("NDL_CLUSTER", scheduler)
+    frame = records.record("killed-worker", grid, train)
+    assert flag.exists(), "a worker was killed"
+    rows = records.read("killed-worker")
+    assert len(frame) == len(rows) == 12 and {r["status"] for r in rows} == {"ok"}
+
+
+def test_unreachable_scheduler_says_what_to_do(monkeypatch):
+    monkeypatch.setenv("NDL_CLUSTER", "tcp://127.0.0.1:1")
+    import distributed as package
+
+    real = package.Client
+    monkeypatch.setattr(package, "Client", lambda address, timeout: real(address, timeout="1s"))
+    with pytest.raises(LabError, match=r"no dask scheduler answers.*start one"), cluster.executor():
+        pass
+
+
+def test_in_process_executor_hands_errors_on():
+    future = cluster.InProcess().submit(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        future.result()
+
+
+def test_missing_dask_says_what_to_install(monkeypatch):
+    monkeypatch.setenv("NDL_CLUSTER", "tcp://127.0.0.1:1")
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(LabError, match="pip install"), cluster.executor():
+        pass

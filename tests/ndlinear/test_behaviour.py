@@ -1,0 +1,741 @@
+"""What a layer must survive in real programs: layouts, dtypes, compilers, transforms, copies, tools that touch its parts."""
+
+import copy
+import io
+import itertools
+import pickle
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from lab.chapters import behaviour
+from ndlinear_cases import QUICK, expected, layers, randomise
+from torch import nn
+from torch._dynamo.testing import CompileCounter
+from torch.nn.utils import prune
+
+import ndlinear as nd
+
+# One layer that runs as defined, one that runs reordered with its bias folded, one without bias.
+KINDS = {
+    "as defined": {"input_dims": (4, 5, 6), "hidden_size": (4, 5, 6)},
+    "reordered": {"input_dims": (4, 5, 6), "hidden_size": (8, 5, 3)},
+    "backwards": {"input_dims": (4, 5, 6), "hidden_size": (4, 10, 3), "transform_outer": False},
+    "no bias": {"input_dims": (4, 5, 6), "hidden_size": (8, 5, 3), "bias": False},
+}
+
+
+@pytest.fixture(params=KINDS)
+def layer(request):
+    torch.manual_seed(0)
+    layer = randomise(nd.NdLinear(**KINDS[request.param], dtype=torch.float64))
+    assert (layer.execution_order == layer.order) == (request.param == "as defined")
+    return layer
+
+
+def batch(*sizes, dtype=torch.float64):
+    return torch.randn(*sizes, 4, 5, 6, dtype=dtype)
+
+
+def same(a, b, tol=1e-10):
+    torch.testing.assert_close(a, b, atol=tol, rtol=tol)
+
+
+# --------------------------------------------------------------------------------------------------- layouts and sizes
+LAYOUTS = {
+    "transposed storage": lambda: torch.randn(6, 5, 3, 4, dtype=torch.float64).permute(2, 3, 1, 0),
+    "every second": lambda: batch(6)[::2],
+    "part of a wider axis": lambda: torch.randn(3, 4, 5, 9, dtype=torch.float64)[..., 2:8],
+    "expanded": lambda: batch(1).expand(3, 4, 5, 6),
+    "channels_last": lambda: batch(3).to(memory_format=torch.channels_last),
+    "swapped batch axes": lambda: batch(2, 3).transpose(0, 1),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layouts(layer, layout):
+    x = LAYOUTS[layout]().requires_grad_()
+    assert not x.is_contiguous()
+    y = layer(x)
+    assert y.is_contiguous()
+    same(y, expected(layer, x))
+    same(torch.autograd.grad(y.sum(), x)[0], torch.autograd.grad(layer(x.contiguous()).sum(), x)[0])
+
+
+@pytest.mark.parametrize("sizes", [(), (1,), (0,), (2, 3), (2, 0, 3), (0, 0), (1, 1, 1, 2)])
+def test_any_number_of_batch_axes_also_none_or_empty(layer, sizes):
+    x = batch(*sizes).requires_grad_()
+    y = layer(x)
+    assert y.shape == (*sizes, *layer.hidden_size)
+    y.sum().backward()
+    assert x.grad.shape == x.shape
+    for parameter in layer.parameters():
+        assert parameter.grad is not None and parameter.grad.shape == parameter.shape
+    if x.numel() == 0:
+        assert all(not p.grad.any() for p in layer.parameters())
+
+
+def test_equal_sizes_do_not_confuse_batch_and_modes():
+    """Four axes of size 4 into a layer of two modes: the last two are transformed."""
+    layer = randomise(nd.NdLinear((4, 4), (4, 4), dtype=torch.float64))
+    x = torch.randn(4, 4, 4, 4, dtype=torch.float64)
+    same(
+        layer(x),
+        torch.stack([torch.stack([expected(layer, x[i, j]) for j in range(4)]) for i in range(4)]),
+    )
+
+
+def test_input_is_not_changed(layer):
+    x = batch(3)
+    before = x.clone()
+    layer(x).add_(1)
+    assert torch.equal(x, before)
+
+
+# -------------------------------------------------------------------------------------------------------------- dtypes
+@pytest.mark.parametrize(
+    "dtype, tol", [(torch.float32, 1e-4), (torch.float16, 5e-2), (torch.bfloat16, 3e-1)]
+)
+def test_low_precision(layer, dtype, tol):
+    x = batch(8)
+    want = layer(x)
+    low = copy.deepcopy(layer).to(dtype)
+    y = low(x.to(dtype))
+    y.sum().backward()
+    assert y.dtype == dtype and all(p.grad.dtype == dtype for p in low.parameters())
+    assert (y.double() - want).abs().max() < tol * want.abs().max()
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+def test_complex(layer):
+    layer = layer.to(torch.complex128)
+    x = torch.complex(batch(2), batch(2))
+    same(layer(x), expected(layer, x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_autocast(layer, dtype):
+    layer, x = layer.float(), batch(8, dtype=torch.float32)
+    want = layer(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        y = layer(x.to(dtype))
+    assert y.dtype == torch.bfloat16, "the folded bias does not lift the result to float32"
+    y.float().sum().backward()
+    assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
+    assert (y.float() - want).abs().max() < 0.05 * want.abs().max()
+
+
+def test_adds_up_in_a_sum_under_autocast():
+    layer, x = nd.NdLinearSum((4, 5), (3, 2), 2), torch.randn(7, 4, 5)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert layer(x).dtype == torch.bfloat16
+
+
+# ----------------------------------------------------------------------------------------------- compilers and exports
+def test_compile_full_graph(layer, request):
+    torch.compiler.reset()
+    backend = (
+        "aot_eager" if "reordered" in request.node.name else "eager"
+    )  # also the traced backward for one of them
+    compiled = torch.compile(layer, fullgraph=True, backend=backend)
+    for sizes in ((3,), (5,), (2, 3)):
+        x = batch(*sizes).requires_grad_()
+        y = compiled(x)
+        same(y, layer(x))
+        grads = torch.autograd.grad(y.square().sum(), [x, *layer.parameters()])
+        wanted = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
+        for a, b in zip(grads, wanted):
+            same(a, b)
+
+
+@pytest.mark.parametrize("marked", [True, False], ids=["told that it varies", "not told"])
+def test_compile_does_not_begin_again_for_each_batch_size(layer, marked):
+    torch.compiler.reset()
+    counter = CompileCounter()
+    compiled = torch.compile(layer, fullgraph=True, backend=counter)
+    for size in (8, 5, 17, 64, 3):
+        x = batch(size)
+        if marked:
+            torch._dynamo.mark_dynamic(x, 0)
+        same(compiled(x), layer(x))
+    assert counter.frame_count == (1 if marked else 2)  # not told: once for 8, once for any size
+
+
+@pytest.mark.parametrize("grads", [True, False], ids=["training", "no_grad"])
+def test_a_compiled_layer_sees_new_weights(layer, grads):
+    torch.compiler.reset()
+    compiled, x = torch.compile(layer, fullgraph=True, backend="aot_eager"), batch(3)
+    with torch.set_grad_enabled(grads):
+        compiled(x)
+        randomise(layer)
+        same(compiled(x), layer(x))
+
+
+def test_compile_with_checks_still_refuses_a_wrong_shape(layer):
+    torch.compiler.reset()
+    compiled = torch.compile(layer, backend="eager")
+    with pytest.raises(
+        Exception, match=r"expected input of shape \(\.\.\., 4, 5, 6\), got \(3, 5, 4, 6\)"
+    ):
+        compiled(torch.randn(3, 5, 4, 6, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("kind", ["sum", "lora"])
+def test_compile_the_other_layers(kind):
+    torch.compiler.reset()
+    if kind == "sum":
+        layer, x = randomise(nd.NdLinearSum((4, 5), (3, 2), 2)), torch.randn(6, 4, 5)
+    else:
+        layer, x = (
+            randomise(nd.NdLinearLoRA(nn.Linear(20, 6), alpha=3.0, bias=True)),
+            torch.randn(6, 20),
+        )
+    same(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x), 1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
+def test_export_with_a_dynamic_batch(layer):
+    sizes = {0: torch.export.Dim("batch"), 1: torch.export.Dim("steps")}
+    program = torch.export.export(layer, (batch(3, 2),), dynamic_shapes=(sizes,))
+    for shape in ((3, 2), (7, 5), (1, 2), (2, 1)):
+        x = batch(*shape)
+        same(program.module()(x), layer(x))
+
+
+def test_export_is_saved_and_loaded(layer):
+    file, sizes = io.BytesIO(), ({0: torch.export.Dim("batch")},)
+    torch.export.save(torch.export.export(layer, (batch(3),), dynamic_shapes=sizes), file)
+    file.seek(0)
+    program = torch.export.load(file).module()
+    for size in (3, 7, 1):
+        x = batch(size)
+        same(program(x), layer(x))
+
+
+@pytest.mark.filterwarnings("ignore")  # exporters are talkative
+def test_onnx(layer):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    layer, file, sizes = layer.float().eval(), io.BytesIO(), ({0: torch.export.Dim("batch")},)
+    example = batch(3, dtype=torch.float32)
+    torch.onnx.export(layer, (example,), dynamo=True, dynamic_shapes=sizes, verbose=False).save(
+        file
+    )
+    session = runtime.InferenceSession(file.getvalue())
+    for size in (3, 7, 1):
+        x = batch(size, dtype=torch.float32)
+        got = session.run(None, {session.get_inputs()[0].name: x.numpy()})[0]
+        same(torch.from_numpy(got), expected(layer, x), 1e-4)
+
+
+@pytest.mark.filterwarnings(
+    "ignore"
+)  # that the shape is checked while tracing, and that tracing is old
+def test_trace_takes_other_batch_sizes(layer):
+    traced, x = torch.jit.trace(layer, batch(3)), batch(8)
+    same(traced(x), layer(x))
+
+
+# ------------------------------------------------------------------------------------------- what autograd may ask for
+def gradients(layer, x, needed, **options):
+    """Gradients of a fixed function of the output by those of [x, *parameters] that are needed."""
+    inputs = [x, *layer.parameters()]
+    for tensor, need in zip(inputs, needed):
+        tensor.requires_grad_(need)
+    weights = torch.linspace(-1, 1, layer(x).numel(), dtype=x.dtype).reshape(layer(x).shape)
+    total = (weights * layer(x)).sum() + layer(x).square().mean()
+    return torch.autograd.grad(total, [t for t in inputs if t.requires_grad], **options)
+
+
+def test_any_part_may_be_frozen(layer):
+    """Each input of the function alone, and all but each one."""
+    x, count = batch(3), 1 + len(list(layer.parameters()))
+    wanted = gradients(layer, x, [True] * count)
+    for only in range(count):
+        same(gradients(layer, x, [i == only for i in range(count)])[0], wanted[only])
+        others = gradients(layer, x, [i != only for i in range(count)])
+        for a, b in zip(others, wanted[:only] + wanted[only + 1 :]):
+            same(a, b)
+
+
+def test_gradients_of_gradients(layer):
+    """A gradient penalty: the squared gradient by the input, differentiated by the parameters."""
+    x, copy_ = batch(2).requires_grad_(), batch(2)
+    with torch.no_grad():
+        copy_.copy_(x)
+    copy_.requires_grad_()
+    results = []
+    for y, leaf in ((layer(x), x), (expected(layer, copy_), copy_)):
+        (g,) = torch.autograd.grad(y.pow(3).sum(), leaf, create_graph=True)
+        results.append(
+            torch.autograd.grad(g.square().sum(), [leaf, *layer.parameters()], allow_unused=True)
+        )
+    for a, b in zip(*results):
+        assert (a is None) == (b is None)
+        if a is not None:
+            same(a, b)
+
+
+def test_third_derivatives(layer):
+    x = batch(1).requires_grad_()
+    results = []
+    for y in (layer(x), expected(layer, x)):
+        g = y.pow(3).sum()
+        for _ in range(3):
+            g = torch.autograd.grad(g, x, create_graph=True)[0].sum()
+        results.append(g)
+    same(*results)
+
+
+def test_backward_twice_and_in_parts(layer):
+    x = batch(3).requires_grad_()
+    y = layer(x)
+    first = torch.autograd.grad(y.sum(), x, retain_graph=True)[0]
+    same(torch.autograd.grad(y.sum(), x, retain_graph=True)[0], first)
+    same(torch.autograd.grad(y[:1].sum(), x, retain_graph=True)[0][1:], torch.zeros_like(first[1:]))
+    with pytest.raises(RuntimeError, match="second time"):
+        torch.autograd.grad(y.sum(), x)
+        torch.autograd.grad(y.sum(), x)
+
+
+@pytest.mark.parametrize("execution", ["planned", "recompute"])
+@pytest.mark.parametrize("what", ["input", "weight"])
+def test_a_change_before_the_backward_is_noticed_or_harmless(layer, what, execution):
+    """As torch.nn.Linear: where the backward needs what has been overwritten since, it must say so."""
+    layer.execution = execution
+    x, parameters = batch(3), list(layer.parameters())
+    wanted = torch.autograd.grad(layer(x).square().sum(), parameters)
+    y = layer(x)
+    with torch.no_grad():
+        (x if what == "input" else layer.weights[1]).mul_(2)
+    try:
+        got = torch.autograd.grad(y.square().sum(), parameters)
+    except RuntimeError as error:
+        assert "modified by an inplace operation" in str(error)
+        return
+    for a, b in zip(got, wanted):
+        same(a, b)
+
+
+def test_saved_tensors_pass_through_hooks(layer):
+    """What offloads activations (torch.autograd.graph.save_on_cpu) must see everything that is kept."""
+    x, kept = batch(3).requires_grad_(), []
+    wanted = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
+
+    def pack(tensor):
+        kept.append(tensor)
+        return len(kept) - 1
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda i: kept[i].clone()):
+        y = layer(x)
+    assert kept, "nothing was saved through the hooks"
+    for a, b in zip(torch.autograd.grad(y.square().sum(), [x, *layer.parameters()]), wanted):
+        same(a, b)
+
+
+def test_nothing_is_kept_without_gradients(layer):
+    kept = []
+    with (
+        torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t),
+        torch.no_grad(),
+    ):
+        layer(batch(3))
+    assert not kept
+    with torch.inference_mode():
+        assert layer(batch(3)).is_inference()
+
+
+def test_gradient_of_an_expanded_or_transposed_result(layer):
+    x, wanted = batch(3).requires_grad_(), []
+    for f in (layer, lambda x: expected(layer, x)):
+        y = f(x)
+        g = torch.randn(
+            y.shape[::-1], generator=torch.Generator().manual_seed(0), dtype=y.dtype
+        ).permute(3, 2, 1, 0)
+        for direction in (g, g[:1].expand_as(y), torch.ones((), dtype=y.dtype).expand_as(y)):
+            wanted.append(
+                torch.autograd.grad(y, [x, *layer.parameters()], direction, retain_graph=True)
+            )
+    for a, b in zip(wanted[:3], wanted[3:]):
+        for one, other in zip(a, b):
+            same(one, other)
+
+
+def test_tied_weights():
+    """One matrix in two modes and in two layers: gradients add up."""
+    layer = randomise(nd.NdLinear((4, 4, 6), (4, 4, 3), dtype=torch.float64))
+    layer.align_layers[1].weight = layer.align_layers[0].weight
+    x = torch.randn(3, 4, 4, 6, dtype=torch.float64)
+    for a, b in zip(
+        *(
+            torch.autograd.grad(y.square().sum(), list(layer.parameters()))
+            for y in (layer(x), expected(layer, x))
+        )
+    ):
+        same(a, b)
+
+
+EXECUTIONS = ["planned", "recompute", "sequential"]
+SHAPES = [
+    ((4, 5, 6), (8, 5, 3)),
+    ((32, 48), (24, 40)),
+    ((64, 8, 8), (64, 8, 8)),
+    ((1, 1, 20), (64, 8, 1)),
+    ((3, 2, 4), (2, 5, 1)),
+]
+
+
+@pytest.mark.parametrize("execution", EXECUTIONS)
+@pytest.mark.parametrize("bias", [True, False], ids=["biases", "no biases"])
+@pytest.mark.parametrize("size", [1, 3, 300, 2500])
+@pytest.mark.parametrize("dims, hidden", SHAPES, ids=str)
+def test_values_and_gradients_at_all_batch_sizes(dims, hidden, size, bias, execution):
+    """Plans differ with the batch size, and large batches run in blocks."""
+    torch.manual_seed(0)
+    layer = randomise(
+        nd.NdLinear(dims, hidden, bias=bias, execution=execution, dtype=torch.float64)
+    )
+    x = torch.randn(size, *dims, dtype=torch.float64)
+    direction = torch.randn(size, *hidden, dtype=torch.float64)
+    inputs = [x.requires_grad_(), *layer.parameters()]
+    y, wanted = layer(x), expected(layer, x)
+    same(y, wanted)
+    pair = (torch.autograd.grad((v * direction).sum(), inputs) for v in (y, wanted))
+    for a, b in zip(*pair):
+        same(a / size, b / size)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_low_precision_gradients_do_not_stall_at_large_batches(dtype):
+    """A sum over many equal samples: a running sum in low precision would stop growing long before the end."""
+    size, dims, hidden = 2**15, (64, 64), (2, 2)
+    layer = nd.NdLinear(dims, hidden, bias=False).to(dtype)
+    for weight in layer.weights:
+        nn.init.constant_(weight, 1 / 64)
+    x = torch.ones((), dtype=dtype).expand(size, *dims)
+    layer(x).backward(torch.tensor(1 / size, dtype=torch.float32).to(dtype).expand(size, *hidden))
+    for (
+        weight
+    ) in layer.weights:  # each entry: two outputs, each fed by the other mode's mean of ones
+        torch.testing.assert_close(
+            weight.grad.float(), torch.full_like(weight, 2.0).float(), rtol=0.02, atol=0
+        )
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+@pytest.mark.parametrize("execution", EXECUTIONS)
+def test_complex_gradients(execution):
+    for size in (1, 3):
+        layer = randomise(nd.NdLinear((3, 2), (2, 4), execution=execution, dtype=torch.complex128))
+        x = torch.randn(size, 3, 2, dtype=torch.complex128, requires_grad=True)
+        assert torch.autograd.gradcheck(lambda x, *_: layer(x), (x, *layer.parameters()))  # noqa: B023
+
+
+def test_in_place_operations_on_the_result(layer):
+    for size in (3, 2500):
+        x = batch(size)
+        got = torch.autograd.grad(
+            nn.ReLU(inplace=True)(layer(x)).square().mean(), list(layer.parameters())
+        )
+        wanted = torch.autograd.grad(
+            torch.relu(expected(layer, x)).square().mean(), list(layer.parameters())
+        )
+        for a, b in zip(got, wanted):
+            same(a, b)
+
+
+def test_many_gradients_in_one_call(layer):
+    x = batch(2).requires_grad_()
+    y = layer(x)
+    directions = torch.randn(4, *y.shape, dtype=y.dtype)
+    got = torch.autograd.grad(y, [x, *layer.parameters()], directions, is_grads_batched=True)
+    wanted = torch.autograd.grad(
+        expected(layer, x), [x, *layer.parameters()], directions, is_grads_batched=True
+    )
+    for a, b in zip(got, wanted):
+        same(a, b)
+
+
+@pytest.mark.parametrize("size", [2, 256, 4096])
+@pytest.mark.parametrize("dims", [(4, 5, 6), (64, 8, 8)], ids=str)
+def test_every_product_is_seen_by_torch_s_flop_counter(dims, size):
+    """Tools count operations by their names in PyTorch; a product that runs under another name would be left out."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    layer = nd.NdLinear(dims, dims, bias=False)
+    for training in (True, False):
+        with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(training):
+            layer(torch.randn(size, *dims))
+        assert counter.get_total_flops() >= 2 * size * layer.plan(size, training).macs
+
+
+# ---------------------------------------------------------------------------------------------------------- torch.func
+def test_vmap_over_samples(layer):
+    x = batch(5)
+    same(torch.func.vmap(layer)(x), layer(x))
+    same(torch.func.vmap(layer, in_dims=2)(x.movedim(0, 2)), layer(x))
+
+
+def test_per_sample_gradients(layer):
+    x, parameters = batch(5), dict(layer.named_parameters())
+
+    def loss(values, sample):
+        return torch.func.functional_call(layer, values, (sample,)).square().sum()
+
+    grads = torch.func.vmap(torch.func.grad(loss), in_dims=(None, 0))(parameters, x)
+    for i in range(5):
+        one = torch.autograd.grad(layer(x[i]).square().sum(), list(parameters.values()))
+        for name, g in zip(parameters, one):
+            same(grads[name][i], g)
+
+
+def test_forward_mode(layer):
+    x, v = batch(2), batch(2)
+    value, tangent = torch.func.jvp(layer, (x,), (v,))
+    same(value, layer(x))
+    same(tangent, layer(v) - layer(torch.zeros_like(v)))
+
+
+def test_an_ensemble_of_layers_in_one_call(layer):
+    members = [randomise(copy.deepcopy(layer)) for _ in range(3)]
+    parameters, buffers = torch.func.stack_module_state(members)
+    x = batch(4)
+    y = torch.func.vmap(lambda p, b: torch.func.functional_call(layer, (p, b), (x,)))(
+        parameters, buffers
+    )
+    same(y, torch.stack([m(x) for m in members]))
+
+
+# -------------------------------------------------------------------------------------------------- copies and devices
+def test_copies(layer):
+    x = batch(2)
+    file = io.BytesIO()
+    torch.save(layer.state_dict(), file)
+    file.seek(0)
+    loaded = nd.NdLinear(
+        layer.input_dims, layer.hidden_size, layer.transform_outer, layer.biases[0] is not None
+    )
+    loaded.double().load_state_dict(torch.load(file, weights_only=True))
+    for other in (copy.deepcopy(layer), pickle.loads(pickle.dumps(layer)), loaded):
+        assert repr(other) == repr(layer)
+        assert torch.equal(other(x), layer(x))
+        assert not {p.data_ptr() for p in other.parameters()} & {
+            p.data_ptr() for p in layer.parameters()
+        }
+
+
+def test_a_layer_in_use_is_moved_copied_and_loaded(layer):
+    """Nothing that a first call computed may be stale afterwards: other numbers, other type, other tensors."""
+    x = batch(3)
+    layer(x).sum().backward()
+    other = randomise(copy.deepcopy(layer))
+    same(other(x), expected(other, x))
+    layer.load_state_dict(other.state_dict(), assign=True)
+    same(layer(x), other(x))
+    randomise(layer)
+    same(layer(x), expected(layer, x))
+    assert layer.float()(x.float()).dtype == torch.float32
+    layer.double().align_layers[0].weight.data = torch.zeros_like(other.weights[0])
+    same(layer(x), expected(layer, x))
+    same(pickle.loads(pickle.dumps(layer))(x), layer(x))
+
+
+@pytest.mark.parametrize("init", ["linear", "paper"])
+def test_meta_device(init):
+    layer = nd.NdLinear((4, 5, 6), (8, 5, 3), init=init, device="meta")
+    y = layer(torch.empty(2, 4, 5, 6, device="meta"))
+    assert y.shape == (2, 8, 5, 3) and y.device.type == "meta"
+    layer.to_empty(device="cpu").reset_parameters()
+    assert layer(torch.randn(2, 4, 5, 6)).isfinite().all()
+    with torch.device("meta"):
+        assert nd.NdLinearSum((4, 5), (3, 2), 2)(torch.empty(4, 5)).device.type == "meta"
+
+
+def test_dtype_argument_and_caller_s_list():
+    dims = [4, 5]
+    layer = nd.NdLinear(dims, dims, dtype=torch.float16)
+    dims[0] = 9
+    assert (
+        layer.input_dims == layer.hidden_size == (4, 5) and layer.weights[0].dtype == torch.float16
+    )
+    assert nd.NdLinearSum((4, 5), (4, 5), dtype=torch.float16).bias.dtype == torch.float16
+
+
+def test_training_steps_lower_the_loss(layer):
+    x, target = batch(32), torch.randn(32, *layer.hidden_size, dtype=torch.float64)
+    optimiser = torch.optim.Adam(layer.parameters(), 1e-2)
+    losses = []
+    for _ in range(30):
+        optimiser.zero_grad()
+        losses.append((layer(x) - target).square().mean())
+        losses[-1].backward()
+        optimiser.step()
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_activation_checkpointing(layer):
+    x = batch(3).requires_grad_()
+    y = torch.utils.checkpoint.checkpoint(layer, x, use_reentrant=False)
+    same(torch.autograd.grad(y.sum(), x)[0], torch.autograd.grad(layer(x).sum(), x)[0])
+
+
+@pytest.fixture
+def one_process(tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("how", ["replicated", "sharded"])
+def test_distributed_training_wrappers(layer, how, one_process):
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if how == "sharded" and not hasattr(fsdp, "fully_shard"):
+        pytest.skip("this torch has no fully_shard")
+    x, other = batch(3), copy.deepcopy(layer)
+    parallel = (
+        nn.parallel.DistributedDataParallel(other)
+        if how == "replicated"
+        else fsdp.fully_shard(other)
+    )
+    same(parallel(x), layer(x))
+    parallel(x).square().sum().backward()
+    layer(x).square().sum().backward()
+    for a, b in zip(parallel.parameters(), layer.parameters()):
+        same(a.grad.full_tensor() if how == "sharded" else a.grad, b.grad)
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp"])
+def test_two_processes_have_the_gradients_of_one(how):
+    gap = behaviour.two_processes(nd.__file__)[how]
+    assert isinstance(gap, float) and gap < 1e-12, gap
+
+
+# --------------------------------------------------------------------- tools that replace, wrap or hook a mode's module
+class Doubled(nn.Module):
+    """What an adapter library does: a module around the mode's nn.Linear."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return 2 * self.inner(x)
+
+
+@pytest.mark.parametrize("mode", range(3))
+def test_a_wrapped_mode_is_called(layer, mode):
+    x = batch(2)
+    wrapped = copy.deepcopy(layer)
+    wrapped.align_layers[mode] = Doubled(wrapped.align_layers[mode])
+    with torch.no_grad():
+        for parameter in layer.align_layers[mode].parameters():
+            parameter.mul_(2)
+    same(wrapped(x), layer(x))
+    assert "NdLinear(" in repr(wrapped)
+
+
+def test_hooks_on_a_mode_fire(layer):
+    x, seen = batch(2), []
+    want = layer(x)
+    handles = [
+        m.register_forward_hook(lambda m, i, o: seen.append(o.shape[-1]))
+        for m in layer.align_layers
+    ]
+    same(layer(x), want)
+    assert seen == [layer.hidden_size[k] for k in layer.order]
+    for handle in handles:
+        handle.remove()
+    same(layer(x), want)
+    assert len(seen) == 3
+
+
+@pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_full_backward_pre_hook"])
+def test_backward_hooks_on_a_mode_fire(layer, kind):
+    seen = []
+    getattr(layer.align_layers[1], kind)(lambda *arguments: seen.append(1))
+    layer(batch(2).requires_grad_()).sum().backward()
+    assert seen == [1]
+
+
+def test_a_replaced_forward_of_a_mode_is_called(layer):
+    """How libraries that move weights between devices work: they put a function in place of a module's `forward`."""
+    mode, seen, x = layer.align_layers[1], [], batch(2)
+    want, forward = layer(x), mode.forward
+    mode.forward = lambda x: seen.append(1) or forward(x)
+    same(layer(x), want)
+    assert seen == [1]
+
+
+def test_pruning_a_mode(layer):
+    prune.l1_unstructured(layer.align_layers[0], "weight", amount=0.5)
+    x = batch(2)
+    for _ in range(2):  # the pruned weight is recomputed in every call: a second backward works
+        layer(x).sum().backward()
+    y = layer(x)
+    prune.remove(layer.align_layers[0], "weight")
+    assert (layer.weights[0] == 0).double().mean() == 0.5
+    same(y, layer(x))
+
+
+def test_weight_norm_on_a_mode(layer):
+    x = batch(2)
+    want = layer(x)
+    torch.nn.utils.parametrizations.weight_norm(layer.align_layers[1])
+    same(layer(x), want)
+    same(layer(x).flatten(1), nd.to_linear(layer)(x.flatten(1)))
+
+
+@pytest.mark.filterwarnings("ignore")  # torch is about to move its quantisation to another package
+@pytest.mark.skipif(not hasattr(torch.ao, "quantization"), reason="this torch has no quantisation")
+def test_dynamic_quantisation(layer):
+    x = batch(8, dtype=torch.float32)
+    layer = layer.float()
+    want = layer(x)
+    quantised = torch.ao.quantization.quantize_dynamic(
+        copy.deepcopy(layer), {nn.Linear}, dtype=torch.qint8
+    )
+    assert all(type(m) is not nn.Linear for m in quantised.align_layers)
+    assert (quantised(x) - want).abs().max() < 0.1 * want.abs().max()
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(not hasattr(torch.ao, "quantization"), reason="this torch has no quantisation")
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_quantised_layer_is_refused_by_from_linear(kind):
+    if kind == "static" and not torch.backends.quantized.supported_engines:
+        pytest.skip("no engine for quantised layers")
+    module = torch.ao.nn.quantized.dynamic if kind == "dynamic" else torch.ao.nn.quantized
+    with pytest.raises(TypeError, match=r"needs a torch.nn.Linear, got .*Linear"):
+        nd.NdLinear.from_linear(module.Linear(20, 6), (4, 5), (3, 2))
+
+
+def test_init_functions_that_look_for_linear_layers_find_the_modes(layer):
+    layer.apply(lambda m: nn.init.ones_(m.weight) if isinstance(m, nn.Linear) else None)
+    assert all((w == 1).all() for w in layer.weights)
+
+
+# -------------------------------------------------------------------------------------------------------------- stacks
+@QUICK
+@given(layers(3, bias=False), st.integers(0, 99))
+def test_a_stack_without_biases_is_one_layer(first, seed):
+    torch.manual_seed(seed)
+    second = randomise(
+        nd.NdLinear(first.hidden_size, first.input_dims, bias=False, dtype=torch.float64)
+    )
+    both = nd.NdLinear(first.input_dims, first.input_dims, bias=False, dtype=torch.float64)
+    with torch.no_grad():
+        for target, a, b in zip(both.weights, first.weights, second.weights):
+            target.copy_(b @ a)
+    x = torch.randn(3, *first.input_dims, dtype=torch.float64)
+    same(second(first(x)), both(x), 1e-8)
+
+
+def test_orders_agree_without_biases():
+    weights = [torch.randn(h, d, dtype=torch.float64) for h, d in ((2, 3), (5, 4), (1, 2))]
+    x = torch.randn(6, 3, 4, 2, dtype=torch.float64)
+    results = [nd.ndlinear(x, weights, order=order) for order in itertools.permutations(range(3))]
+    for y in results[1:]:
+        same(y, results[0])
