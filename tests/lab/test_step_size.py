@@ -300,11 +300,11 @@ def small():
     return nn.Sequential(*layers)
 
 
-def alone(split, seed, epochs, batch):
+def alone(split, seed, epochs, batch, rate=RATE):
     """The plain loop, one model."""
     lab.seed_everything(seed)
     model = small()
-    steps = torch.optim.Adam(lr_groups(model, RATE))
+    steps = torch.optim.Adam(lr_groups(model, rate))
     order, (x, y) = torch.Generator().manual_seed(seed), split.train
     for _ in range(epochs):
         for index in torch.randperm(len(x), generator=order).split(batch):
@@ -314,40 +314,54 @@ def alone(split, seed, epochs, batch):
     return model
 
 
+def options(**others):
+    return {
+        "groups": lambda m: lr_groups(m, RATE),
+        "loss": squared_error,
+        "epochs": 3,
+        "batch_size": 16,
+        "scores": {"test_loss": squared_error},
+        **others,
+    }
+
+
 def test_every_member_trains_as_it_would_alone():
     seeds, splits = [3, 4], [regression(3), regression(4)]
-    stack, found = step_size.fit(
-        small,
-        splits,
-        seeds=seeds,
-        groups=lambda m: lr_groups(m, RATE),
-        loss=squared_error,
-        epochs=3,
-        batch_size=16,
-    )
+    weights, found = step_size.fit(small, splits, seeds=seeds, **options())
     for i, seed in enumerate(seeds):
         single = alone(splits[i], seed, 3, 16)
-        for name, value in stack.model(i, "end").state_dict().items():
-            assert torch.allclose(value, single.state_dict()[name], atol=1e-6), name
-        lowest = min(point["val_loss"] for point in stack.curves[i])
-        assert found[i]["val_loss"] == pytest.approx(lowest)
-        assert found[i]["train_loss"] == stack.curves[i][-1]["train_loss"]
+        for name, value in single.state_dict().items():
+            assert torch.allclose(weights[name][i], value, atol=1e-6), name
         assert found[i]["diverged"] == 0
+
+
+@pytest.mark.parametrize("rate", [RATE, 0.3])
+def test_the_epoch_of_lowest_validation_loss_is_tested(rate):
+    split, by_epoch = regression(3), []
+    for epochs in range(1, 7):
+        model = alone(split, 3, epochs, 16, rate)
+        with torch.no_grad():
+            by_epoch.append([squared_error(model(x), y).item() for x, y in (split.val, split.test)])
+    chosen = options(epochs=6, groups=lambda m: lr_groups(m, rate))
+    (found,) = step_size.fit(small, [split], seeds=[3], **chosen)[1]
+    best = min(range(6), key=lambda e: by_epoch[e][0])
+    assert found["best_epoch"] == best + 1
+    assert [found["val_loss"], found["test_loss"]] == pytest.approx(by_epoch[best], rel=1e-3)
 
 
 def test_a_member_that_diverges_is_reported_and_harms_no_other():
     good, bad = regression(3), regression(4)
     bad = lab.Split((bad.train[0] * 1e30, bad.train[1]), bad.val, bad.test)
-    common = {
-        "groups": lambda m: lr_groups(m, RATE),
-        "loss": squared_error,
-        "epochs": 2,
-        "batch_size": 16,
-    }
-    _, found = step_size.fit(small, [good, bad], seeds=[3, 4], **common)
-    _, single = step_size.fit(small, [good], seeds=[3], **common)
+    _, found = step_size.fit(small, [good, bad], seeds=[3, 4], **options())
+    _, single = step_size.fit(small, [good], seeds=[3], **options())
     assert found[1]["diverged"] == 1 and found[1]["train_loss"] == step_size.WORST
     assert found[0]["val_loss"] == pytest.approx(single[0]["val_loss"], rel=1e-5)
+
+
+def test_what_a_record_keeps():
+    rows = step_size.outcomes(small, [regression(3)], seeds=[3], **options())
+    assert rows[0]["parameters"] == 4 * 4 + 2 * 3 + 4 + 2 + 4 + 2 + 2 and rows[0]["macs"] > 0
+    assert set(rows[0]["metrics"]) >= {"train_loss", "val_loss", "test_loss", "diverged"}
 
 
 def test_full_batches_by_hand_agree_with_the_plain_loop():
