@@ -7,7 +7,7 @@ PINS ?= constraints.txt
 RUN = $(VENV)/bin/python
 INSTALL = $(RUN) -m pip install --disable-pip-version-check -q -c $(PINS)
 
-.PHONY: book test lint notebooks bench environment stamp times reproduce clean
+.PHONY: book test lint links bench environment stamp times reproduce clean
 
 $(VENV)/book.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -32,23 +32,32 @@ lint: $(VENV)/test.installed
 	$(RUN) -m nbstripout --verify --keep-id notebooks/*.ipynb
 	git ls-files | grep -vE '\.(csv|jsonl|svg)$$' | xargs $(VENV)/bin/codespell
 
+# Follows every link of the book; needs the network.
+links: $(VENV)/book.installed
+	$(VENV)/bin/jupyter-book build . --path-output book --builder linkcheck
+
+# The oldest versions that pyproject.toml allows, for PINS=floor.txt
+floor.txt: pyproject.toml
+	sed -n '/^dependencies = /,/^]/s/^    "\([^>]*\)>=\([^"]*\)".*/\1==\2.*/p' $< > $@
+
 # Times the layer and its peers on this machine, adds the rows to notebooks/results and prints the tables of chapter 60.
 bench: $(VENV)/book.installed
-	cd notebooks && $(abspath $(RUN)) -m lab.chapters.speed
+	$(RUN) -m lab.chapters.speed
 
 environment: $(VENV)/test.installed
-	cd notebooks && $(abspath $(RUN)) -m lab.tools.upkeep environment
+	$(RUN) -m lab.tools.upkeep environment
 
 stamp: $(VENV)/book.installed
-	cd notebooks && $(abspath $(RUN)) -m lab.tools.upkeep stamp "$(URL)"
+	$(RUN) -m lab.tools.upkeep stamp "$(URL)"
 
 times: $(VENV)/test.installed
-	cd notebooks && $(abspath $(RUN)) -m lab.tools.upkeep times
+	$(RUN) -m lab.tools.upkeep times
 
 # an experiment again, from nothing, against its record: make reproduce EXPERIMENT=template-example
+# with ADOPT=1, rows of earlier code count as rows of the present code if all means agree
 # a part of one, by the values of its configurations: make reproduce EXPERIMENT=radius-bump ONLY="width=16 depth=2"
 reproduce: $(VENV)/book.installed
-	cd notebooks && $(abspath $(RUN)) -m lab.tools.reproduce "$(EXPERIMENT)" $(ONLY)
+	$(RUN) -m lab.tools.reproduce "$(EXPERIMENT)" $(ONLY) $(if $(ADOPT),--adopt)
 
 clean:
-	rm -rf $(VENV) book/_build .pytest_cache .ruff_cache .hypothesis .coverage*
+	rm -rf $(VENV) book/_build floor.txt .pytest_cache .ruff_cache .hypothesis .coverage*

@@ -1,6 +1,6 @@
 """The Sphinx extension of the book.
 
-It lets the notebooks find their code, keeps the execution cache honest, ships MathJax inside the book, sets repository
+It sets the mode of the notebooks, keeps the execution cache honest, ships MathJax inside the book, sets repository
 links only where an address is known, and provides the directives of book/*.md:
 
     {claims-table}  {claims-counts}  {deviations} boxes | corrections  {run-status} runs | chapters  {build-status}
@@ -11,21 +11,17 @@ import os
 import pathlib
 import platform
 import re
-import sys
 
+import ndlapi
+import ndlbuild
+import ndlcache
+import ndlruns
+import ndltables
 from docutils import nodes
 from docutils.statemachine import StringList
+from lab import records
+from lab.page import ledger
 from sphinx.util.docutils import SphinxDirective
-
-sys.path[:0] = [
-    str(pathlib.Path(__file__).resolve().parent),
-    str(pathlib.Path(__file__).resolve().parents[2] / "notebooks"),
-]
-import ndlbuild  # noqa: E402
-import ndlruns  # noqa: E402
-import ndltables  # noqa: E402
-from lab import records  # noqa: E402
-from lab.page import ledger  # noqa: E402
 
 TIMES = "notebook-times"  # the record of `python -m lab.tools.upkeep times`
 
@@ -35,12 +31,10 @@ TIMES = "notebook-times"  # the record of `python -m lab.tools.upkeep times`
 
 def on_config(app, config) -> None:
     root = pathlib.Path(app.srcdir)
-    caches = pathlib.Path(app.outdir).parent / ".jupyter_cache"
-    ndlbuild.prune_caches(caches)
     app.ndl_state = ndlbuild.book_state(
         root
     )  # taken now, so that a change during the build makes the book stale
-    config.nb_execution_cache_path = str(caches / ndlbuild.cache_key(root))
+    config.nb_execution_cache_path = str(pathlib.Path(app.outdir).parent / ".jupyter_cache")
     config.mathjax_path = "mathjax/tex-chtml.js"
     ndlbuild.link_repository(config.html_theme_options, ndlbuild.repository_url(root))
     for (
@@ -51,6 +45,14 @@ def on_config(app, config) -> None:
         ]:
             app.disconnect(listener.id)
     app.registry.css_files[:] = [file for file in app.registry.css_files if "thebe" not in file[0]]
+
+
+def on_read(app, env, docnames) -> None:
+    """Run the notebooks of which something has changed, before the pages are read one by one."""
+    folder = pathlib.Path(app.config.nb_execution_cache_path)
+    names = sorted(name for name in env.found_docs if name.startswith("notebooks/"))
+    versions, timeout = ndlbuild.versions_key(), app.config.nb_execution_timeout
+    ndlcache.prepare(pathlib.Path(app.srcdir), folder, names, versions, timeout)
 
 
 def on_doctree(app, doctree) -> None:
@@ -201,8 +203,11 @@ class Deviations(BookDirective):
 
 
 def setup(app) -> dict:
-    ndlbuild.kernel_environment(pathlib.Path(app.srcdir), os.environ)
+    ndlbuild.refuse_other_checkout(pathlib.Path(app.srcdir))
+    os.environ["NDL_MODE"] = ndlbuild.MODE  # kernels inherit it
     app.connect("config-inited", on_config, priority=900)
+    app.connect("env-before-read-docs", on_read)
+    app.connect("autodoc-process-docstring", ndlapi.on_docstring)
     app.connect("doctree-read", on_doctree)
     app.connect("html-page-context", on_page)
     app.connect("build-finished", on_finish)

@@ -1,4 +1,4 @@
-"""What a build of the book depends on and ships: the state of its sources, the kernels' environment, the repository, MathJax."""
+"""What a build of the book depends on and ships: the state of its sources, the repository, MathJax."""
 
 import hashlib
 import importlib.metadata
@@ -10,6 +10,7 @@ import re
 import shutil
 import subprocess
 
+import lab
 from sphinx.errors import ConfigError
 
 MODE = "replay"  # the book shows recorded runs and never trains
@@ -38,7 +39,6 @@ MATHJAX = (
     "sre/mathmaps/base.json",
     "sre/mathmaps/en.json",
 )
-KEEP_CACHES = 4
 
 
 # --- what the notebooks see --------------------------------------------------------------------------------------
@@ -63,11 +63,15 @@ def source_files(root: pathlib.Path) -> list[pathlib.Path]:
     )
 
 
+def versions_key() -> str:
+    """Hash of the mode and of all versions that may change what a notebook prints."""
+    parts = (MODE, platform.python_version(), *(f"{p}=={version(p)}" for p in PACKAGES))
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
+
+
 def cache_key(root: pathlib.Path) -> str:
     """Hash of sources, records, facts, versions and mode: same key, same outputs."""
-    digest = hashlib.sha256()
-    for text in (MODE, platform.python_version(), *(f"{p}=={version(p)}" for p in PACKAGES)):
-        digest.update(text.encode() + b"\0")
+    digest = hashlib.sha256(versions_key().encode())
     for path in source_files(root):
         digest.update(str(path.relative_to(root)).encode() + b"\0")
         digest.update(hashlib.sha256(path.read_bytes()).digest())
@@ -92,22 +96,14 @@ def book_state(root: pathlib.Path) -> str:
     return digest.hexdigest()
 
 
-def kernel_environment(root: pathlib.Path, environ: dict) -> None:
-    """Kernels inherit the environment: import path and mode go there."""
-    paths = [
-        str(root),
-        str(root / "notebooks"),
-        *filter(None, environ.get("PYTHONPATH", "").split(os.pathsep)),
-    ]
-    environ["PYTHONPATH"] = os.pathsep.join(dict.fromkeys(paths))
-    environ["NDL_MODE"] = MODE
-
-
-def prune_caches(folder: pathlib.Path, keep: int = KEEP_CACHES) -> None:
-    """Keep the newest execution caches, so that switching between two states stays fast."""
-    if folder.is_dir():
-        for old in sorted(folder.iterdir(), key=lambda p: p.stat().st_mtime, reverse=True)[keep:]:
-            shutil.rmtree(old, ignore_errors=True)
+def refuse_other_checkout(root: pathlib.Path) -> None:
+    """The pages must come from the lab beside them; an installed lab of another checkout would tell other numbers."""
+    home, found = root / "notebooks" / "lab", pathlib.Path(lab.__file__).parent
+    if home.resolve() != found.resolve():
+        raise ConfigError(
+            f"lab comes from {found}, not from {home}: build with `make book`, or set "
+            f"PYTHONPATH={root}{os.pathsep}{root / 'notebooks'}"
+        )
 
 
 # --- where the repository is -------------------------------------------------------------------------------------

@@ -9,14 +9,12 @@ import html
 import json
 import pathlib
 import re
-import sys
 
 import yaml
 from docutils import nodes
+from lab.page.ledger import SIGNS, area
 
 HERE = pathlib.Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parents[1] / "notebooks")]
-from lab.page.ledger import SIGNS, area  # noqa: E402
 
 # What the verdicts mean. The word and the sign carry the verdict, the colour only repeats it.
 MEANING = {

@@ -63,8 +63,12 @@
     form.hidden = false;
     apply();
 
+    function target() {
+      try { return document.getElementById(decodeURIComponent(location.hash.slice(1))); } catch (error) { return null; /* "#%" */ }
+    }
+
     function showTarget() {
-      const row = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+      const row = target();
       if (row && row.hidden && body.contains(row)) { form.reset(); setTimeout(() => row.scrollIntoView()); }
     }
     window.addEventListener("hashchange", showTarget);

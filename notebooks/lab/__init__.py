@@ -7,7 +7,7 @@ Imports go down only: `chapters` and `tools` -> `page` -> `records` -> `data` ->
 `ndlinear`. No chapter's module knows another's.
 """
 
-from . import modes  # isort: skip  (first: it puts ndlinear.py on the import path)
+from . import reads, modes  # isort: skip  (first: modes puts ndlinear.py on the import path)
 from . import counts, machine, records, released, stats, timing
 from .counts import costs, count_macs
 from .data import load, split
@@ -72,6 +72,7 @@ __all__ = [
     "pick",
     "protocols",
     "read",
+    "reads",
     "record",
     "records",
     "released",

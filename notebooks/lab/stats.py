@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from scipy import stats
+from scipy.special import stdtrit
 
 from .modes import LabError
 
@@ -23,11 +23,8 @@ def interval(
     if values.size < 2:
         return mean, -np.inf, np.inf
     if method == "t":
-        half = float(
-            stats.t.ppf(0.5 + level / 2, values.size - 1)
-            * values.std(ddof=1)
-            / np.sqrt(values.size)
-        )
+        quantile = stdtrit(values.size - 1, 0.5 + level / 2)  # of Student's t
+        half = float(quantile * values.std(ddof=1) / np.sqrt(values.size))
         return mean, mean - half, mean + half
     if method == "bootstrap":
         draws = np.random.default_rng(seed).choice(values, (10_000, values.size)).mean(axis=1)

@@ -12,7 +12,6 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 import torch
-from scipy import stats
 
 from .stats import interval
 
@@ -70,7 +69,9 @@ def median_interval(values, level: float = 0.95) -> tuple[float, float, float]:
     """Median with the interval between two order statistics that holds the true median with at least ``level``, whatever the
     distribution (the sign test turned round). Fewer than six values decide nothing: (-inf, inf)."""
     values = np.sort(np.asarray(values, dtype=float))
-    k = int(stats.binom.ppf(0.5 - level / 2, values.size, 0.5))
+    from scipy.stats import binom  # takes a second to import, and few pages need it
+
+    k = int(binom.ppf(0.5 - level / 2, values.size, 0.5))
     low, high = (values[k - 1], values[-k]) if k > 0 else (-np.inf, np.inf)
     return float(np.median(values)), float(low), float(high)
 

@@ -12,16 +12,16 @@ import sys
 import threading
 import urllib.parse
 
+import ndlbuild
 import pytest
 import yaml
+from bs4 import BeautifulSoup
+from lab.page import ledger
+
+import ndlinear
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HTML = ROOT / "book" / "_build" / "html"
-ndlbuild = pytest.importorskip(
-    "ndlbuild", reason="the book's requirements are not installed: make test"
-)
-from bs4 import BeautifulSoup  # noqa: E402
-from lab.page import ledger  # noqa: E402
 
 
 def toc_pages() -> list[str]:
@@ -213,6 +213,13 @@ def test_front_page_counts_are_those_of_the_ledger(html):
         verdict: count for verdict, count in ledger.counts().items() if verdict in shown
     }
     assert sum(shown.values()) == len(ledger.claims())
+
+
+def test_every_public_name_of_the_module_is_documented(html):
+    page = soup(html / "book" / "api.html")
+    for name in ndlinear.__all__:
+        entry = page.find(id=f"ndlinear.{name}")
+        assert entry is not None and entry.find_next("dd").text.strip(), f"{name} has no docstring"
 
 
 @pytest.mark.parametrize("name", CHAPTERS)

@@ -1,23 +1,26 @@
 """The book's Sphinx extension: its tables, its cache key, its repository links, and that a failing cell fails the build."""
 
 import json
+import os
 import pathlib
-import re
 import shutil
 import subprocess
 import sys
 
+import nbformat
+import ndlbook
+import ndlbuild
+import ndlcache
+import ndlruns
+import ndltables
 import pytest
 import yaml
 from bs4 import BeautifulSoup
+from lab import modes
+from lab.page import ledger
+from sphinx.errors import ConfigError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-ndlbuild = pytest.importorskip(
-    "ndlbuild", reason="the book's requirements are not installed: make test"
-)
-import ndlruns  # noqa: E402
-import ndltables  # noqa: E402
-from lab.page import ledger  # noqa: E402
 
 CLAIM = {
     "id": "layer-x",
@@ -178,25 +181,90 @@ def test_cache_key_follows_names_versions_and_python(tree, monkeypatch):
     assert len({before, renamed, ndlbuild.cache_key(tree)}) == 3
 
 
-def test_old_caches_are_dropped(tmp_path):
-    import os
+def noting_notebook(path: pathlib.Path, *reads: tuple[str, str], code: str = "pass") -> None:
+    """A notebook that says it read these things, and logs that it ran."""
+    lines = "".join(f"{kind}\t{name}\n" for kind, name in reads)
+    source = (
+        "import os, pathlib\n"
+        f"open(os.environ['NDL_READS'], 'a').write({lines!r})\n"
+        f"open('runs.txt', 'a').write('{path.stem} ')\n{code}"
+    )
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    notebook.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3"}
+    path.parent.mkdir(exist_ok=True)
+    nbformat.write(notebook, path)
 
-    for age in range(6):
-        (tmp_path / str(age)).mkdir()
-        os.utime(tmp_path / str(age), (1000 - age, 1000 - age))
-    ndlbuild.prune_caches(tmp_path, keep=2)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["0", "1"]
+
+def test_only_chapters_that_read_a_changed_thing_run_again(tmp_path):
+    ledger = tmp_path / "book" / "paper" / "claims.yml"
+    ledger.parent.mkdir(parents=True)
+    text = "claims:\n- {id: a, notebook: 10_one, verdict: holds}\n- {id: b, notebook: 11_two, verdict: fails}\n"
+    ledger.write_text(text)
+    (tmp_path / "lab.py").write_text("x = 1")
+    one, two = tmp_path / "notebooks" / "10_one.ipynb", tmp_path / "notebooks" / "11_two.ipynb"
+    noting_notebook(one, ("claim", "a"), ("file", "lab.py"))
+    noting_notebook(two, ("claims of", "11_two"))
+    names = ["notebooks/10_one", "notebooks/11_two"]
+
+    def ran(versions="v"):
+        return ndlcache.prepare(tmp_path, tmp_path / "cache", names, versions, 60)
+
+    assert ran() == names and ran() == []
+    ledger.write_text(text.replace("verdict: fails", "verdict: undecided"))
+    assert ran() == ["notebooks/11_two"] and ran() == []
+    (tmp_path / "lab.py").write_text("x = 2")
+    assert ran() == ["notebooks/10_one"]
+    assert ran(versions="other") == names
+    noting_notebook(one, ("claim", "a"), code="print('changed')")
+    assert ran(versions="other") == ["notebooks/10_one"]
+    assert len((tmp_path / "notebooks" / "runs.txt").read_text().split()) == 7
 
 
-def test_kernels_get_path_and_mode(tmp_path):
-    environ = {"PYTHONPATH": "/elsewhere", "NDL_MODE": "full"}
-    ndlbuild.kernel_environment(tmp_path, environ)
-    assert environ["PYTHONPATH"].split(":") == [
-        str(tmp_path),
-        str(tmp_path / "notebooks"),
-        "/elsewhere",
-    ]
-    assert environ["NDL_MODE"] == "replay", "building the book must never train"
+def test_a_failing_notebook_is_not_kept(tmp_path):
+    noting_notebook(tmp_path / "notebooks" / "10_one.ipynb", code="assert False")
+    for _ in range(2):
+        assert ndlcache.prepare(tmp_path, tmp_path / "cache", ["notebooks/10_one"], "v", 60)
+
+
+def test_the_lab_writes_down_what_is_read(tmp_path):
+    code = (
+        "import lab\nlab.claim('bias-crossover')\nlab.facts('radius_010')\n"
+        "lab.ledger.of_chapter('30_radius_bump')\nlab.read('template-example')"
+    )
+    environ = os.environ | {"NDL_READS": str(tmp_path / "reads.txt")}
+    environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'notebooks'}"
+    subprocess.run([sys.executable, "-c", code], check=True, env=environ)
+    found = {tuple(line.split("\t")) for line in (tmp_path / "reads.txt").read_text().splitlines()}
+    for expected in (
+        ("claim", "bias-crossover"),
+        ("claims of", "30_radius_bump"),
+        ("file", "book/paper/tables/radius_010.csv"),
+        ("file", "notebooks/results/template-example.jsonl"),
+        ("file", "notebooks/lab/stats.py"),
+        ("file", "notebooks/lab/__init__.py"),
+        ("file", "ndlinear.py"),
+    ):
+        assert expected in found
+    assert ("file", "book/paper/claims.yml") not in found and ("claims", "all") not in found
+    assert not any("chapters/" in name for _, name in found), "no chapter's module was imported"
+
+
+def test_a_lab_of_another_checkout_is_refused(tmp_path):
+    ndlbuild.refuse_other_checkout(modes.ROOT)
+    with pytest.raises(ConfigError, match=r"lab comes from .*make book.*PYTHONPATH="):
+        ndlbuild.refuse_other_checkout(tmp_path)
+
+
+def test_building_the_book_never_trains(monkeypatch):
+    class App:
+        srcdir = str(modes.ROOT)
+
+        def __getattr__(self, name):
+            return lambda *arguments, **options: None
+
+    monkeypatch.setenv("NDL_MODE", "full")
+    ndlbook.setup(App())
+    assert os.environ["NDL_MODE"] == "replay"
 
 
 # --- repository --------------------------------------------------------------------------------------------------
@@ -328,30 +396,3 @@ def test_a_miniature_book_with_an_address(tmp_path, monkeypatch):
         ".ndl-box blockquote"
     )
     assert (tmp_path / "book" / "_build" / "state").exists()
-
-
-# --- workflows ---------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda p: p.stem
-)
-def test_workflow_is_sound(path):
-    text = path.read_text(encoding="utf8")
-    for job in yaml.safe_load(text)["jobs"].values():
-        steps = job["steps"]
-        used = [step["uses"] for step in steps if "uses" in step]
-        assert all(name.startswith("actions/") for name in used), (
-            f"{path.name}: official actions only, found {used}"
-        )
-        if any("run" in step for step in steps):
-            assert job["defaults"]["run"]["shell"] == "bash", (
-                f"{path.name}: bash, so that pipes fail"
-            )
-    targets = set(
-        (ROOT / "Makefile").read_text(encoding="utf8").split(".PHONY:")[1].splitlines()[0].split()
-    )
-    assert set(re.findall(r"run: make (\w+)", text)) <= targets, (
-        f"{path.name} calls a target that the Makefile lacks"
-    )
-    assert "constraints.txt" in text

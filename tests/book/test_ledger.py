@@ -55,7 +55,7 @@ def test_there_are_177_claims_with_facts():
 
 
 def test_fact_cells_exist():
-    from lab.page import facts
+    from lab.page.facts import facts
 
     for claim in ledger.claims():
         for cell in claim.get("cells", []):

@@ -10,6 +10,7 @@ import copy
 import dataclasses
 import itertools
 import json
+import os
 import pathlib
 import re
 import statistics
@@ -17,6 +18,7 @@ import subprocess
 import sys
 
 import pytest
+from lab.tools.upkeep import folded_solutions
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -376,11 +378,7 @@ def test_book_pages_use_plain_words():
 def as_script(notebook: dict) -> str:
     """All code of a notebook, then the code of folded solutions, as one script."""
     code = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code"]
-    for cell in notebook["cells"]:
-        if cell["cell_type"] == "markdown":
-            for folded in re.findall(r"(?s)<details.*?</details>", "".join(cell["source"])):
-                code += re.findall(r"(?s)```python\n(.*?)```", folded)
-    return "\n\n".join(code)
+    return "\n\n".join(code + folded_solutions(notebook))
 
 
 def run_script(
@@ -393,14 +391,32 @@ def run_script(
     )
 
 
-@pytest.mark.alone
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
-def test_notebook_and_its_solutions_run_as_a_script(path, tmp_path, monkeypatch):
-    for name, value in (("NDL_MODE", "smoke"), ("MPLBACKEND", "Agg"), ("OMP_NUM_THREADS", "1")):
+@pytest.mark.parametrize("mode", ["smoke", "replay"])
+def test_the_template_and_its_solutions_run_as_a_script(mode, tmp_path, monkeypatch):
+    """The template keeps all ways to run; the chapters run once in replay (the book) and once in smoke (nbmake)."""
+    for name, value in (("NDL_MODE", mode), ("MPLBACKEND", "Agg"), ("OMP_NUM_THREADS", "1")):
         monkeypatch.setenv(name, value)
-    code = as_script(json.loads(path.read_text(encoding="utf8")))
-    done = run_script(code, path.parent, tmp_path, None)
-    assert done.returncode == 0, f"notebooks/{path.name} fails as a script:\n{done.stderr[-3000:]}"
+    code = as_script(json.loads(TEMPLATE.read_text(encoding="utf8")))
+    done = run_script(code, TEMPLATE.parent, tmp_path, None)
+    assert done.returncode == 0, f"the template fails as a script:\n{done.stderr[-3000:]}"
+
+
+def test_nbmake_runs_the_solutions_of_exercises(tmp_path):
+    """A wrong solution makes `pytest --nbmake` fail."""
+    notebook = sound_notebook()
+    notebook["cells"] = [cell("code", "pass"), *notebook["cells"][20:21]]
+    replaced(1, "assert True", "assert 1 == 2, 'the solution is wrong'")(notebook)
+    notebook |= {"nbformat": 4, "nbformat_minor": 5}
+    for number, one in enumerate(notebook["cells"]):
+        one["id"] = f"cell-{number}"
+    (tmp_path / "wrong.ipynb").write_text(json.dumps(notebook))
+    (tmp_path / "conftest.py").write_bytes((TEMPLATE.parent / "conftest.py").read_bytes())
+    command = [sys.executable, "-m", "pytest", "--nbmake", "-q", "-p", "no:cacheprovider"]
+    environ = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{TEMPLATE.parent}"}
+    done = subprocess.run(
+        [*command, "wrong.ipynb"], cwd=tmp_path, env=environ, capture_output=True, text=True
+    )
+    assert done.returncode == 1 and "the solution is wrong" in done.stdout
 
 
 # --- the rules can fail ------------------------------------------------------------------------------------------

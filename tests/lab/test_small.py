@@ -277,27 +277,3 @@ def test_card_names_claims_reading_time_and_gpu(jupyter, capsys):
     assert (
         "no claim" in jupyter[1] and "not recorded yet" in jupyter[1] and "not needed" in jupyter[1]
     )
-
-
-def test_require(monkeypatch):
-    assert lab.require("json") is sys.modules["json"]
-    monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
-    with pytest.raises(LabError, match="pip install absent-package -c"):
-        lab.require("absent_module", "absent-package")
-
-
-def test_require_on_colab_never_touches_torch_or_numpy(monkeypatch):
-    import numpy
-    import torch
-
-    commands = []
-    monkeypatch.setenv("COLAB_RELEASE_TAG", "release")
-    monkeypatch.setattr(
-        lab.machine.subprocess, "run", lambda command, check: commands.append(command)
-    )
-    with pytest.raises(ModuleNotFoundError):
-        lab.require("absent_module", "absent-package")
-    assert (
-        f"torch=={torch.__version__.partition('+')[0]}" in commands[0]
-        and f"numpy=={numpy.__version__}" in commands[0]
-    )

@@ -22,7 +22,8 @@ from .. import models
 from ..counts import count_macs
 from ..data import load
 from ..machine import require
-from ..modes import LabError, mode
+from ..modes import mode
+from ..train import loop
 
 # what the page calls it: (registry of the data, row of models.UCR that gives the sizes, classes)
 SETS = {
@@ -337,35 +338,19 @@ def heartbeat(seed: int, frames: int = 27, held: float = 0.2) -> dict[str, tuple
 def train(
     model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, lr: float, batch_size: int, seed: int
 ) -> list[dict[str, float]]:
-    """Adam on cross-entropy for a fixed number of epochs, no part held out; the last weights stay in the model.
+    """Adam on cross-entropy for a fixed number of epochs: `lab.train.loop.train_epochs`.
 
-    Returns the training loss of every epoch. The order of the batches depends on ``seed`` alone, as in `lab.fit`.
+    Returns the training loss of every epoch. The order of the batches depends on ``seed`` alone.
     """
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    model, x, y = model.to(device).train(), x.to(device), y.to(device)
-    steps, order = torch.optim.Adam(model.parameters(), lr=lr), torch.Generator().manual_seed(seed)
-    curve = []
-    for epoch in range(epochs):
-        total = 0.0
-        for index in torch.randperm(len(x), generator=order).split(batch_size):
-            steps.zero_grad(set_to_none=True)
-            loss = F.cross_entropy(model(x[index]), y[index])
-            loss.backward()
-            steps.step()
-            total += loss.item() * len(index)
-        curve.append({"epoch": epoch + 1, "train_loss": total / len(x)})
-    if not math.isfinite(total):
-        raise LabError(f"the training loss is {total}: lower lr={lr} or check the data")
-    return curve
+    model.to(loop.default_device())
+    return loop.train_epochs(
+        model, (x, y), loss=F.cross_entropy, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed
+    )
 
 
-@torch.no_grad()
 def predict(model: nn.Module, x: Tensor, batch: int = 64) -> np.ndarray:
     """The class with the largest output, (n,)."""
-    device = next(model.parameters()).device
-    return torch.cat(
-        [model.eval()(part.to(device)).argmax(-1).cpu() for part in x.split(batch)]
-    ).numpy()
+    return loop.predict(model, x, batch).argmax(-1).numpy()
 
 
 def scores(y, predicted) -> dict[str, float]:
@@ -418,9 +403,9 @@ def classical(
 
 def _minirocket():
     """aeon's MiniRocket; in smoke mode without its compiler, which takes longer than everything else."""
-    numba = require("numba", "aeon")
+    numba = require("numba")
     before, numba.config.DISABLE_JIT = numba.config.DISABLE_JIT, mode() == "smoke"
     try:
-        return require("aeon.transformations.collection.convolution_based", "aeon").MiniRocket
+        return require("aeon.transformations.collection.convolution_based").MiniRocket
     finally:
         numba.config.DISABLE_JIT = before

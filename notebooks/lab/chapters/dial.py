@@ -7,9 +7,8 @@ of the best constant.
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -20,7 +19,8 @@ from torch.nn import functional as F
 from ..modes import LabError
 from ..page.figures import colour, marker
 from ..stats import interval
-from ..train.loop import Split
+from ..train import loop
+from ..train.loop import Split, predict
 
 SIDE = 32
 LINEAR = (("row means", "column means"), ("checkerboard",))
@@ -140,11 +140,18 @@ def draw(reading: str, alpha: float, samples: int, seed: int, tests: int = 10_00
 
 
 # ------------------------------------------------------------------------------------------------------------- training
-@torch.no_grad()
-def predict(model: nn.Module, x: Tensor, batch: int = 2048) -> Tensor:
-    """The model's output in evaluation mode, computed in batches."""
-    model.eval()
-    return torch.cat([model(part) for part in x.split(batch)])
+def endless(count: int, batch_size: int, seed: int) -> Iterator[Tensor]:
+    """Indices of batch after batch, epoch after epoch in a new order; the last, smaller batch of an epoch comes first."""
+    order = torch.Generator().manual_seed(seed)
+    while True:
+        yield from reversed(loop.batches(count, batch_size, order))
+
+
+def rate(lr: float, schedule: str, step: int, steps: int) -> float:
+    """The learning rate of a step, counted from 1."""
+    if schedule == "constant":
+        return lr
+    return lr * (1 + math.cos(math.pi * (step - 1) / steps)) / 2
 
 
 def fit(
@@ -175,29 +182,22 @@ def fit(
             f"dial.fit: schedule={schedule!r} (constant or cosine), checks={checks}, steps={steps}"
         )
     adam = torch.optim.Adam(model.parameters(), lr=lr, fused=True)
-    order, queue, (x, y) = torch.Generator().manual_seed(seed), [], data.train
+    x, y = data.train
     looks = {round((i + 1) * steps / checks) for i in range(checks)}
-    curve, best, kept, total, count = [], math.inf, None, 0.0, 0
-    for step in range(1, steps + 1):
-        queue = queue or list(torch.randperm(len(x), generator=order).split(batch_size))
-        index = queue.pop()
-        if schedule == "cosine":
-            adam.param_groups[0]["lr"] = lr * (1 + math.cos(math.pi * (step - 1) / steps)) / 2
-        adam.zero_grad(set_to_none=True)
-        value = F.mse_loss(model.train()(x[index]), y[index])
-        value.backward()
-        adam.step()
-        total, count = total + float(value.detach()) * len(index), count + len(index)
-        if step in looks:
+    best = loop.Best()
+    curve, total, count = [], 0.0, 0
+    for now, index in zip(range(1, steps + 1), endless(len(x), batch_size, seed)):
+        adam.param_groups[0]["lr"] = rate(lr, schedule, now, steps)
+        value = loop.step(model.train(), x[index], y[index], F.mse_loss, adam)
+        total += float(value) * len(index)
+        count += len(index)
+        if now in looks:
             val = F.mse_loss(predict(model, data.val[0]), data.val[1]).item()
-            curve.append({"step": step, "train_mse": total / count, "val_mse": val})
+            curve.append({"step": now, "train_mse": total / count, "val_mse": val})
+            best.offer(val, now, model)
             total, count = 0.0, 0
-            if val < best:
-                best, kept = val, (step, copy.deepcopy(model.state_dict()))
-    if kept is None:
-        raise LabError(f"the validation error was never finite: lower lr={lr}")
-    model.load_state_dict(kept[1])
-    return curve, kept[0]
+    best.restore(model)
+    return curve, best.when
 
 
 def ridge(

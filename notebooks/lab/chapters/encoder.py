@@ -163,7 +163,7 @@ class Bert(nn.Module):
 
 def read_bert(content: bytes, heads: int = 12, dropout: float = 0.1) -> Bert:
     """A `Bert` of the sizes and with the weights of a published safetensors file."""
-    load = require("safetensors.torch", "safetensors").load
+    load = require("safetensors.torch").load
     try:
         found = load(content)
     except Exception as error:
@@ -280,7 +280,7 @@ def _tiny_files(seed: int = 0) -> tuple[bytes, bytes]:
         torch.manual_seed(seed)
         model = Bert(len(pieces), 256, 48, 96, 2)
     weights = {name: 0.3 * w if w.ndim > 1 else w for name, w in model.state_dict().items()}
-    save = require("safetensors.torch", "safetensors").save
+    save = require("safetensors.torch").save
     return save({f"bert.{name}": w.contiguous() for name, w in weights.items()}), "\n".join(
         pieces
     ).encode()

@@ -229,7 +229,7 @@ def _opt_einsum(p: Problem) -> Peer:
 
 def _einmix(p: Problem) -> Peer:
     """One EinMix of einops per mode, with the bias of the mode."""
-    mix, modes, steps = require("einops.layers.torch", "einops").EinMix, range(len(p.dims)), []
+    mix, modes, steps = require("einops.layers.torch").EinMix, range(len(p.dims)), []
     for k in modes if p.outer else reversed(modes):
         before = " ".join(f"d{j}" for j in modes)
         pattern = f"z {before} -> z {before.replace(f'd{k}', f'h{k}')}"
@@ -250,9 +250,7 @@ def _einmix(p: Problem) -> Peer:
 
 
 def _tcl(p: Problem) -> Peer:
-    layer = (
-        require("tltorch", "tensorly-torch").TCL(p.dims, rank=p.hidden, bias=False).to(**p.options)
-    )
+    layer = require("tltorch").TCL(p.dims, rank=p.hidden, bias=False).to(**p.options)
     with torch.no_grad():
         for factor, weight in zip(layer.factors, p.layer.weights):
             factor.copy_(weight)

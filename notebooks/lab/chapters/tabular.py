@@ -7,7 +7,7 @@ tests/test_lab_tabular.py compares losses, gradients and whole trainings with `l
 
 from __future__ import annotations
 
-import copy
+import functools
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -22,7 +22,9 @@ from ndlinear import NdLinear
 from ..counts import count_macs
 from ..modes import LabError
 from ..stats import interval, summary
-from ..train.loop import Split, seed_everything
+from ..train import stacked
+from ..train.loop import Split, default_device
+from ..train.scores import accuracy
 
 Weights = dict[str, Tensor]
 
@@ -95,11 +97,6 @@ def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
     return values.view(classes.shape).mean(1)
 
 
-def accuracy(logits: Tensor, classes: Tensor) -> Tensor:
-    """Share of rows whose class has the largest logit, for each member."""
-    return (logits.argmax(-1) == classes).float().mean(1)
-
-
 def squared_error(out: Tensor, target: Tensor) -> Tensor:
     """Mean squared error of each member; the last axis of ``out`` has one entry."""
     return (out[..., 0] - target).square().mean(1)
@@ -123,7 +120,7 @@ class Stack:
         moment: str = "best",
     ):
         """Means over the rows of one part for each member: a list of dictionaries."""
-        x, y = _stacked(parts)
+        x, y = stacked.stack_parts(parts)
         return _means(self.network, self.weights[moment], x.to(_device(self.weights)), y, functions)
 
     def thin(self, i: int, points: int = 10) -> list[dict[str, float]]:
@@ -135,12 +132,6 @@ class Stack:
 
 def _device(weights: dict[str, Weights]) -> torch.device:
     return next(iter(weights["end"].values())).device
-
-
-def _stacked(parts) -> tuple[Tensor, Tensor]:
-    if len({part[0].shape for part in parts}) > 1:
-        raise LabError("the members' data have different shapes: stack members of equal size only")
-    return torch.stack([x for x, _ in parts]), torch.stack([y for _, y in parts])
 
 
 @torch.no_grad()
@@ -181,18 +172,23 @@ def fit(
     Raises:
         LabError: a loss is not finite, or the splits differ in size.
     """
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    network, weights = _members(make, seeds, device)
-    (x, y), (x_val, y_val) = [
-        [t.to(device) for t in _stacked(p)] for p in zip(*[(s.train, s.val) for s in data])
+    device = default_device(device)
+    network, weights = stacked.members_of(make, seeds, device)
+    member_forward = functools.partial(forward, network, weights)
+    train_part, (x_val, y_val) = [
+        [t.to(device) for t in stacked.stack_parts(parts)]
+        for parts in ([s.train for s in data], [s.val for s in data])
     ]
-    steps = torch.optim.AdamW(weights.values(), lr=lr, weight_decay=weight_decay, fused=True)
+    adam = torch.optim.AdamW(weights.values(), lr=lr, weight_decay=weight_decay, fused=True)
     orders = [torch.Generator().manual_seed(seed) for seed in seeds]
     kept = {name: value.detach().clone() for name, value in weights.items()}
-    best, lowest, curves = [0] * len(seeds), [math.inf] * len(seeds), [[] for _ in seeds]
+    best = [0] * len(seeds)
+    lowest = [math.inf] * len(seeds)
+    curves = [[] for _ in seeds]
     began = time.perf_counter()
     for epoch in range(1, epochs + 1):
-        train = _one_epoch(network, weights, x, y, loss, steps, orders, batch_size)
+        losses = stacked.one_epoch(member_forward, train_part, loss, adam, orders, batch_size)
+        train = losses.tolist()
         found = _means(network, weights, x_val, y_val, {"loss": loss, **(scores or {})})
         for i, point in enumerate(found):
             curves[i].append(
@@ -200,47 +196,16 @@ def fit(
             )
             if not math.isfinite(train[i] + point["loss"]):
                 raise LabError(
-                    f"a loss of seed {seeds[i]} is not finite in epoch {epoch}: lower lr={lr} or check the data"
+                    f"a loss of seed {seeds[i]} is not finite in epoch {epoch}: "
+                    f"lower lr={lr} or check the data"
                 )
             if point["loss"] < lowest[i]:
-                lowest[i], best[i] = point["loss"], epoch
+                lowest[i] = point["loss"]
+                best[i] = epoch
                 for name, value in weights.items():
                     kept[name][i] = value.detach()[i]
     end = {name: value.detach() for name, value in weights.items()}
     return Stack(network, {"best": kept, "end": end}, best, time.perf_counter() - began, curves)
-
-
-def _members(make, seeds, device) -> tuple[nn.Sequential, Weights]:
-    """A network without weights of its own, and the weights of all members, stacked."""
-    models = []
-    for seed in seeds:
-        seed_everything(seed)
-        models.append(make())
-    named = [dict(model.named_parameters()) for model in models]
-    weights = {
-        name: torch.stack([each[name].detach() for each in named]).to(device) for name in named[0]
-    }
-    return copy.deepcopy(models[0]).to("meta"), {
-        name: value.requires_grad_() for name, value in weights.items()
-    }
-
-
-def _one_epoch(network, weights, x, y, loss, steps, orders, batch_size) -> list[float]:
-    """One pass over the training rows, each member in its own order; the mean training loss of each member."""
-    members, rows = y.shape
-    each, total = (
-        torch.arange(members, device=x.device)[:, None],
-        torch.zeros(members, device=x.device),
-    )
-    order = torch.stack([torch.randperm(rows, generator=g) for g in orders]).to(x.device)
-    for index in order.split(batch_size, 1):
-        steps.zero_grad(set_to_none=True)
-        target = y[each, index]
-        values = loss(forward(network, weights, x[each, index]), target)
-        values.sum().backward()
-        steps.step()
-        total += values.detach() * target.shape[1]
-    return (total / rows).tolist()
 
 
 # ------------------------------------------------------------------------------------------------------- without layers

@@ -26,10 +26,12 @@ from ..models import CPLinear, TTLinear, cnn_features, size
 from ..modes import LabError
 from ..page import figures
 from ..stats import interval, summary
+from ..train import loop
 from ..train.scores import accuracy, top_five
 
 EXACT = 20_000  # pictures of the part "train_exact" in the form of CIFAR-100 that has one
-SHAPE, FLAT = (64, 8, 8), 64 * 8 * 8  # the features in front of every head
+SHAPE = (64, 8, 8)  # the features in front of every head
+FLAT = math.prod(SHAPE)
 
 
 # ----------------------------------------------------------------------------------------------------------- the pictures
@@ -103,7 +105,7 @@ def spread(layer: TTLinear, outputs: int) -> TTLinear:
 
 def tcl() -> nn.Module:
     """The tensor contraction layer of tensorly-torch, (64, 8, 8) -> (64, 8, 8), without biases as there by default."""
-    return require("tltorch", "tensorly-torch").TCL(SHAPE, rank=SHAPE, bias=False)
+    return require("tltorch").TCL(SHAPE, rank=SHAPE, bias=False)
 
 
 def trl(classes: int, rank: tuple[int, ...] = (32, 4, 4)) -> nn.Module:
@@ -115,7 +117,7 @@ def trl(classes: int, rank: tuple[int, ...] = (32, 4, 4)) -> nn.Module:
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        make = require("tltorch", "tensorly-torch").TRL
+        make = require("tltorch").TRL
         layer = make(
             SHAPE, (classes,), rank=(*rank, classes), factorization="tucker", bias=True, verbose=0
         )
@@ -150,8 +152,12 @@ def width_of_equal_size(classes: int, parameters: int, bias: bool = False) -> in
 
 
 # ----------------------------------------------------------------------------------------------------------- the training
-def _device(device) -> torch.device:
-    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+def forward(model: nn.Module, images: Tensor) -> Tensor:
+    """Logits in float32, computed under autocast to bfloat16 from images in the memory format channels_last."""
+    images = images.contiguous(memory_format=torch.channels_last)
+    with torch.autocast(images.device.type, torch.bfloat16):
+        out = model(images)
+    return out.float()
 
 
 def train(
@@ -164,53 +170,31 @@ def train(
     seed: int,
     device: str | torch.device | None = None,
 ) -> list[dict[str, float]]:
-    """Train with Adam and cross-entropy for a fixed number of epochs, in place; returns the training loss of every epoch.
+    """Train with Adam and cross-entropy in the precision of `forward`, in place: `lab.train.loop.train_epochs`.
 
-    Forward passes run under autocast to bfloat16, convolutions in the memory format channels_last. The caller seeds the initial
-    weights; ``seed`` gives the order of the batches.
+    Returns the training loss of every epoch. The caller seeds the initial weights; ``seed`` gives the order of the
+    batches.
     """
-    device, (x, y) = _device(device), data
-    model.to(device, memory_format=torch.channels_last).train()
-    x, y, order = x.to(device), y.to(device), torch.Generator().manual_seed(seed)
-    steps, curve = torch.optim.Adam(model.parameters(), lr=lr), []
-    for epoch in range(epochs):
-        total = 0.0
-        for index in torch.randperm(len(x), generator=order).to(device).split(batch_size):
-            part = x[index].contiguous(memory_format=torch.channels_last)
-            steps.zero_grad(set_to_none=True)
-            with torch.autocast(device.type, torch.bfloat16):
-                out = model(part)
-            loss = F.cross_entropy(out.float(), y[index])
-            loss.backward()
-            steps.step()
-            total += float(loss.detach()) * len(index)
-        curve.append({"epoch": epoch + 1, "train_loss": total / len(x)})
-        if not math.isfinite(total):
-            raise LabError(
-                f"the training loss is {total} in epoch {epoch + 1}: lower lr={lr} or check the data"
-            )
-    return curve
-
-
-@torch.no_grad()
-def evaluate(model: nn.Module, data: tuple[Tensor, Tensor], batch: int = 500) -> dict[str, float]:
-    """Accuracy, share with the class among the five largest logits (Acc@5) and loss, in the precision of `train`."""
-    device, totals = (
-        next(model.parameters()).device,
-        dict.fromkeys(("accuracy", "top_five", "loss"), 0.0),
+    model.to(loop.default_device(device), memory_format=torch.channels_last)
+    return loop.train_epochs(
+        model,
+        data,
+        loss=F.cross_entropy,
+        epochs=epochs,
+        lr=lr,
+        batch_size=batch_size,
+        seed=seed,
+        forward=functools.partial(forward, model),
     )
-    model.eval()
-    for x, y in zip(*(tensor.split(batch) for tensor in data)):
-        with torch.autocast(device.type, torch.bfloat16):
-            out = model(x.to(device).contiguous(memory_format=torch.channels_last)).float()
-        y = y.to(device)
-        for name, score in (
-            ("accuracy", accuracy),
-            ("top_five", top_five),
-            ("loss", F.cross_entropy),
-        ):
-            totals[name] += float(score(out, y)) * len(y)
-    return {name: total / len(data[0]) for name, total in totals.items()}
+
+
+def evaluate(model: nn.Module, data: tuple[Tensor, Tensor], batch: int = 500) -> dict[str, float]:
+    """Accuracy, share with the class among the five largest logits (Acc@5) and loss, as in `train`."""
+    device = next(model.parameters()).device
+    part = tuple(tensor.to(device) for tensor in data)
+    functions = {"accuracy": accuracy, "top_five": top_five}
+    logits = functools.partial(forward, model)
+    return loop.evaluate(model, part, F.cross_entropy, functions, batch, logits)
 
 
 # --------------------------------------------------------------------------------------------------------------- the cost

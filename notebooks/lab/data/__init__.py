@@ -18,7 +18,20 @@ import pandas as pd
 
 from ..modes import mode
 from . import bundled, ett, images, series, tables, texts
-from .files import DataError, File, Layout, Raw, Source, fetch, find, folder, keep, obtain
+from .files import (
+    LEFT_ALONE,
+    NOT_KEPT,
+    DataError,
+    File,
+    Layout,
+    Raw,
+    Source,
+    fetch,
+    find,
+    folder,
+    keep,
+    obtain,
+)
 from .splits import official, split
 
 __all__ = [
@@ -152,18 +165,13 @@ def _from_files(source: Source) -> tuple[Raw, str]:
         raw = _parse(layout, tuple(content for content, _ in found))
         _compare(layout, raw)
     except DataError as error:
-        fresh = any(unchecked for _, unchecked in found)
+        sent = [unchecked for _, unchecked in found]
         where = ", ".join(
-            f"what {file.url} sent" if fresh else str(find(file)) for file in layout.files
+            f"what {file.url} sent" if fresh else str(find(file))
+            for file, fresh in zip(layout.files, sent)
         )
-        left = (
-            "Nothing of it was kept."
-            if fresh
-            else "It was left as it is; move it away and run again"
-        )
-        raise DataError(
-            f"{where}: {error}. {left}{'' if fresh else f', or {layout.files[0].how()}.'}"
-        ) from error
+        advice = NOT_KEPT if all(sent) else LEFT_ALONE
+        raise DataError(f"{where}: {error}. {advice}, or {layout.files[0].how()}.") from error
     for file, (content, unchecked) in zip(layout.files, found):
         if unchecked:
             keep(file, content)

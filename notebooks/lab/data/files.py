@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import bz2
 import hashlib
+import http.client
 import lzma
 import os
 import pathlib
 import tempfile
-import urllib.error
 import urllib.request
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -17,9 +18,11 @@ import numpy as np
 
 from ..modes import LabError, mode
 
-UNPACK = {".xz": lzma.decompress, ".bz2": bz2.decompress}
+UNPACK = {".xz": lzma.open, ".bz2": bz2.open}
 Numbers = tuple[int | None, ...]
-LARGEST = 2**30  # a file whose size is not known in advance is read up to this many bytes
+LARGEST = 2**28  # bytes that are downloaded or unpacked at most where the size is not known
+LEFT_ALONE = "It was left as it is; move it away and run again"
+NOT_KEPT = "Nothing of it was kept. Run again"
 
 
 class DataError(LabError):
@@ -41,6 +44,11 @@ class File:
     def proof(self) -> str:
         """What its content is held against."""
         return "sha256" if self.sha256 else "md5" if self.md5 else "shape and counts"
+
+    @property
+    def limit(self) -> int:
+        """Bytes that are downloaded or unpacked at most."""
+        return LARGEST if self.size is None else self.size
 
     def how(self) -> str:
         """How to get the file by hand, as the end of an error message."""
@@ -102,26 +110,40 @@ class Source:
 
 
 # ----------------------------------------------------------------------------------------------------- in the data folder
+def _expanded(path: str) -> pathlib.Path:
+    """The path with ``~`` and ``~user`` replaced by the home folder."""
+    try:
+        return pathlib.Path(path).expanduser()
+    except RuntimeError as error:
+        raise DataError(
+            f"the folder {path} is not known ({error}): set NDL_DATA to the folder of the data files"
+        ) from error
+
+
 def cache_folder() -> pathlib.Path:
     """``ndlinear-book`` in the user's cache folder: what is downloaded or computed once."""
     cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or "~/.cache"
-    return pathlib.Path(cache).expanduser() / "ndlinear-book"
+    return _expanded(cache) / "ndlinear-book"
 
 
 def folder() -> pathlib.Path:
     """The data folder: NDL_DATA, or `cache_folder`."""
     named = os.environ.get("NDL_DATA", "").strip()
-    return pathlib.Path(named).expanduser() if named else cache_folder()
+    return _expanded(named) if named else cache_folder()
+
+
+def _places(file: File) -> list[pathlib.Path]:
+    """Where the file may lie in the data folder: as it is, or packed."""
+    place = folder() / file.name
+    return [place, *(place.with_name(place.name + ending) for ending in UNPACK)]
 
 
 def find(file: File) -> pathlib.Path | None:
     """Where the file lies in the data folder, as it is or packed (.xz, .bz2); None if it does not."""
-    place = folder() / file.name
-    places = [place, *(place.with_name(place.name + ending) for ending in UNPACK)]
-    return next((p for p in places if p.is_file()), None)
+    return next((place for place in _places(file) if place.is_file()), None)
 
 
-def verified(content: bytes, file: File, place: str) -> bytes:
+def verified(content: bytes, file: File, place: str, advice: str = LEFT_ALONE) -> bytes:
     """The content, if its size and checksums are those of the file; else a `DataError`."""
     found = {"size": len(content)}
     found |= {
@@ -132,24 +154,47 @@ def verified(content: bytes, file: File, place: str) -> bytes:
     if any(getattr(file, kind) not in (None, value) for kind, value in found.items()):
         told = ", ".join(f"{kind} {value}" for kind, value in found.items())
         raise DataError(
-            f"{place} is not the expected file: it has {told}. It was left as it is; move it away and run again, "
-            f"or {file.how()}."
+            f"{place} is not the expected file: it has {told}. {advice}, or {file.how()}."
         )
     return content
 
 
-def _read(place: pathlib.Path) -> bytes:
+def _unpack(place: pathlib.Path, limit: int) -> bytes:
+    """The content of a packed file; unpacking stops after ``limit`` bytes."""
+    with UNPACK[place.suffix](place) as packed:
+        content = packed.read(limit + 1)
+    if len(content) > limit:
+        raise ValueError(f"it unpacks to more than {limit:,} bytes")
+    return content
+
+
+def _read(place: pathlib.Path, limit: int) -> bytes:
+    packed = place.suffix in UNPACK
     try:
-        content = place.read_bytes()
-        return UNPACK.get(place.suffix, bytes)(content)
+        return _unpack(place, limit) if packed else place.read_bytes()
     except (lzma.LZMAError, EOFError, ValueError, OSError) as error:
-        problem = "unpacked" if place.suffix in UNPACK else "read"
-        raise DataError(
-            f"{place} cannot be {problem} ({error}). It was left as it is; move it away and run again."
-        ) from error
+        problem = "unpacked" if packed else "read"
+        raise DataError(f"{place} cannot be {problem} ({error}). {LEFT_ALONE}.") from error
+
+
+def unzip(archive: zipfile.ZipFile, member: str) -> bytes:
+    """One member of an archive, unless it declares more than `LARGEST` bytes; no more than it declares is unpacked."""
+    size = archive.getinfo(member).file_size
+    if size > LARGEST:
+        raise DataError(f"{member} unpacks to {size:,} bytes, more than {LARGEST:,}")
+    return archive.read(member)
 
 
 # ------------------------------------------------------------------------------------------------------------- download
+def _refuse_broken_link(file: File) -> None:
+    """A link whose target is absent (a drive that is not mounted, say) is the reader's: it is not replaced."""
+    for place in _places(file):
+        if place.is_symlink():
+            raise DataError(
+                f"{place} is a link to {os.readlink(place)}, where there is no file. {LEFT_ALONE}, or mend it."
+            )
+
+
 def _download(file: File) -> bytes:
     if mode() == "smoke":
         raise DataError(f"{file.name} is not in {folder()}, and smoke mode does not download")
@@ -159,27 +204,37 @@ def _download(file: File) -> bytes:
         )
     try:
         with urllib.request.urlopen(file.url, timeout=60) as answer:
-            content = answer.read((file.size or LARGEST) + 1)
-    except (urllib.error.URLError, OSError) as error:
+            content = answer.read(file.limit + 1)
+    except (http.client.HTTPException, OSError) as error:
         raise DataError(
-            f"{file.name} is not in {folder()}, and {file.url} could not be downloaded ({error}): {file.how()}."
+            f"{file.name} is not in {folder()}, and {file.url} could not be downloaded "
+            f"({type(error).__name__}: {error}): {file.how()}."
         ) from error
-    return verified(content, file, f"what {file.url} sent")
+    if len(content) > file.limit and file.size is None:
+        raise DataError(
+            f"{file.url} sent more than {LARGEST:,} bytes. {NOT_KEPT}, or {file.how()}."
+        )
+    return verified(content, file, f"what {file.url} sent", NOT_KEPT)
+
+
+def _write_beside(place: pathlib.Path, content: bytes, replace: bool) -> None:
+    handle, part = tempfile.mkstemp(dir=place.parent, prefix=place.name)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        if replace or not os.path.lexists(place):
+            os.replace(part, place)
+    finally:
+        pathlib.Path(part).unlink(missing_ok=True)
 
 
 def write(place: pathlib.Path, content: bytes, replace: bool = False) -> None:
     """Write beside the target, then move into place in one step; a file that is there by now stays, unless ``replace``."""
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=place.parent, prefix=place.name, delete=False) as part:
-            part.write(content)
-            part.flush()
-            os.fsync(part.fileno())
-        try:
-            if replace or not place.exists():
-                os.replace(part.name, place)
-        finally:
-            pathlib.Path(part.name).unlink(missing_ok=True)
+        _write_beside(place, content, replace)
     except OSError as error:
         raise DataError(
             f"{place} cannot be written ({error}); set NDL_DATA to a folder that can be written"
@@ -195,7 +250,8 @@ def obtain(file: File) -> tuple[bytes, bool]:
     """The content of a file, and whether it is a download that is still to be checked by what it holds and then kept."""
     place = find(file)
     if place is not None:
-        return verified(_read(place), file, str(place)), False
+        return verified(_read(place, file.limit), file, str(place)), False
+    _refuse_broken_link(file)
     content = _download(file)
     if file.sha256 or file.md5:
         keep(file, content)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .files import DataError, File, Layout, Raw, Source
+from .files import DataError, File, Layout, Raw, Source, unzip
 from .formats import FORMATS, Cases, join, write_arff, write_ts, write_tsv
 
 
@@ -17,7 +17,7 @@ def _zipped(name: str):
         for ending, read in FORMATS.items():
             for member in archive.namelist():
                 if member.rsplit("/", 1)[-1] == f"{name}_{which}{ending}":
-                    return read(archive.read(member))
+                    return read(unzip(archive, member))
         raise DataError(
             f"the archive holds neither {name}_{which}.ts nor .arff; it holds {', '.join(archive.namelist())}"
         )

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from .files import DataError, File, Layout, Raw, Source
+from .files import DataError, File, Layout, Raw, Source, unzip
 
 COLA = ("source", "label", "mark", "sentence")
 
@@ -29,7 +29,7 @@ def _tsv(content: bytes, **how) -> pd.DataFrame:
 
 def _members(content: bytes, names: Iterable[str]) -> list[bytes]:
     with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        return [archive.read(name) for name in names]
+        return [unzip(archive, name) for name in names]
 
 
 def _raw(parts: dict[str, tuple[list[str], list]], names: tuple[str, ...]) -> Raw:

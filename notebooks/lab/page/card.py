@@ -13,11 +13,7 @@ from .show import put
 
 def card(slug: str, *, read_first: list[str] | None = None, gpu: bool = False) -> None:
     """The small table at the head of a chapter: claims settled here, what to read first, time in each mode, GPU or not."""
-    settled = [
-        c
-        for c in ledger.claims()
-        if c.get("notebook") == slug and c["verdict"] not in ("open", "untestable")
-    ]
+    settled = [c for c in ledger.of_chapter(slug) if c["verdict"] not in ("open", "untestable")]
     links = [
         (
             f'<a href="#claim-{c["id"]}">{ledger.SIGNS[c["verdict"]]}&nbsp;{c["id"]}</a>',
@@ -61,9 +57,7 @@ def times_line(slug: str) -> str:
         if row["notebook"] == slug:
             newest[row["mode"]] = row["seconds"]
     parts = [f"{mode} {seconds:.0f} s" for mode, seconds in sorted(newest.items())]
-    names = {
-        name for c in ledger.claims() if c.get("notebook") == slug for name in c.get("records", [])
-    }
+    names = {name for c in ledger.of_chapter(slug) for name in c.get("records", [])}
     parts += full_line(sorted(names))
     return " · ".join(parts) or "not recorded yet"
 

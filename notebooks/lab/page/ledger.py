@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import html
 
+from .. import reads
 from ..modes import PAPER, LabError, mode
 from .show import put, say
 
@@ -84,7 +85,14 @@ def _problem(entry: dict) -> str | None:
 
 def claims() -> list[dict]:
     """All entries of the ledger, in its order."""
+    reads.note("claims", "all")
     return list(_load().values())
+
+
+def of_chapter(notebook: str) -> list[dict]:
+    """The entries that a chapter settles, by the chapter's file name without its ending."""
+    reads.note("claims of", notebook)
+    return [entry for entry in _load().values() if entry.get("notebook") == notebook]
 
 
 def counts() -> dict[str, int]:
@@ -102,6 +110,7 @@ def claim(id: str) -> dict:
     """One entry of the ledger."""
     if id not in _load():
         raise LedgerError(f"no claim {id!r} in book/paper/claims.yml")
+    reads.note("claim", id)
     return _load()[id]
 
 

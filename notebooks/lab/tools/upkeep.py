@@ -57,6 +57,13 @@ def stamp(url: str) -> int:
     return changed
 
 
+def folded_solutions(notebook: dict) -> list[str]:
+    """The Python code in the folded parts of a notebook's text: solutions of exercises, which tests run after its cells."""
+    texts = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "markdown"]
+    folded = [part for text in texts for part in re.findall(r"(?s)<details.*?</details>", text)]
+    return [code for part in folded for code in re.findall(r"(?s)```python\n(.*?)```", part)]
+
+
 def times() -> None:
     """Run every chapter once in replay and in smoke and record its seconds."""
     for path in CHAPTERS:

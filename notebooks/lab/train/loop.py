@@ -1,11 +1,15 @@
-"""One training loop for all experiments: seeded, best epoch chosen on the validation split, test looked at once."""
+"""One training loop for all experiments: seeded, best epoch chosen on validation, test looked at once.
+
+`fit` is that loop. Its parts serve the loops that differ from it in one point each: `step` and `epoch` also train without a
+validation part (`train_epochs`), by a number of steps (`lab.chapters.dial`) and with many seeds at once (`stacked`).
+"""
 
 from __future__ import annotations
 
 import copy
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,7 +27,13 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-    torch.backends.cudnn.deterministic, torch.backends.cudnn.benchmark = True, False
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+
+
+def default_device(device: str | torch.device | None = None) -> torch.device:
+    """The device asked for, else the GPU where there is one, else the processor."""
+    return torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 @dataclass(frozen=True)
@@ -39,7 +49,8 @@ class Split:
             x, y = getattr(self, name)
             if len(x) != len(y) or len(x) == 0:
                 raise LabError(
-                    f"{name}: {len(x)} inputs and {len(y)} targets; both must be the same, positive number"
+                    f"{name}: {len(x)} inputs and {len(y)} targets; "
+                    "both must be the same, positive number"
                 )
 
     def to(self, device) -> Split:
@@ -61,7 +72,7 @@ class Fit:
     curve: list[dict[str, float]] = field(repr=False, default_factory=list)
 
     def thin(self, points: int = 30) -> list[dict[str, float]]:
-        """At most ``points`` epochs of the curve, evenly spaced, the last included: what goes into a record."""
+        """At most ``points`` epochs of the curve, evenly spaced, the last included: for a record."""
         at = sorted(
             {round(i) for i in np.linspace(0, len(self.curve) - 1, min(points, len(self.curve)))}
         )
@@ -75,29 +86,113 @@ def evaluate(
     loss: Callable,
     scores: dict[str, Callable],
     batch: int = 4096,
+    forward: Callable | None = None,
 ) -> dict[str, float]:
-    """Loss and scores of a model, each a mean over samples, in evaluation mode and in batches."""
+    """Loss and scores of a model, each a mean over samples, in evaluation mode and in batches.
+
+    ``forward``: inputs -> outputs of the model, where that is not just the model.
+    """
     model.eval()
+    forward = forward or model
     x, y = part
     totals = dict.fromkeys(["loss", *scores], 0.0)
     for i in range(0, len(x), batch):
-        out, target = model(x[i : i + batch]), y[i : i + batch]
+        out = forward(x[i : i + batch])
+        target = y[i : i + batch]
         for name, function in {"loss": loss, **scores}.items():
             totals[name] += float(function(out, target)) * len(target)
     return {name: total / len(x) for name, total in totals.items()}
 
 
-def _check_stop(stop: dict | None) -> dict:
+@torch.no_grad()
+def predict(model: nn.Module, x: Tensor, batch: int = 2048) -> Tensor:
+    """The model's outputs in evaluation mode, computed in batches where its weights lie."""
+    model.eval()
+    device = next(model.parameters()).device
+    return torch.cat([model(part.to(device)).cpu() for part in x.split(batch)])
+
+
+# ------------------------------------------------------------------------------- parts of a training
+def batches(count: int, batch_size: int, order: torch.Generator) -> tuple[Tensor, ...]:
+    """The samples of one epoch in random order, as the indices of each batch; size 0: all at once."""
+    return torch.randperm(count, generator=order).split(batch_size or count)
+
+
+def step(
+    forward: Callable, x: Tensor, y: Tensor, loss: Callable, optimiser: torch.optim.Optimizer
+) -> Tensor:
+    """One step of the optimiser on one batch; returns the loss before it.
+
+    Args:
+        forward: inputs -> outputs.
+        loss: (outputs, targets) -> the batch's mean loss, or one for each member of a stack: members share no
+            weights, so the gradient of the sum of their losses holds each one's own.
+    """
+    optimiser.zero_grad(set_to_none=True)
+    value = loss(forward(x), y)
+    value.sum().backward()
+    optimiser.step()
+    return value.detach()
+
+
+def epoch(
+    forward: Callable,
+    data: tuple[Tensor, Tensor],
+    loss: Callable,
+    optimiser: torch.optim.Optimizer,
+    order: torch.Generator,
+    batch_size: int,
+) -> Iterator[tuple[Tensor, int]]:
+    """Go once through the data in a random order; yields the loss and the size of each batch."""
+    x, y = data
+    for index in batches(len(x), batch_size, order):
+        index = index.to(x.device)
+        yield step(forward, x[index], y[index], loss, optimiser), len(index)
+
+
+class Best:
+    """The weights with the lowest validation loss so far, and when that was."""
+
+    def __init__(self) -> None:
+        self.loss = float("inf")
+        self.when = 0
+        self.weights: dict[str, Tensor] | None = None
+
+    def offer(self, loss: float, when: int, model: nn.Module) -> None:
+        """Keep the model's weights if the loss is the lowest so far."""
+        if loss < self.loss:
+            self.loss = loss
+            self.when = when
+            self.weights = copy.deepcopy(model.state_dict())
+
+    def restore(self, model: nn.Module) -> None:
+        """Put the kept weights into the model."""
+        if self.weights is None:
+            raise LabError("the validation loss was never finite: lower lr or check the data")
+        model.load_state_dict(self.weights)
+
+
+def check_finite(loss: float, now: int, lr: float) -> None:
+    """Raise if a training loss is not a finite number."""
+    if not np.isfinite(loss):
+        raise LabError(
+            f"the training loss is {loss} in epoch {now}: lower lr={lr} or check the data"
+        )
+
+
+def check_stop(stop: dict | None) -> dict:
+    """A stopping rule with its defaults filled in."""
     stop = dict(stop or {})
     unknown = set(stop) - set(RULES)
     if unknown or (stop and not {"below", "patience"} & set(stop)):
         raise LabError(
-            f"stopping rule {stop}: give 'metric' with 'below' or 'patience' (and 'min_delta'); unknown: {sorted(unknown)}"
+            f"stopping rule {stop}: give 'metric' with 'below' or 'patience' (and 'min_delta'); "
+            f"unknown: {sorted(unknown)}"
         )
     return {"metric": "val_loss", "min_delta": 0.0} | stop
 
 
-def _should_stop(stop: dict, curve: list[dict[str, float]]) -> bool:
+def should_stop(stop: dict, curve: list[dict[str, float]]) -> bool:
     """Whether the stopping rule, given as data, says stop after the last epoch of the curve."""
     values = [point[stop["metric"]] for point in curve]
     if "below" in stop and values[-1] < stop["below"]:
@@ -110,6 +205,7 @@ def _should_stop(stop: dict, curve: list[dict[str, float]]) -> bool:
     )
 
 
+# ------------------------------------------------------------------------------------ whole trainings
 def fit(
     model: nn.Module,
     data: Split,
@@ -125,55 +221,85 @@ def fit(
     stop: dict | None = None,
     device: str | torch.device | None = None,
 ) -> Fit:
-    """Train a model and return it at the epoch with the lowest validation loss.
+    """Train, keep the epoch with the lowest validation loss, and evaluate its weights once on the test part.
 
     Args:
-        model: maps a batch of inputs to what ``loss`` takes; trained in place.
-        data: training, validation and test part; the test part is evaluated once, with the chosen epoch's weights.
+        data: training, validation and test part.
         loss: (output, target) -> mean loss of the batch; ``scores``: further such functions by name.
         batch_size: samples per step; the last batch of an epoch may be smaller. 0 means full batch.
         seed: order of the batches. The caller seeds the initial weights.
-        stop: rule as data, e.g. ``{"metric": "val_loss", "patience": 20}`` or ``{"metric": "train_loss", "below": 1e-4}``.
+        stop: rule as data, e.g. ``{"metric": "val_loss", "patience": 20}`` or
+            ``{"metric": "train_loss", "below": 1e-4}``.
 
     Raises:
         LabError: the loss is not finite, or an argument is out of range.
     """
-    if optimiser not in OPTIMISERS or epochs < 1 or batch_size < 0:
-        raise LabError(
-            f"optimiser={optimiser!r}, epochs={epochs}, batch_size={batch_size}: optimiser is one of {', '.join(OPTIMISERS)}, "
-            "epochs at least 1, batch_size at least 0"
-        )
-    stop, scores = _check_stop(stop), scores or {}
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    _check_arguments(optimiser, epochs, batch_size)
+    rule, scores, device = check_stop(stop), scores or {}, default_device(device)
     model, data = model.to(device), data.to(device)
-    steps = OPTIMISERS[optimiser](model.parameters(), lr=lr, weight_decay=weight_decay)
-    order, (x, y) = torch.Generator().manual_seed(seed), data.train
-    curve, best, best_state, began = [], float("inf"), None, time.perf_counter()
-    for epoch in range(epochs):
+    updates = OPTIMISERS[optimiser](model.parameters(), lr=lr, weight_decay=weight_decay)
+    order = torch.Generator().manual_seed(seed)
+    best = Best()
+    curve: list[dict[str, float]] = []
+    began = time.perf_counter()
+    for now in range(1, epochs + 1):
         model.train()
-        total = 0.0
-        for index in torch.randperm(len(x), generator=order).to(device).split(batch_size or len(x)):
-            steps.zero_grad(set_to_none=True)
-            value = loss(model(x[index]), y[index])
-            value.backward()
-            steps.step()
-            total += value.detach() * len(index)
-        curve.append(
-            {"epoch": epoch + 1, "train_loss": float(total) / len(x)}
-            | {f"val_{k}": v for k, v in evaluate(model, data.val, loss, scores).items()}
-        )
-        if not np.isfinite(curve[-1]["train_loss"]):
-            raise LabError(
-                f"the training loss is {curve[-1]['train_loss']} in epoch {epoch + 1}: lower lr={lr} or check the data"
-            )
-        if curve[-1]["val_loss"] < best:
-            best, best_state = curve[-1]["val_loss"], (epoch, copy.deepcopy(model.state_dict()))
-        if _should_stop(stop, curve):
+        batch_losses = epoch(model, data.train, loss, updates, order, batch_size)
+        total = sum(value * size for value, size in batch_losses)
+        train_loss = float(total) / len(data.train[0])
+        check_finite(train_loss, now, lr)
+        found = evaluate(model, data.val, loss, scores)
+        point = {"epoch": now, "train_loss": train_loss}
+        curve.append(point | {f"val_{name}": value for name, value in found.items()})
+        best.offer(found["loss"], now, model)
+        if should_stop(rule, curve):
             break
     seconds = time.perf_counter() - began
-    if best_state is None:
-        raise LabError("the validation loss was never finite: lower lr or check the data")
-    model.load_state_dict(best_state[1])
-    metrics = {k: v for k, v in curve[best_state[0]].items() if k != "epoch"}
-    metrics |= {f"test_{k}": v for k, v in evaluate(model, data.test, loss, scores).items()}
-    return Fit(model, metrics, best_state[0] + 1, len(curve), seconds, curve)
+    best.restore(model)
+    metrics = {name: value for name, value in curve[best.when - 1].items() if name != "epoch"}
+    tested = evaluate(model, data.test, loss, scores)
+    metrics |= {f"test_{name}": value for name, value in tested.items()}
+    return Fit(model, metrics, best.when, len(curve), seconds, curve)
+
+
+def _check_arguments(optimiser: str, epochs: int, batch_size: int) -> None:
+    if optimiser not in OPTIMISERS or epochs < 1 or batch_size < 0:
+        raise LabError(
+            f"optimiser={optimiser!r}, epochs={epochs}, batch_size={batch_size}: "
+            f"optimiser is one of {', '.join(OPTIMISERS)}, "
+            "epochs at least 1, batch_size at least 0"
+        )
+
+
+def train_epochs(
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    *,
+    loss: Callable,
+    epochs: int,
+    lr: float,
+    batch_size: int,
+    seed: int,
+    forward: Callable | None = None,
+) -> list[dict[str, float]]:
+    """Train with Adam for a fixed number of epochs, no part held out; the last weights stay in the model.
+
+    Args:
+        seed: order of the batches, as in `fit`. The caller seeds the initial weights.
+        forward: inputs -> outputs of the model, where that is not just the model.
+
+    Returns:
+        The training loss of every epoch.
+    """
+    device = next(model.parameters()).device
+    x, y = (part.to(device) for part in data)
+    adam = torch.optim.Adam(model.train().parameters(), lr=lr)
+    order = torch.Generator().manual_seed(seed)
+    curve = []
+    for now in range(1, epochs + 1):
+        total = 0.0
+        for value, size in epoch(forward or model, (x, y), loss, adam, order, batch_size):
+            total += float(value) * size
+        check_finite(total, now, lr)
+        curve.append({"epoch": now, "train_loss": total / len(x)})
+    return curve

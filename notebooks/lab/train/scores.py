@@ -11,8 +11,8 @@ def squared_error(out: Tensor, target: Tensor) -> Tensor:
 
 
 def accuracy(logits: Tensor, classes: Tensor) -> Tensor:
-    """Share of samples whose class has the largest logit."""
-    return (logits.argmax(-1) == classes).float().mean()
+    """Share of samples whose class has the largest logit; with a first axis more, that of each member."""
+    return (logits.argmax(-1) == classes).float().mean(-1)
 
 
 def top_five(logits: Tensor, classes: Tensor) -> Tensor:

@@ -1,13 +1,15 @@
 """Many seeds in one training: the members of a stack share the architecture and nothing else.
 
-`torch.func` stacks their parameters along a new first axis and maps the forward pass over it. The sum of the members' losses
-has as gradient each member's own gradient, and the optimisers offered act on each number by itself, so every member trains
-exactly as it would alone, up to the rounding of a batched product; tests/test_lab_stacked.py compares it with `lab.fit`.
+`torch.func` stacks their parameters along a new first axis and maps the forward pass over it. The sum of the
+members' losses has as gradient each member's own gradient, and the optimisers offered act on each number by itself,
+so every member trains exactly as it would alone, up to the rounding of a batched product;
+tests/lab/test_stacked.py compares it with `lab.fit`.
 """
 
 from __future__ import annotations
 
 import copy
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -18,7 +20,15 @@ from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from ..modes import LabError
-from .loop import OPTIMISERS, Split, _check_stop, _should_stop, seed_everything
+from .loop import (
+    OPTIMISERS,
+    Split,
+    check_stop,
+    default_device,
+    seed_everything,
+    should_stop,
+    step,
+)
 
 NOT_STACKED = (nn.modules.batchnorm._BatchNorm,)
 RANDOM = (nn.modules.dropout._DropoutNd,)
@@ -27,10 +37,10 @@ ELEMENTWISE = ("adam", "adamw", "sgd")
 
 @dataclass
 class Stack:
-    """A finished stacked training: the weights of every member at three moments, and every member's curve.
+    """A finished stacked training: the weights of every member at three moments, and its curve.
 
-    Moments: "best", the epoch of the lowest validation loss up to the member's stop; "stop", the epoch at which its stopping rule
-    said stop, or the last one; "end", the last epoch that was run. ``epoch[moment][i]`` counts from 1.
+    Moments: "best", the epoch of the lowest validation loss up to the member's stop; "stop", the epoch at which its
+    stopping rule said stop, or the last one; "end", the last epoch that was run. ``epoch[moment][i]`` counts from 1.
     """
 
     seeds: list[int]
@@ -58,14 +68,17 @@ class Stack:
     def evaluate(
         self, part, functions: dict[str, Callable], moment: str = "best"
     ) -> list[dict[str, float]]:
-        """Functions (output, target) -> mean over samples, for every member; ``part``: one (x, y), or one for each member."""
-        x, y = _stack_parts([part] * len(self.seeds) if isinstance(part[0], Tensor) else part)
+        """Functions (output, target) -> mean over samples, for every member.
+
+        ``part``: one (x, y) for all, or one for each member.
+        """
+        x, y = stack_parts([part] * len(self.seeds) if isinstance(part[0], Tensor) else part)
         with torch.no_grad():
             return _means(self.skeleton.eval(), self.weights[moment], x, y, functions)
 
 
-def _stack_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    """(members, samples, ...) tensors; parts that are one and the same object are expanded, not copied."""
+def stack_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """(members, samples, ...) tensors; parts that are one and the same are expanded, not copied."""
     if all(part is parts[0] for part in parts):
         return tuple(t.expand(len(parts), *t.shape) for t in parts[0])
     if len({part[0].shape for part in parts}) > 1:
@@ -115,29 +128,35 @@ def fit(
         make: builds a model; called once for each seed, right after seeding, so a member starts as it would alone.
         data: one split for all members, or one for each seed, of equal sizes.
         seeds: also the order of each member's batches, as in `lab.fit`. ``batch_size=0``: full batch.
-        loss, scores: (output, target) -> mean over the samples of one member, in operations that `torch.func.vmap` maps.
-        stop: a rule as in `lab.fit`, applied to each member by itself. A stopped member's best and stopping weights are
-            kept; training ends when all have stopped, or with ``run_on=True`` after ``epochs``.
-        check_every: epochs between two looks at the validation part; the last epoch is always looked at. The stopping
-            rule is applied at those epochs, and the best epoch is one of them.
-        dropout: allow it. Each member drops its own numbers, but all are drawn from one generator, so a member's training
-            is a fair draw of what it would do alone, and not the same draw.
+        loss, scores: (output, target) -> mean over the samples of one member, in operations that
+            `torch.func.vmap` maps.
+        stop: a rule as in `lab.fit`, applied to each member by itself. A stopped member's best and stopping
+            weights are kept; training ends when all have stopped, or with ``run_on=True`` after ``epochs``.
+        check_every: epochs between two looks at the validation part; the last epoch is always looked at.
+            The stopping rule is applied at those epochs, and the best epoch is one of them.
+        dropout: allow it. Each member drops its own numbers, but all are drawn from one generator, so a
+            member's training is a fair draw of what it would do alone, and not the same draw.
 
     Raises:
-        LabError: a model with batch normalisation or dropout, data of unequal sizes, or a loss that is not finite.
+        LabError: a model with batch normalisation or dropout, data of unequal sizes, or a loss that is not
+            finite.
     """
     if optimiser not in ELEMENTWISE or epochs < 1 or batch_size < 0 or check_every < 1 or not seeds:
         raise LabError(
-            f"stacked.fit: optimiser={optimiser!r} (one of {', '.join(ELEMENTWISE)}), epochs={epochs}, batch_size={batch_size}, "
-            f"check_every={check_every}, {len(seeds)} seeds: one of these is out of range"
+            f"stacked.fit: optimiser={optimiser!r} (one of {', '.join(ELEMENTWISE)}), epochs={epochs}, "
+            f"batch_size={batch_size}, check_every={check_every}, {len(seeds)} seeds: "
+            "one of these is out of range"
         )
-    device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    skeleton, weights = _members(make, seeds, device, dropout)
-    (x, y), (x_val, y_val) = _data(data, len(seeds), device)
-    rule, functions = _check_stop(stop), {"loss": loss, **(scores or {})}
-    steps = OPTIMISERS[optimiser](weights.values(), lr=lr, weight_decay=weight_decay)
+    device = default_device(device)
+    skeleton, weights = members_of(make, seeds, device, dropout)
+    forward = functools.partial(_forward, skeleton, weights)
+    train_part, val_part = _data(data, len(seeds), device)
+    rule = check_stop(stop)
+    functions = {"loss": loss, **(scores or {})}
+    updates = OPTIMISERS[optimiser](weights.values(), lr=lr, weight_decay=weight_decay)
     orders = [torch.Generator().manual_seed(seed) for seed in seeds]
-    curves, best = [[] for _ in seeds], torch.full((len(seeds),), torch.inf)
+    curves = [[] for _ in seeds]
+    best = torch.full((len(seeds),), torch.inf)
     running = torch.ones(len(seeds), dtype=torch.bool)
     kept = {
         moment: {k: v.detach().clone() for k, v in weights.items()} for moment in ("best", "stop")
@@ -145,15 +164,17 @@ def fit(
     epoch = {moment: [0] * len(seeds) for moment in ("best", "stop", "end")}
     began = time.perf_counter()
     for now in range(1, epochs + 1):
-        train = _one_epoch(skeleton.train(), weights, x, y, loss, steps, orders, batch_size)
+        skeleton.train()
+        train = one_epoch(forward, train_part, vmap(loss), updates, orders, batch_size)
         if now % check_every and now != epochs:
             continue
         if not torch.isfinite(train).all():
             raise LabError(
-                f"a training loss is not finite in epoch {now}: {train}; lower lr={lr} or check the data"
+                f"a training loss is not finite in epoch {now}: {train}; "
+                f"lower lr={lr} or check the data"
             )
         with torch.no_grad():
-            val = _means(skeleton.eval(), weights, x_val, y_val, functions)
+            val = _means(skeleton.eval(), weights, *val_part, functions)
         for curve, loss_now, point in zip(curves, train.tolist(), val):
             curve.append(
                 {"epoch": now, "train_loss": loss_now} | {f"val_{k}": v for k, v in point.items()}
@@ -162,7 +183,7 @@ def fit(
         better = running & (losses < best)
         best = torch.where(better, losses, best)
         _keep(kept["best"], weights, better, epoch["best"], now)
-        halted = running & torch.tensor([_should_stop(rule, curve) for curve in curves])
+        halted = running & torch.tensor([should_stop(rule, curve) for curve in curves])
         _keep(kept["stop"], weights, halted, epoch["stop"], now)
         running &= ~halted
         epoch["end"] = [now] * len(seeds)
@@ -175,8 +196,8 @@ def fit(
     )
 
 
-def _members(
-    make: Callable[[], nn.Module], seeds: Sequence[int], device, dropout: bool
+def members_of(
+    make: Callable[[], nn.Module], seeds: Sequence[int], device, dropout: bool = False
 ) -> tuple[nn.Module, dict[str, Tensor]]:
     """A module without weights, and the weights of all members, stacked."""
     models = []
@@ -192,7 +213,8 @@ def _members(
         )
     if not dropout and any(isinstance(m, RANDOM) for m in models[0].modules()):
         raise LabError(
-            "dropout cannot be stacked unasked, since each member draws its own: give dropout=True, or use lab.fit"
+            "dropout cannot be stacked unasked, since each member draws its own: "
+            "give dropout=True, or use lab.fit"
         )
     weights = {
         k: v.detach().to(device).requires_grad_() for k, v in stack_module_state(models)[0].items()
@@ -208,27 +230,27 @@ def _data(data: Split | Sequence[Split], members: int, device):
             f"{len(splits)} splits for {members} seeds: give one for all, or one for each"
         )
     splits = splits * members if len(splits) == 1 else splits
-    return _stack_parts([s.train for s in splits]), _stack_parts([s.val for s in splits])
+    return stack_parts([s.train for s in splits]), stack_parts([s.val for s in splits])
 
 
-def _one_epoch(skeleton, weights, x, y, loss, steps, orders, batch_size) -> Tensor:
-    """One pass over the training data; the mean training loss of each member."""
-    (members, count), total = x.shape[:2], torch.zeros(len(x), device=x.device)
+def one_epoch(forward, data, loss, optimiser, orders, batch_size: int) -> Tensor:
+    """One pass over the training data, each member in its own order; the mean training loss of each member.
+
+    Args:
+        forward: (members, B, ...) -> (members, B, ...). loss: such outputs and targets -> (members,).
+        data: inputs and targets, each (members, samples, ...).
+        orders: a generator for each member. With one batch for all samples nothing is drawn.
+    """
+    x, y = data
+    members, count = x.shape[:2]
+    total = torch.zeros(members, device=x.device)
+    if not 0 < batch_size < count:
+        return (total + step(forward, x, y, loss, optimiser) * count) / count
     each = torch.arange(members, device=x.device)[:, None]
-    batches = [None]  # the whole set at once, in any order
-    if 0 < batch_size < count:
-        batches = (
-            torch.stack([torch.randperm(count, generator=g) for g in orders])
-            .to(x.device)
-            .split(batch_size, dim=1)
-        )
-    for index in batches:
-        inputs, targets = (x, y) if index is None else (x[each, index], y[each, index])
-        steps.zero_grad(set_to_none=True)
-        values = vmap(loss)(_forward(skeleton, weights, inputs), targets)
-        values.sum().backward()
-        steps.step()
-        total += values.detach() * targets.shape[1]
+    drawn = torch.stack([torch.randperm(count, generator=order) for order in orders])
+    for index in drawn.to(x.device).split(batch_size, dim=1):
+        values = step(forward, x[each, index], y[each, index], loss, optimiser)
+        total += values * index.shape[1]
     return total / count
 
 

@@ -1,0 +1,75 @@
+"""Docstrings written for a terminal become reStructuredText without a warning and without losing a character."""
+
+import inspect
+
+import docutils.core
+import docutils.nodes
+import ndlapi
+import pytest
+
+import ndlinear
+
+PLAIN = """Multiply *args by weight_ |x| and `**search`: see `load_lora` and back\\slash.
+name, other   the first one, in columns
+              and its second line
+A sentence after them
+goes on here.
+
+>>> 1 + 1
+2
+"""
+GOOGLE = """One sentence about D_k and *args.
+
+Args:
+    x: input (*batch, D_1), of any `dtype`.
+    order_: which mode_ comes first.
+
+Raises:
+    ValueError: sizes do not fit.
+
+Example:
+    >>> 2 * 3
+    6
+"""
+
+
+def read(docstring: str) -> docutils.nodes.document:
+    """The docstring as docutils understands it; any complaint of docutils is an error."""
+    lines = docstring.rstrip("\n").split("\n")
+    ndlapi.on_docstring(None, "function", "f", None, None, lines)
+    text = "\n".join(lines).replace(".. code-block:: text", ".. code:: text")
+    settings = {"halt_level": 2, "report_level": 2, "syntax_highlight": "none"}
+    return docutils.core.publish_doctree(text, settings_overrides=settings)
+
+
+def test_sentences_columns_and_examples_are_told_apart():
+    document = read(PLAIN)
+    paragraphs = [node.astext() for node in document.findall(docutils.nodes.paragraph)]
+    assert paragraphs == [
+        "Multiply *args by weight_ |x| and **search: see load_lora and back\\slash.",
+        "A sentence after them\ngoes on here.",
+    ]
+    code = [node.astext() for node in document.findall(docutils.nodes.literal)]
+    assert code == ["**search", "load_lora"]
+    columns = [node.astext() for node in document.findall(docutils.nodes.literal_block)]
+    assert columns == ["name, other   the first one, in columns\n              and its second line"]
+    assert [n.astext() for n in document.findall(docutils.nodes.doctest_block)] == [">>> 1 + 1\n2"]
+
+
+def test_sections_are_read_by_napoleon():
+    text = read(GOOGLE).astext()
+    assert "One sentence about D_k and *args." in text
+    assert "input (*batch, D_1), of any dtype." in text and "which mode_ comes first" in text
+    assert ">>> 2 * 3\n6" in text and "ValueError" in text and "Args:" not in text
+
+
+@pytest.mark.parametrize("name", ndlinear.__all__)
+def test_docstrings_of_the_module_give_no_warning(name):
+    public = getattr(ndlinear, name)
+    members = (
+        [m for n, m in vars(public).items() if n[:1] != "_"] if inspect.isclass(public) else []
+    )
+    docstrings = [thing.__doc__ for thing in (public, *members)]  # own ones, not inherited
+    for docstring in map(inspect.cleandoc, filter(None, docstrings)):
+        words = read(docstring).astext().split()
+        assert len(words) >= 0.9 * len(docstring.split()), "text was lost"

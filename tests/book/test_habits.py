@@ -1,0 +1,260 @@
+"""What keeps the project in order from outside its code: workflows, citation, hooks, and the Makefile."""
+
+import json
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+import lab
+import pytest
+import yaml
+from lab import modes
+
+import ndlinear
+
+ROOT = modes.ROOT
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+PINNED = re.compile(r"actions/[\w-]+@[0-9a-f]{40}")
+
+
+def workflow(name: str) -> dict:
+    return yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text("utf8"))
+
+
+def triggers(content: dict) -> dict:
+    return content[True]  # YAML 1.1 reads the key `on` as a truth value
+
+
+# -------------------------------------------------------------------------------------------------------- workflows
+def complaints(content: dict) -> list[str]:
+    """What a workflow lets in or hands out that it need not."""
+    found = [] if content.get("permissions") == {} else ["permissions are not empty at the top"]
+    for name, job in content["jobs"].items():
+        writes = {key for key, value in job.get("permissions", {}).items() if value != "read"}
+        if writes - ({"pages", "id-token"} if name == "deploy" else set()):
+            found.append(f"{name} may write {sorted(writes)}")
+        if "uses" in job and not job["uses"].startswith("./.github/workflows/"):
+            found.append(f"{name} runs a workflow of someone else")
+        steps = job.get("steps", [])
+        found += [
+            f"{name}: {step['uses']} is not an official action named by its commit"
+            for step in steps
+            if "uses" in step and not PINNED.fullmatch(step["uses"])
+        ]
+        if any("run" in step for step in steps):
+            if job.get("defaults", {}).get("run", {}).get("shell") != "bash":
+                found.append(f"{name}: bash, so that a failure in a pipe is a failure")
+            if any("${{" in step.get("run", "") for step in steps):
+                found.append(f"{name}: pass values by env, not into the text of a command")
+        checkouts = [step for step in steps if "actions/checkout" in step.get("uses", "")]
+        if any(s.get("with", {}).get("persist-credentials") is not False for s in checkouts):
+            found.append(f"{name}: the checkout keeps its credentials")
+    return found
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_are_given_no_more_than_they_need(path):
+    text = path.read_text(encoding="utf8")
+    assert complaints(yaml.safe_load(text)) == []
+    for line in text.splitlines():
+        if "uses: actions/" in line:
+            assert re.search(r"@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line), f"no version: {line}"
+    commands = re.findall(r"\bmake ([\w.]+)", text)
+    makefile = (ROOT / "Makefile").read_text(encoding="utf8")
+    assert commands or path.stem == "publish"
+    assert all(re.search(rf"^{re.escape(c)}:", makefile, re.M) for c in commands)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda w: w.update(permissions={"contents": "write"}), "not empty at the top"),
+        (lambda w: w["jobs"]["build"].update(permissions={"contents": "write"}), "may write"),
+        (lambda w: w["jobs"]["test"].update(uses="other/repo/x.yml@main"), "someone else"),
+        (lambda w: w["jobs"]["build"]["steps"][0].update(uses="actions/checkout@v4"), "commit"),
+        (lambda w: w["jobs"]["build"]["steps"][0].pop("with"), "keeps its credentials"),
+        (lambda w: w["jobs"]["build"].pop("defaults"), "pipe"),
+        (lambda w: w["jobs"]["build"]["steps"][2].update(run="echo ${{ x }}"), "by env"),
+    ],
+)
+def test_a_loose_workflow_is_noticed(change, words):
+    content = workflow("publish")
+    change(content)
+    assert any(words in complaint for complaint in complaints(content)), complaints(content)
+
+
+def test_the_book_is_published_only_after_green_tests():
+    jobs = workflow("publish")["jobs"]
+    assert jobs["deploy"]["needs"] == "build" and jobs["build"]["needs"] == "test"
+    assert jobs["test"]["uses"] == "./.github/workflows/test.yml"
+    assert not any("if" in job or "continue-on-error" in job for job in jobs.values())
+    test = workflow("test")
+    assert "workflow_call" in triggers(test) and "pull_request" in triggers(test)
+    commands = " ".join(step.get("run", "") for step in test["jobs"]["test"]["steps"])
+    assert "make book" in commands and "make test" in commands
+
+
+def test_links_and_versions_are_tried_every_week():
+    content = workflow("weekly")
+    assert triggers(content)["schedule"]
+    jobs = content["jobs"]
+    assert jobs["floor"]["with"]["pins"] == "floor.txt"
+    assert jobs["newest"]["with"]["pins"] == "/dev/null"
+    assert any(step.get("run") == "make links" for step in jobs["links"]["steps"])
+    required = re.search(r'requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    assert jobs["floor"]["with"]["python"] == required[1]
+
+
+# --------------------------------------------------------------------------------------------------------- Makefile
+@pytest.fixture
+def elsewhere(tmp_path):
+    """The Makefile in a folder whose name has a space, with a stand-in for Python that writes down how it was called."""
+    folder = tmp_path / "my books"
+    (folder / "notebooks").mkdir(parents=True)
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    python = folder / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\nprintf "%s\\n" "$PWD" "$@" > "$CALLED"\n')
+    python.chmod(0o755)
+    for stamp in ("book.installed", "test.installed"):
+        (folder / ".venv" / stamp).touch()
+    return folder
+
+
+def make(folder: pathlib.Path, *arguments: str) -> list[str]:
+    """What the stand-in was called with; its working folder first."""
+    called = folder.parent / "called"
+    environment = {"PATH": "/usr/bin:/bin", "CALLED": str(called)}
+    command = ["make", "-o", "pyproject.toml", "-o", "constraints.txt", *arguments]
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return called.read_text().splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "end"),
+    [
+        (["stamp", "URL=https://example.org/a b"], ["stamp", "https://example.org/a b"]),
+        (["bench"], []),
+        (["times"], ["times"]),
+        (["environment"], ["environment"]),
+        (
+            ["reproduce", "EXPERIMENT=radius-bump", "ONLY=width=16 depth=2"],
+            ["radius-bump", "width=16", "depth=2"],
+        ),
+    ],
+)
+def test_commands_work_in_a_folder_with_a_space(elsewhere, arguments, end):
+    place, dash_m, module, *rest = make(elsewhere, *arguments)
+    assert place == str(elsewhere) and dash_m == "-m" and module.startswith("lab.")
+    assert rest == end
+
+
+def test_the_floor_is_the_lowest_version_of_every_dependency(elsewhere):
+    """Against a parser of its own: what stands behind >= in the list of dependencies."""
+    subprocess.run(["make", "floor.txt"], cwd=elsewhere, check=True, capture_output=True)
+    pins = (elsewhere / "floor.txt").read_text().split()
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf8")
+    body = text.partition("\ndependencies = [")[2].partition("\n]")[0]
+    needs = re.findall(r'^    "([^"]+)"', body, re.M)
+    assert len(pins) == len(needs) > 8
+    for pin, need in zip(pins, needs):
+        name, _, version = need.partition(">=")
+        assert pin == f"{name}=={version}.*"
+
+
+# --------------------------------------------------------------------------------------- citation, hooks, the top level
+def test_citations_agree_with_the_module_and_the_bibliography():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf8"))
+    archived = json.loads((ROOT / ".zenodo.json").read_text(encoding="utf8"))
+    for record in (cited, archived):
+        assert record["version"] == ndlinear.__version__
+        assert record["license"] == "Apache-2.0"
+        assert record["title"] == "NdLinear: an executable book"
+    paper = cited["references"][0]
+    entry = (ROOT / "book" / "references.bib").read_text(encoding="utf8")
+    entry = entry.partition("@article{reneau2025ndlinear")[2].partition("\n}")[0]
+    written = re.search(r"author\s*=\s*\{(.*?)\},\s*journal", entry, re.S)[1]
+    authors = " ".join(written.split()).split(" and ")
+    named = [f"{a['family-names']}, {a['given-names']}" for a in paper["authors"]]
+    assert named == authors and len(authors) == 9
+    assert re.search(r"doi\s*=\s*\{(.*?)\}", entry)[1] == paper["doi"]
+    assert archived["related_identifiers"][0]["identifier"] == paper["doi"]
+    title = " ".join(re.search(r"title\s*=\s*\{(.*?)\},\n", entry, re.S)[1].split())
+    assert title.replace("{", "").replace("}", "") == paper["title"]
+
+
+def test_hooks_have_the_versions_of_the_constraints():
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf8"))
+    pins = (ROOT / "constraints.txt").read_text(encoding="utf8").splitlines()
+    asked = [hook["additional_dependencies"] for repo in hooks["repos"] for hook in repo["hooks"]]
+    assert len(asked) == 4
+    for (requirement,) in asked:
+        assert requirement in pins, f"{requirement} is not what constraints.txt says"
+    makefile = (ROOT / "Makefile").read_text(encoding="utf8")
+    lint = makefile.partition("\nlint:")[2].partition("\n\n")[0]
+    for tool in {requirement.partition("==")[0] for (requirement,) in asked}:
+        assert tool in lint, f"make lint does not run {tool}"
+
+
+def test_the_changelog_ends_at_the_version_of_the_module():
+    headings = re.findall(r"^## (.+)$", (ROOT / "book" / "changelog.md").read_text("utf8"), re.M)
+    assert headings[0] == "Not released yet" and headings[1] == ndlinear.__version__
+
+
+def test_the_top_level_holds_the_book_and_what_tools_look_for_there():
+    book = {"book", "notebooks", "ndlinear.py", "tests", "environment.yml", "_config.yml"}
+    book |= {"README.md", "_toc.yml", "Makefile", "LICENSE", "pyproject.toml", "constraints.txt"}
+    tools = {".ci", ".github", ".gitignore", ".pre-commit-config.yaml", ".zenodo.json"}
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files"], capture_output=True, text=True, check=False
+    )
+    if listed.returncode:
+        pytest.skip("not a git checkout")
+    names = {line.partition("/")[0] for line in listed.stdout.splitlines()}
+    assert names == book | tools | {"CITATION.cff"}
+
+
+def test_a_second_checkout_is_tested_by_its_own_code(tmp_path):
+    """Also where the first one's lab and module stand on the path, as an editable installation puts them there."""
+    other = tmp_path / "ndlinear-book"
+    (other / "tests").mkdir(parents=True)
+    shutil.copytree(ROOT / "notebooks" / "lab", other / "notebooks" / "lab")
+    shutil.copytree(ROOT / "book" / "paper", other / "book" / "paper")
+    for name in ("ndlinear.py", "pyproject.toml", "tests/conftest.py"):
+        shutil.copy(ROOT / name, other / name)
+    (other / "tests" / "test_where.py").write_text(
+        "import lab, ndlinear\n"
+        "def test_where():\n"
+        f"    assert lab.__file__.startswith({str(other)!r})\n"
+        f"    assert ndlinear.__file__.startswith({str(other)!r})\n"
+    )
+    done = run_tests(other, f"{ROOT}:{ROOT / 'notebooks'}")
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
+
+
+def test_the_lab_is_installed_from_its_folder():
+    """Every room is inside the one folder that pyproject.toml maps to the name."""
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.11")
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["tool"]
+    asked = tools["setuptools"]
+    assert asked["packages"] == ["lab"] and asked["py-modules"] == ["ndlinear"]
+    assert (ROOT / asked["package-dir"]["lab"] / "__init__.py").samefile(lab.__file__)
+
+
+def run_tests(folder: pathlib.Path, path: str) -> subprocess.CompletedProcess:
+    """`pytest` as it stands on the command line, which adds no folder to the path by itself."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("COV", "PYTEST"))}
+    command = [pathlib.Path(sys.executable).with_name("pytest"), "-q", "-p", "no:cacheprovider"]
+    return subprocess.run(
+        [*command, "tests"],
+        cwd=folder,
+        env=environment | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )

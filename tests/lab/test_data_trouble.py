@@ -1,0 +1,193 @@
+"""What goes wrong with data files on a reader's machine: broken transfers, full disks, links, home folders, packed bombs."""
+
+import bz2
+import errno
+import hashlib
+import http.server
+import io
+import lzma
+import os
+import pathlib
+import threading
+import zipfile
+
+import pytest
+from lab import data
+from lab.data import DataError, File, Layout, Raw, Source, files
+
+CONTENT = b"some numbers\n" * 100
+SUM = hashlib.sha256(CONTENT).hexdigest()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("NDL_DATA", str(tmp_path))
+    monkeypatch.setenv("NDL_MODE", "replay")
+    data._load.cache_clear()
+    return tmp_path
+
+
+@pytest.fixture
+def cut_off():
+    """The address of a server that announces a chunk of 100 bytes, sends 10 and closes the connection."""
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self):
+            self.send_response(200)
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.write(b"64\r\n" + b"0123456789")
+            self.close_connection = True
+
+        def log_message(self, *args):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+def test_a_transfer_that_breaks_off_says_how_to_get_the_file(folder, cut_off):
+    file = File("a.csv", f"{cut_off}/a.csv", len(CONTENT), SUM)
+    with pytest.raises(DataError, match=r"could not be downloaded \(IncompleteRead.*put it at"):
+        data.fetch(file)
+    assert list(folder.iterdir()) == []
+
+
+def test_a_refused_download_is_not_said_to_be_left(folder, server):
+    root, url = server
+    (root / "a.csv").write_bytes(b"something else")
+    with pytest.raises(DataError, match=r"Nothing of it was kept") as error:
+        data.fetch(File("a.csv", f"{url}/a.csv", len(CONTENT), SUM))
+    assert "left as it is" not in str(error.value) and "by hand" in str(error.value)
+
+
+def test_a_download_of_unknown_size_has_a_limit(folder, server, monkeypatch):
+    root, url = server
+    (root / "a.csv").write_bytes(CONTENT)
+    monkeypatch.setattr(files, "LARGEST", 50)
+    with pytest.raises(DataError, match=r"sent more than 50 bytes.*Nothing of it was kept"):
+        data.fetch(File("a.csv", f"{url}/a.csv", sha256=SUM))
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("step", ["fsync", "replace"])
+def test_a_full_disk_leaves_no_partial_file(folder, monkeypatch, step):
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, step, full)
+    with pytest.raises(DataError, match=r"cannot be written.*No space left.*NDL_DATA"):
+        files.keep(File("sub/a.csv"), CONTENT)
+    assert list((folder / "sub").iterdir()) == []
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_write_that_fails_leaves_no_partial_file(folder, monkeypatch):
+    """The bytes themselves do not fit: the file that is opened stands for a full disk."""
+    real = os.fdopen
+
+    def full(handle, mode):
+        os.close(handle)
+        return real(os.open("/dev/full", os.O_WRONLY), mode)
+
+    monkeypatch.setattr(os, "fdopen", full)
+    with pytest.raises(DataError, match=r"cannot be written.*No space left"):
+        files.keep(File("a.csv"), CONTENT)
+    assert list(folder.iterdir()) == []
+
+
+@pytest.mark.parametrize("variable", ["NDL_DATA", "XDG_CACHE_HOME"])
+def test_a_home_folder_that_does_not_exist_is_named(monkeypatch, variable):
+    monkeypatch.delenv("NDL_DATA", raising=False)
+    monkeypatch.setenv(variable, "~nosuchuser/data")
+    with pytest.raises(DataError, match=r"~nosuchuser/data is not known.*set NDL_DATA"):
+        data.folder()
+
+
+@pytest.mark.parametrize("ending", ["", ".xz"])
+def test_a_link_that_leads_nowhere_is_neither_followed_nor_replaced(folder, server, ending):
+    root, url = server
+    (root / "a.csv").write_bytes(CONTENT)
+    link = folder / f"a.csv{ending}"
+    link.symlink_to("/nowhere/a.csv")
+    file = File("a.csv", f"{url}/a.csv", len(CONTENT), SUM)
+    with pytest.raises(DataError, match=rf"a.csv{ending} is a link to /nowhere/a.csv"):
+        data.fetch(file)
+    assert os.readlink(link) == "/nowhere/a.csv" and [*folder.iterdir()] == [link]
+
+
+def test_a_link_that_appears_during_the_download_stays(folder):
+    link = folder / "a.csv"
+    link.symlink_to("/nowhere/a.csv")
+    files.keep(File("a.csv"), CONTENT)
+    assert link.is_symlink() and [*folder.iterdir()] == [link]
+
+
+def test_a_link_to_a_file_is_followed(folder):
+    (folder / "elsewhere").write_bytes(CONTENT)
+    (folder / "a.csv").symlink_to("elsewhere")
+    assert data.fetch(File("a.csv", size=len(CONTENT), sha256=SUM)) == CONTENT
+
+
+@pytest.mark.parametrize(("ending", "pack"), [(".xz", lzma.compress), (".bz2", bz2.compress)])
+def test_unpacking_stops_at_the_size_that_is_known(folder, monkeypatch, ending, pack):
+    place = folder / f"a.csv{ending}"
+    place.write_bytes(pack(bytes(10**7)))
+    with pytest.raises(DataError, match=r"unpacks to more than 1,300 bytes.*left as it is"):
+        data.fetch(File("a.csv", size=len(CONTENT), sha256=SUM))
+    monkeypatch.setattr(files, "LARGEST", 10**6)
+    with pytest.raises(DataError, match=r"unpacks to more than 1,000,000 bytes"):
+        data.fetch(File("a.csv", md5="0" * 32))
+
+
+@pytest.mark.parametrize(("ending", "pack"), [(".xz", lzma.compress), (".bz2", bz2.compress)])
+def test_packed_files_of_several_streams_are_read(folder, ending, pack):
+    (folder / f"a.csv{ending}").write_bytes(pack(CONTENT[:700]) + pack(CONTENT[700:]))
+    assert data.fetch(File("a.csv", size=len(CONTENT), sha256=SUM)) == CONTENT
+
+
+@pytest.mark.parametrize("name", ["lsst", "cola"])
+def test_a_zip_member_has_a_limit_too(folder, monkeypatch, name):
+    """The limit lies above the archive and below its largest member."""
+    layout = data.SOURCES[name].layouts[0]
+    (content,) = layout.sample()
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        monkeypatch.setattr(files, "LARGEST", max(m.file_size for m in archive.infolist()) - 1)
+    with pytest.raises(DataError, match=r"unpacks to [\d,]+ bytes, more than"):
+        layout.read(content)
+
+
+def test_each_bad_file_is_named_by_where_it_came_from(folder, server, monkeypatch):
+    """One file lies in the folder, the other one is sent: the message names the path of one and the address of the other."""
+    root, url = server
+    (root / "b.csv").write_bytes(b"sent")
+    (folder / "a.csv").write_bytes(b"mine")
+
+    def read(a, b):
+        raise DataError("these two do not belong together")
+
+    pair = (File("a.csv", f"{url}/a.csv"), File("b.csv", f"{url}/b.csv"))
+    layout = Layout(pair, read, lambda: (b"", b""))
+    monkeypatch.setitem(data.SOURCES, "pair", Source("pair", "", "", "", (layout,)))
+    with pytest.raises(DataError, match=r"do not belong together") as error:
+        data.load("pair")
+    assert f"{folder / 'a.csv'}, what {url}/b.csv sent" in str(error.value)
+    assert [p.name for p in folder.iterdir()] == ["a.csv"]
+
+
+def test_reading_still_gives_the_arrays_of_the_file(folder, monkeypatch):
+    """The whole way for a packed file without a known size, against the bytes that were packed."""
+    (folder / "a.csv.bz2").write_bytes(bz2.compress(CONTENT))
+
+    def read(content):
+        import numpy as np
+
+        return Raw(np.frombuffer(content, np.uint8), None, ())
+
+    source = Source("one", "", "", "", (Layout((File("a.csv"),), read, lambda: (b"",)),))
+    monkeypatch.setitem(data.SOURCES, "one", source)
+    assert data.load("one").x.tobytes() == CONTENT
