@@ -7,7 +7,7 @@ PINS ?= constraints.txt
 RUN = $(VENV)/bin/python
 INSTALL = $(RUN) -m pip install --disable-pip-version-check -q -c $(PINS)
 
-.PHONY: book test lint links bench environment stamp times reproduce clean
+.PHONY: book test lint links bench engines environment stamp times reproduce clean
 
 $(VENV)/book.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -43,6 +43,12 @@ floor.txt: pyproject.toml
 # Times the layer and its peers on this machine, adds the rows to notebooks/results and prints the tables of chapter 60.
 bench: $(VENV)/book.installed
 	$(RUN) -m lab.chapters.speed
+
+# ndlinear.py as it is against that of a commit, side by side: make engines OLD=HEAD~1; with ADOPT=1, recorded times of an engine
+# that is as fast count as times of the present file
+engines: $(VENV)/book.installed
+	git show "$(OLD):ndlinear.py" > $(VENV)/earlier_ndlinear.py
+	$(RUN) -m lab.tools.engines $(VENV)/earlier_ndlinear.py $(if $(ADOPT),--adopt)
 
 environment: $(VENV)/test.installed
 	$(RUN) -m lab.tools.upkeep environment

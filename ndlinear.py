@@ -1,19 +1,32 @@
-"""NdLinear: a linear layer for tensors that multiplies every axis by its own small matrix instead of flattening.
+"""NdLinear: a linear layer for tensors. It multiplies every axis by its own small matrix.
 
-    Y = X x_1 W_1 x_2 W_2 ... x_N W_N + beta        vec(Y) = (W_1 kron ... kron W_N)^T vec(X) + vec(beta)
+    Y = X x_1 W_1 x_2 W_2 ... x_N W_N + beta
+    vec(Y) = (W_1 kron ... kron W_N)^T vec(X) + vec(beta)
 
-    X, Y   input (..., D_1, ..., D_N) and output (..., H_1, ..., H_N); leading axes are batch axes, any number of them
-    W_k    weight of mode k, (D_k, H_k) in formulas; stored transposed, (H_k, D_k), as in torch.nn.Linear
+    X, Y   input (..., D_1, ..., D_N) and output (..., H_1, ..., H_N); all leading axes are batch
+           axes, any number of them
+    W_k    weight of mode k, (D_k, H_k) in formulas; stored transposed, (H_k, D_k), as in
+           torch.nn.Linear
     b_k    bias of mode k, (H_k,), added right after mode k was multiplied (Algorithm 1)
     beta   what the b_k add up to, (H_1, ..., H_N); it depends on the order of the modes
-    vec    row-major flattening, as torch.flatten does. Modes are counted 1..N in text and 0..N-1 in code
+    vec    row-major flattening, as torch.flatten does
 
-Source: "NdLinear: Preserving Multi-Dimensional Structure for Parameter-Efficient Neural Networks", arXiv:2503.17353.
-Checkpoints, seeded weights and values agree with its released package `ndlinear` 1.0.0. Costs are parameters, and multiply-adds
-(MACs; 1 MAC = 2 FLOPs) per sample. Needs torch only; `save_lora` and `load_lora` also need safetensors.
+Modes are counted 1..N in text and 0..N-1 in code. Costs are parameters, and multiply-adds (MACs;
+1 MAC = 2 FLOPs) per sample.
 
-What it does not do: put activations between modes; make a bias-free stack richer than one layer; keep the channels_last layout
-(the result is contiguous); record the order of the biases in a checkpoint (load with the same `transform_outer`); torch.jit.script.
+    Part 1   the layer: Algorithm 1, complete
+    Part 2   exact algebra and costs: the dense equivalent, the nearest Kronecker product, counts
+    Part 3   the engine, which computes the same function faster; skip it at first reading
+    Part 4   adapters: NdLinear-LoRA
+    Checks   what every part asks of its arguments
+
+Source: "NdLinear: Preserving Multi-Dimensional Structure for Parameter-Efficient Neural Networks",
+arXiv:2503.17353. Checkpoints, seeded weights and values agree with its released package
+`ndlinear` 1.0.0. Needs torch only; `save_lora` and `load_lora` also need safetensors.
+
+What it does not do: put activations between modes; make a bias-free stack richer than one layer;
+keep the channels_last layout (the result is contiguous); record the order of the biases in a
+checkpoint (load with the same `transform_outer`); torch.jit.script.
 """
 
 from __future__ import annotations
@@ -22,11 +35,12 @@ import importlib
 import itertools
 import json
 import math
-from collections import namedtuple
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
 from functools import lru_cache, reduce
 from operator import index
+from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -35,539 +49,618 @@ from torch.utils.checkpoint import checkpoint
 
 __version__ = "0.1.0"
 __all__ = [
-    "KroneckerFit", "NdLinear", "NdLinearLoRA", "NdLinearSum", "apply_ndlinear_lora", "cheapest_order", "count_macs", "count_parameters",
-    "kronecker_weight", "load_lora", "lora_state_dict", "mode_product", "ndlinear", "near_square", "nearest_kronecker", "rearrange",
-    "save_lora", "to_linear", "total_bias",
-]  # fmt: skip
+    "KroneckerFit",
+    "NdLinear",
+    "NdLinearLoRA",
+    "NdLinearSum",
+    "apply_ndlinear_lora",
+    "cheapest_order",
+    "count_macs",
+    "count_parameters",
+    "kronecker_weight",
+    "load_lora",
+    "lora_state_dict",
+    "mode_product",
+    "ndlinear",
+    "near_square",
+    "nearest_kronecker",
+    "rearrange",
+    "save_lora",
+    "to_linear",
+    "total_bias",
+]
 
 Shape = Sequence[int]
-KroneckerFit = namedtuple(
-    "KroneckerFit", "weight_error bias_error"
-)  # relative errors of a layer made by from_linear
 
 
-# -------------------------------------------------------------------------------------------------------- Algorithm 1
+# ================================================================================================
+# Part 1: the layer
+# ================================================================================================
 def mode_product(x: Tensor, weight: Tensor, mode: int, bias: Tensor | None = None) -> Tensor:
-    """Multiply axis `mode` of a tensor by a matrix and add a bias along it: X x_k W + b.
-    x (..., D, ...), weight (H, D), bias (H,) or None -> (..., H, ...), possibly a transposed view. `mode` is a torch `dim`:
-    -1 is the last axis whatever the number of batch axes; 0 is the first axis of `x`, a batch axis if it has any.
-    Costs H multiply-adds per entry of `x`. Raises ValueError if there is no such axis or the sizes do not fit."""
+    """Multiply one axis of a tensor by a matrix and add a bias along it: X x_k W + b.
+
+    Args:
+        x: (..., D, ...).
+        weight: (H, D).
+        mode: the axis of size D, a torch `dim`: -1 is the last axis whatever the number of batch
+            axes; 0 is the first axis of `x`, a batch axis if it has any.
+        bias: (H,) or None.
+
+    Returns:
+        (..., H, ...), possibly a transposed view. Costs H multiply-adds per entry of `x`.
+
+    Raises:
+        ValueError: there is no such axis, or the sizes do not fit.
+
+    >>> mode_product(torch.zeros(7, 4, 5), torch.zeros(3, 4), mode=-2).shape
+    torch.Size([7, 3, 5])
+    """
     size = x.shape[mode] if -x.ndim <= mode < x.ndim else None
-    if (
-        size is None
-        or weight.shape[1:] != (size,)
-        or (bias is not None and bias.shape != weight.shape[:1])
-    ):
-        shapes = (
-            f"weight {tuple(weight.shape)} and bias {bias if bias is None else tuple(bias.shape)}"
-        )
+    fits = size is not None and weight.shape[1:] == (size,)
+    if not fits or (bias is not None and bias.shape != weight.shape[:1]):
+        given = None if bias is None else tuple(bias.shape)
         raise ValueError(
-            f"axis {mode} of input {tuple(x.shape)} does not fit {shapes}; give (H, axis size) and (H,)"
+            f"axis {mode} of input {tuple(x.shape)} does not fit weight {tuple(weight.shape)} "
+            f"and bias {given}; give (H, axis size) and (H,)"
         )
     return F.linear(x.movedim(mode, -1), weight, bias).movedim(-1, mode)
 
 
 def ndlinear(
-    x: Tensor, weights: Sequence[Tensor], biases=None, order: Shape | None = None
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None] | None = None,
+    order: Shape | None = None,
 ) -> Tensor:
     """Algorithm 1: mode after mode, multiply by the weight and add the bias.
-    x (..., D_1, ..., D_N), weights[k] (H_k, D_k), biases[k] (H_k,) or None -> (..., H_1, ..., H_N). `order` lists the
-    modes 0..N-1 as they are executed, by default 0, 1, ..., N-1; it changes the result only through the biases.
-    Costs `count_macs(D, H, order)`. Raises ValueError or TypeError if anything does not fit."""
-    n, biases = len(weights), [None] * len(weights) if biases is None else biases
-    if n == 0 or len(biases) != n or any(w.ndim != 2 for w in weights):
+
+    Args:
+        x: (..., D_1, ..., D_N).
+        weights: N matrices, the k-th (H_k, D_k).
+        biases: N vectors, the k-th (H_k,) or None; None for no biases at all.
+        order: the modes 0..N-1 in the order in which they are executed, by default 0, 1, ..., N-1.
+            It changes the result only through the biases.
+
+    Returns:
+        (..., H_1, ..., H_N). Costs `count_macs(D, H, order)` multiply-adds per sample.
+
+    Raises:
+        ValueError, TypeError: something does not fit.
+
+    >>> weights = [torch.ones(3, 4), torch.ones(2, 5)]
+    >>> ndlinear(torch.ones(7, 4, 5), weights).shape
+    torch.Size([7, 3, 2])
+    """
+    n = len(weights)
+    biases = [None] * n if biases is None else biases
+    if n == 0 or len(biases) != n or any(weight.ndim != 2 for weight in weights):
         raise ValueError(
-            f"give one weight (H, D) and one bias per mode, got {n} weights and {len(biases)} biases"
+            "give one weight (H, D) and one bias per mode, "
+            f"got {n} weights and {len(biases)} biases"
         )
-    _check_input(x, tuple(w.shape[1] for w in weights), weights[0])
+    _check_input(x, tuple(weight.shape[1] for weight in weights), weights)
     for k in _order(order, n):
         x = mode_product(x, weights[k], k - n, biases[k])
     return x.contiguous()
 
 
-# --------------------------------------------------------------------------------------------------------- the layers
-@torch.no_grad()
-def _from_linear(
-    cls, linear: nn.Linear, input_dims: Shape, hidden_size: Shape, rank: int = 1, **search
-):
-    """The layer nearest to a dense Linear(prod D, prod H), by `nearest_kronecker(..., rank, **search)`.
-    NdLinear.from_linear gives an NdLinear for rank 1; its per-mode biases cannot reach every bias: they are the least-squares fit.
-    For rank > 1 it gives an NdLinearSum, as NdLinearSum.from_linear always does; that has the dense bias.
-    `layer.fit` holds the relative errors (weight_error, bias_error). Raises ValueError or TypeError."""
-    if not isinstance(linear, nn.Linear):
-        raise TypeError(f"from_linear needs a torch.nn.Linear, got {type(linear).__name__}")
-    terms, weight_error = nearest_kronecker(linear.weight, input_dims, hidden_size, rank, **search)
-    options = {
-        "bias": linear.bias is not None,
-        "device": "meta",
-        "dtype": linear.weight.dtype,
-    }  # meta: draws nothing
-    if rank > 1 or issubclass(cls, NdLinearSum):
-        cls, options = NdLinearSum, options | {"rank": rank}
-    layer, bias_error = (
-        cls(input_dims, hidden_size, **options).to_empty(device=linear.weight.device),
-        0.0,
-    )
-    for term, values in zip(layer.terms, terms):
-        for weight, value in zip(term.weights, values):
-            weight.copy_(value)
-    if linear.bias is not None and cls is NdLinearSum:
-        layer.bias.copy_(linear.bias.reshape(layer.hidden_size))
-    elif (
-        linear.bias is not None
-    ):  # the total bias is linear in the biases: least squares with its Jacobian
-        weights, target, sizes = (
-            [w.double() for w in layer.weights],
-            linear.bias.double(),
-            layer.hidden_size,
-        )
-        jacobian = torch.func.jacfwd(
-            lambda b: _total_bias(weights, b.split(sizes), layer.order).flatten()
-        )
-        basis = jacobian(torch.zeros(sum(sizes)).to(target))  # (prod H, sum H)
-        solution = torch.linalg.pinv(basis) @ target
-        bias_error = _error(target, [(basis @ solution)[:, None]])
-        for bias, value in zip(layer.biases, solution.split(sizes)):
-            bias.copy_(value)
-    layer.fit = KroneckerFit(weight_error, bias_error)
-    return layer
-
-
 class NdLinear(nn.Module):
-    """A linear layer that keeps the axes of its input: (..., D_1, ..., D_N) -> (..., H_1, ..., H_N).
-    input_dims, hidden_size  (D_1, ..., D_N) and (H_1, ..., H_N), positive integers
-    transform_outer          True: Algorithm 1 in the order 1..N; False: N..1. The two differ in what the biases do
-    init                     "linear": each mode like torch.nn.Linear (as released; unit variance becomes 3^-N, plus biases)
-                             "paper": Xavier uniform per mode, biases zero
-                             "unit": uniform +-sqrt(3/D_k) per mode, which keeps the variance, biases zero
-    execution                "planned": the same function the fastest way known, see `plan`
-                             "recompute": so too under torch.utils.checkpoint: keeps only its input, runs once more in backward
-                             "sequential": Algorithm 1 literally, the reference
+    """A linear layer that keeps the axes: (..., D_1, ..., D_N) -> (..., H_1, ..., H_N).
 
-    Parameters `align_layers.{k}.weight` (H_k, D_k) and, with `bias`, `.bias` (H_k,): sum D_k H_k + sum H_k numbers.
-    `order` is the order that defines what the biases do, `execution_order` the one with the fewest multiply-adds.
-    Raises ValueError or TypeError on sizes or input that do not fit. Source: Algorithm 1."""
+    Its parameters are `align_layers.{k}.weight` (H_k, D_k) and, with `bias`,
+    `align_layers.{k}.bias` (H_k,): sum D_k H_k + sum H_k numbers. It costs
+    `count_macs(input_dims, hidden_size, execution_order)` multiply-adds per sample or, where
+    merged modes take less time, what `plan` prints. Source: Algorithm 1 of the paper.
+
+    Args:
+        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N), positive integers.
+        transform_outer: True for Algorithm 1 in the order 1..N, False for N..1. The two differ in
+            what the biases do.
+        bias: whether each mode has a bias.
+        init: "linear": each mode like torch.nn.Linear, as released; it turns unit variance into
+            3^-N, plus biases. "paper": Xavier uniform per mode, biases zero. "unit": uniform
+            +-sqrt(3/D_k) per mode, which keeps the variance, biases zero.
+        execution: "sequential": Algorithm 1 literally, the reference. "planned": the same function
+            in the fastest way known, see `plan`. "recompute": so too, under
+            torch.utils.checkpoint: it keeps only its input and runs once more in backward.
+        device, dtype: of the parameters, as in torch.nn.Linear.
+
+    Attributes:
+        order: the modes in the order that defines what the biases do.
+        execution_order: the modes in the order with the fewest multiply-adds.
+        approximation: a `KroneckerFit` in a layer made by `from_linear`, else None.
+
+    Raises:
+        ValueError, TypeError: sizes or input that do not fit.
+        AttributeError: sizes or order are set in a layer that exists.
+
+    >>> layer = NdLinear((4, 5), (3, 2))
+    >>> layer(torch.randn(7, 4, 5)).shape
+    torch.Size([7, 3, 2])
+    >>> sum(parameter.numel() for parameter in layer.parameters())
+    27
+    >>> layer
+    NdLinear((4, 5), (3, 2), transform_outer=True, bias=True, init='linear')
+    """
 
     def __init__(
-        self, input_dims, hidden_size, transform_outer=True, bias=True, *, init="linear", execution="planned", device=None, dtype=None
-    ):  # fmt: skip
+        self,
+        input_dims: Shape,
+        hidden_size: Shape,
+        transform_outer: bool = True,
+        bias: bool = True,
+        *,
+        init: str = "linear",
+        execution: str = "planned",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__()
-        self.input_dims, self.hidden_size = dims, hidden = _shapes(input_dims, hidden_size)
+        dims, hidden = _shapes(input_dims, hidden_size)
         if init not in ("linear", "paper", "unit"):
             raise ValueError(f'init must be "linear", "paper" or "unit", got {init!r}')
         if execution not in ("planned", "recompute", "sequential"):
             raise ValueError(
                 f'execution must be "planned", "recompute" or "sequential", got {execution!r}'
             )
-        self.transform_outer, self.init, self.execution, self.fit = (
-            bool(transform_outer),
-            init,
-            execution,
-            None,
-        )
-        self.order = tuple(range(len(dims)))[:: 1 if transform_outer else -1]
-        orders = [self.order, cheapest_order(dims, hidden)][: 1 if execution == "sequential" else 2]
-        self.execution_order = min(orders, key=lambda o: count_macs(dims, hidden, o))
-        self._plans: dict = {}
+        self.input_dims = dims
+        self.hidden_size = hidden
+        self.transform_outer = bool(transform_outer)
+        self.init = init
+        self.execution = execution
+        self.approximation: KroneckerFit | None = None
+        modes = range(len(dims))
+        self.order = tuple(modes) if transform_outer else tuple(reversed(modes))
+        orders = [self.order]
+        if execution != "sequential":
+            orders.append(cheapest_order(dims, hidden))
+        self.execution_order = min(orders, key=lambda order: count_macs(dims, hidden, order))
         self.align_layers = nn.ModuleList(
             nn.Linear(d, h, bias, device, dtype) for d, h in zip(dims, hidden)
         )
-        self._plans[None] = self.plan()  # made now: compilers find it, they do not trace the search
+        self._prepare()
         if init != "linear":
             self.reset_parameters()
 
-    weights = property(lambda self: [m.weight for m in self.align_layers], doc="(H_k, D_k) each.")
-    biases = property(
-        lambda self: [getattr(m, "bias", None) for m in self.align_layers],
-        doc="(H_k,) each or None.",
-    )
-    terms = property(lambda self: [self], doc="A sum of one term: itself.")
-    from_linear = classmethod(_from_linear)
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D_1, ..., D_N) -> (..., H_1, ..., H_N)."""
+        compiling = torch.compiler.is_compiling()
+        weights, biases, as_made = _gather(self, compiling)
+        _check_input(x, self.input_dims, weights, compiling)
+        if as_made and self.execution != "sequential":
+            return _planned(self, x, weights, biases, compiling)  # part 3
+        return self._algorithm_1(x)
+
+    def _algorithm_1(self, x: Tensor) -> Tensor:
+        """Mode after mode through its module, whatever someone has made of it."""
+        for k in self.order:
+            axis = k - len(self.order)
+            x = self.align_layers[k](x.movedim(axis, -1)).movedim(-1, axis)
+        return x.contiguous()
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, as `init` says."""
+        """Draw all parameters anew, as `init` says.
+
+        >>> NdLinear((4, 5), (3, 2), init="unit").reset_parameters()
+        """
         for layer in self.align_layers:
             layer.reset_parameters()
-            if self.init != "linear":
-                bound = math.sqrt(
-                    6 / sum(layer.weight.shape) if self.init == "paper" else 3 / layer.in_features
-                )
-                nn.init.uniform_(layer.weight, -bound, bound)
-                if layer.bias is not None:
-                    nn.init.zeros_(layer.bias)
+            if self.init == "linear":
+                continue
+            squared = 3 / layer.in_features
+            if self.init == "paper":
+                squared = 6 / sum(layer.weight.shape)
+            bound = math.sqrt(squared)
+            nn.init.uniform_(layer.weight, -bound, bound)
+            if layer.bias is not None:
+                nn.init.zeros_(layer.bias)
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The weights of the modes, (H_k, D_k) each."""
+        return [layer.weight for layer in self.align_layers]
+
+    @property
+    def biases(self) -> list[Tensor | None]:
+        """The biases of the modes, (H_k,) each, or None."""
+        return [getattr(layer, "bias", None) for layer in self.align_layers]
+
+    @property
+    def terms(self) -> list[NdLinear]:
+        """This layer as a sum of one term: itself."""
+        return [self]
+
+    # ---- what follows is no part of Algorithm 1: making a layer from a dense one, and its upkeep
+    @classmethod
+    @torch.no_grad()
+    def from_linear(
+        cls, linear: nn.Linear, input_dims: Shape, hidden_size: Shape, rank: int = 1, **search
+    ) -> NdLinear:
+        """The layer nearest to a dense layer, by `nearest_kronecker`.
+
+        Args:
+            linear: Linear(prod D, prod H).
+            input_dims: (D_1, ..., D_N).
+            hidden_size: (H_1, ..., H_N).
+            rank: 1; a sum of more terms is an `NdLinearSum`, see NdLinearSum.from_linear.
+            search: how to search: `restarts`, `seed`, `sweeps`, `tol` of `nearest_kronecker`.
+
+        Returns:
+            A layer of this class with copies of the numbers. The biases of the modes cannot reach
+            every dense bias: they are the least-squares fit. `approximation` holds both relative
+            errors. The costs are those of NdLinear.
+
+        Raises:
+            ValueError, TypeError: sizes that do not fit, rank > 1, or no torch.nn.Linear.
+
+        >>> layer = NdLinear.from_linear(nn.Linear(20, 6), (4, 5), (3, 2))
+        >>> 0 < layer.approximation.weight_error < 1
+        True
+        """
+        dims, hidden = _shapes(input_dims, hidden_size, rank)
+        if rank > 1:
+            raise ValueError(
+                f"an NdLinear is one term, got rank={rank}; a sum of {rank} terms is "
+                f"NdLinearSum.from_linear(linear, {dims}, {hidden}, rank={rank})"
+            )
+        terms, weight_error = _terms_of(linear, dims, hidden, rank, search)
+        layer = _allocate(cls, linear, dims, hidden)
+        _copy_into(layer.weights, terms[0])
+        bias_error = 0.0
+        if linear.bias is not None:
+            values, bias_error = _nearest_biases(linear.bias, layer.weights, layer.order)
+            _copy_into(layer.biases, values)
+        layer.approximation = KroneckerFit(weight_error, bias_error)
+        return layer
 
     def plan(self, batch: int = 256, needs_grad: bool = True) -> Plan:
-        """How `batch` samples are computed, with or without gradients; print it. Made once per power of two, then kept.
-        Whatever compiles, exports, traces, transforms or casts runs `plan()` for any batch: it sees one program."""
+        """How `batch` samples are computed, with or without gradients; print it.
+
+        Made once per power of two, then kept. Whatever compiles, exports, traces, transforms or
+        casts runs `plan()` for any batch: it sees one program. See part 3.
+
+        >>> plan = NdLinear((64, 8, 8), (256, 2, 2)).plan(64)
+        >>> plan.groups, plan.macs  # modes 2 and 3 as one, then mode 1
+        (((1, 2), (0,)), 81920)
+        """
         key = (batch.bit_length(), needs_grad)
         if key not in self._plans:
-            self._plans[key] = _search(
-                self.input_dims, self.hidden_size, self.order, *key, _has_bias(self)
-            )
+            sizes = (self.input_dims, self.hidden_size, self.order)
+            self._plans[key] = _search(*sizes, *key, _has_bias(self))
         return self._plans[key]
 
-    def forward(self, x: Tensor) -> Tensor:
-        weights, biases, compiling = [], [], torch.compiler.is_compiling()
-        plain = (
-            self.execution != "sequential"
-        )  # and nobody quantised, wrapped, pruned or hooked a mode
-        for m in self._modules["align_layers"]._modules.values():
-            weight, bias = m._parameters.get("weight"), m._parameters.get("bias")
-            weights.append(weight)
-            biases.append(bias)
-            hooked = (
-                m._forward_hooks
-                or m._forward_pre_hooks
-                or m._backward_hooks
-                or m._backward_pre_hooks
+    def _prepare(self) -> None:
+        """What `forward` needs beside the parameters. It is made here: compilers then find it."""
+        self._shapes = tuple(zip(self.hidden_size, self.input_dims))
+        self._plans: dict[tuple[int, bool], Plan] = {}
+        self._plan_for_any = self.plan()
+
+    def __getstate__(self) -> dict:
+        made = ("_shapes", "_plans", "_plan_for_any")
+        return {name: value for name, value in self.__dict__.items() if name not in made}
+
+    def __setstate__(self, state: dict) -> None:
+        state = dict(state)
+        earlier = state.pop("fit", None)  # its name in files pickled before `approximation`
+        state.setdefault("approximation", earlier)
+        super().__setstate__(state)
+        self._prepare()
+
+    def __setattr__(self, name: str, value) -> None:
+        fixed = ("input_dims", "hidden_size", "transform_outer", "order", "execution_order")
+        if name in fixed and name in self.__dict__:
+            raise AttributeError(
+                f"{name} of an NdLinear is fixed: what it computes was planned for it; "
+                "build a new layer and load the state_dict of this one"
             )
-            known = (
-                type(m) is nn.Linear
-                and (compiling or type(weight) in _PLAIN)
-                and "forward" not in m.__dict__
-            )
-            if hooked or not known or (bias is None) != (biases[0] is None):
-                plain = False
-        _check_input(x, self.input_dims, weights[0])
-        if not plain:
-            for axis in (k - len(self.order) for k in self.order):  # Algorithm 1
-                x = self.align_layers[axis](x.movedim(axis, -1)).movedim(-1, axis)
-            return x.contiguous()
-        batch, eager = x.shape[: -len(weights)], not compiling and _is_eager(x)
-        grad = eager and torch.is_grad_enabled()
-        grad = grad and (
-            x.requires_grad or any(p is not None and p.requires_grad for p in weights + biases)
-        )
-        plan = self.plan(batch.numel(), grad) if eager else self._plans[None]
-        if plan.inline:
-            matrices, added = [weights[k] for k in plan.order], [biases[k] for k in plan.order]
-        else:
-            matrices, added = (
-                [reduce(_kron, [weights[k] for k in g]) for g in plan.groups],
-                [None] * len(plan.groups),
-            )
-            added[-1] = (
-                None
-                if biases[0] is None
-                else _total_bias(weights, biases, self.order).reshape(plan.total)
-            )
-        if grad and self.execution == "recompute":
-            how = {"use_reentrant": False, "preserve_rng_state": False}
-            x = checkpoint(
-                _run, plan, _product, x, *matrices, *added, **how
-            )  # in a row: it notices changes
-        else:
-            product = (
-                (_Product.apply if plan.by_hand else _product)
-                if grad
-                else _fast_product
-                if eager
-                else _product
-            )
-            x = _run(plan, product, x, *matrices, *added)
-        return x.reshape(*batch, *self.hidden_size)
+        super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        options = (
-            f"transform_outer={self.transform_outer}, bias={_has_bias(self)}, init={self.init!r}"
-        )
-        options += "" if self.execution == "planned" else f", execution={self.execution!r}"
-        return f"NdLinear({self.input_dims}, {self.hidden_size}, {options})"
+        options = f"transform_outer={self.transform_outer}, bias={_has_bias(self)}"
+        options += f", init={self.init!r}"
+        if self.execution != "planned":
+            options += f", execution={self.execution!r}"
+        call = f"{type(self).__name__}({self.input_dims}, {self.hidden_size}, {options})"
+        for k, layer in enumerate(self.align_layers):
+            if type(layer) is not nn.Linear:
+                inside = repr(layer).replace("\n", "\n#   ")
+                call += f"\n#   align_layers.{k}: {inside}"
+        return call
 
 
-class NdLinearSum(nn.Module):
-    """A sum of `rank` bias-free NdLinear layers plus one full bias: (..., D_1, ..., D_N) -> (..., H_1, ..., H_N).
-    Arguments as NdLinear. With enough terms (N = 2: min(D_1 H_1, D_2 H_2)) it is any dense layer. Parameters
-    `terms.{r}.align_layers.{k}.weight` and `bias` (H_1, ..., H_N): rank * sum D_k H_k + prod H_k numbers; `rank` times
-    the multiply-adds of NdLinear. Drawn like NdLinear over sqrt(rank), so that the output variance keeps its size.
-    Raises like NdLinear. Source: the extension to higher rank that the paper names as future work."""
+# ================================================================================================
+# Part 2: exact algebra and costs
+# ================================================================================================
+class KroneckerFit(NamedTuple):
+    """How well a layer made by `from_linear` fits: ||target - fit|| / ||target||.
 
-    def __init__(
-        self, input_dims, hidden_size, rank=1, bias=True, *, init="linear", device=None, dtype=None
-    ):
-        super().__init__()
-        self.input_dims, self.hidden_size = _shapes(input_dims, hidden_size, rank)
-        self.rank, self.init, self.fit, like = rank, init, None, {"device": device, "dtype": dtype}
-        terms = (
-            NdLinear(input_dims, hidden_size, bias=False, init=init, **like) for _ in range(rank)
-        )
-        self.terms = nn.ModuleList(terms)
-        self.bias = nn.Parameter(torch.empty(self.hidden_size, **like)) if bias else None
-        if bias:
-            bound = 1 / math.sqrt(math.prod(self.input_dims)) if init == "linear" else 0.0
-            nn.init.uniform_(self.bias, -bound, bound)
-        for term in self.terms:
-            term.weights[0].data.div_(math.sqrt(rank))
+    >>> KroneckerFit(weight_error=0.5, bias_error=0.0).weight_error
+    0.5
+    """
 
-    def forward(self, x: Tensor) -> Tensor:
-        y = reduce(torch.add, [term(x) for term in self.terms])
-        return y if self.bias is None else y + self.bias.to(y.dtype)
-
-    from_linear = classmethod(_from_linear)
-
-    def __repr__(self) -> str:
-        options = f"rank={self.rank}, bias={self.bias is not None}, init={self.init!r}"
-        return f"NdLinearSum({self.input_dims}, {self.hidden_size}, {options})"
+    weight_error: float
+    bias_error: float
 
 
-def _total_bias(weights: Sequence[Tensor], biases: Sequence[Tensor], order: Shape) -> Tensor:
-    """Horner's rule for beta = sum_k [1 on the modes before k] x b_k x [row sums of the weights on the modes after k]."""
-    beta = biases[order[0]]
-    for k in order[1:]:
-        bias, rows, ones = biases[k], weights[k].sum(1), [1] * beta.ndim
-        if k > order[0]:  # the axis of mode k comes last in the order 1..N, first in the order N..1
-            beta = torch.addcmul(bias, beta.unsqueeze(-1), rows)
-        else:
-            beta = torch.addcmul(bias.reshape(-1, *ones), rows.reshape(-1, *ones), beta)
-    return beta
-
-
-# ---------------------------------------------------------------------------------------------------------- the engine
-# One product: data seen as (batch * left, dim, right) times (hidden, dim), the Kronecker product of the weights of `modes`.
-Step = namedtuple("Step", "modes left dim hidden right shape")
-
-
-class Plan(namedtuple("Plan", "steps groups order inline total by_hand seconds")):
-    """How a layer is computed; print it. Counts are per sample, `seconds` (an estimate) for all samples.
-    steps      the products one after the other; groups: their modes, merged if several; order: all modes in a row
-    inline     each bias right after the product of its mode; else the total bias, seen as `total`, after the last product
-    by_hand    gradients by `_Product`; else by autograd's own, which take fewer steps in Python"""
-
-    macs = property(lambda self: sum(math.prod(s[1:5]) for s in self.steps), doc="Multiply-adds.")
-    bytes = property(
-        lambda self: 4 * sum(s.left * s.right * (s.dim + s.hidden) for s in self.steps),
-        doc="Moved.",
-    )
-    saved = property(
-        lambda self: sum(s.left * s.right * s.dim for s in self.steps),
-        doc="Numbers kept for backward.",
-    )
-
-    def __str__(self) -> str:
-        rows = [("modes", "left", "dim", "hidden", "right", "multiply-adds")]
-        rows += [
-            ("x".join(str(k + 1) for k in s.modes), *s[1:5], f"{math.prod(s[1:5]):,}")
-            for s in self.steps
-        ]
-        table = "\n".join(
-            "".join(f"{value!s:>{8 + 6 * (i == 5)}}" for i, value in enumerate(row)) for row in rows
-        )
-        counts = f"{self.macs:,} multiply-adds, {self.bytes:,} bytes moved, {self.saved:,} numbers kept for backward"
-        return f"{table}\nbiases {'mode by mode' if self.inline else 'added up and last'}; {counts}"
-
-
-@lru_cache(4096)
-def _search(dims: tuple, hidden: tuple, order: tuple, bits: int, grad: bool, bias: bool) -> Plan:
-    """The fastest plan by estimate for about 2^bits samples. Candidates: Algorithm 1; and neighbours merged in all ways, in
-    all orders if there are at most 4 groups, else in the cheapest. None keeps more for backward than Algorithm 1."""
-    n, candidates = len(dims), [(True, [(k,) for k in order])]
-    for cuts in itertools.product((True, False), repeat=n - 1) if n <= 8 else [(True,) * (n - 1)]:
-        edges = [0, *(k for k, cut in enumerate(cuts, 1) if cut), n]
-        groups = [tuple(range(a, b)) for a, b in itertools.pairwise(edges)]
-        best = cheapest_order(
-            *([math.prod(sizes[k] for k in g) for g in groups] for sizes in (dims, hidden))
-        )
-        orders = itertools.permutations(groups) if len(groups) <= 4 else [[groups[k] for k in best]]
-        candidates += [(False, list(o)) for o in orders]
-    plans = [
-        _estimate(dims, hidden, *candidate, 0.75 * 2**bits, grad, bias) for candidate in candidates
-    ]
-    return min((p for p in plans if p.saved <= plans[0].saved), key=lambda p: p.seconds)
-
-
-def _estimate(dims, hidden, inline, groups, samples, grad, bias) -> Plan:
-    """Seconds by constants fitted to two CPU cores: 10 us a product, 5 more for a batch of matrices and 5 more if they are thin,
-    7 us a bias, 10 us a merged factor; 16 ps a multiply-add, some 0.1 ns a number moved. Backward: 5 times the calls."""
-    sizes, steps, calls, work, many = (
-        list(dims),
-        [],
-        7e-6 * len(dims) * (bias and not inline),
-        0.0,
-        0.0,
-    )
-    for g in groups:
-        a, b = g[0], g[-1] + 1
-        d, h, left, right = (math.prod(s) for s in (dims[a:b], hidden[a:b], sizes[:a], sizes[b:]))
-        moved, thin = 3e-9 + 1.2e-10 * (d + h), 1 < right < min(h, 16)
-        if right > 1:
-            moved = 6e-8 + right * (d + h) * (1e-9 if thin else 6e-11)
-            moved += right * h * (2e-10 if grad else 1e-11) * (bias and inline)
-            many += (
-                5e-10 * samples * left * d * h
-            )  # autograd's gradients of the weight, one for each matrix
-        calls += 1e-5 * len(g) + 5e-6 * ((right > 1) + thin)
-        work += samples * left * (1.6e-11 * d * h * right + moved) + 1e-9 * d * h * (len(g) > 1)
-        steps.append(Step(g, left, d, h, right, (-1, d) if right == 1 else (-1, d, right)))
-        sizes[a:b] = hidden[a:b]
-    work += (
-        samples
-        * math.prod(hidden)
-        * (5e-11 * (left > 1) + 3e-11 * (right > 1))
-        * (bias and not inline)
-    )
-    order, total = (
-        tuple(k for g in groups for k in g),
-        (left,) * (left > 1) + (h,) + (right,) * (right > 1),
-    )
-    seconds = 6 * calls + 3 * work if grad else calls + work
-    return Plan((*steps,), (*groups,), order, inline, total, calls + work + many > 3e-4, seconds)
-
-
-_PLAIN, _ONEDNN = (Tensor, nn.Parameter), torch.backends.mkldnn.is_available()
-
-
-def _is_eager(x: Tensor) -> bool:
-    """Whether this is an ordinary call: real numbers, and nothing traces, transforms or casts."""
-    transformed = (
-        torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
-    )
-    traced = torch._C._get_tracing_state() is not None or torch._C._is_any_autocast_enabled()
-    return type(x) in _PLAIN and x.dtype.is_floating_point and not transformed and not traced
-
-
-def _kron(a: Tensor, b: Tensor) -> Tensor:
-    (h, d), (k, e) = a.shape, b.shape
-    return (a.reshape(h, 1, d, 1) * b.reshape(k, 1, e)).reshape(h * k, d * e)
-
-
-def _run(plan: Plan, product, x: Tensor, *tensors: Tensor | None) -> Tensor:
-    """The products of a plan: prod H numbers per sample in some shape. `tensors`: a matrix per step, then a bias per step."""
-    for step, matrix, bias in zip(plan.steps, tensors, tensors[len(plan.steps) :]):
-        x = product(x.reshape(*step.shape), matrix, bias)
-    return x
-
-
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(L, D) -> (L, H) or (L, D, R) -> (L, H, R), nothing copied; anything can differentiate, trace, transform it.
-    The bias is (H,), (H, R), or a row of these if there is one for each of several matrices."""
-    if bias is not None and bias.ndim == x.ndim:
-        y = _product(x, weight)
-        return y.reshape(-1, *bias.shape) + bias.to(y.dtype)
-    if x.ndim == 2:
-        return F.linear(x, weight, bias)
-    (left, d, right), h, whole = x.shape, weight.shape[0], bias is not None and bias.ndim == 2
-    if right < min(h, 16):  # many thin matrices: one product of a copy
-        y = F.linear(x.transpose(1, 2).reshape(-1, d), weight, None if whole else bias)
-        y = y.view(left, right, h).transpose(1, 2)
-        return (y + bias.to(y.dtype) if whole else y).contiguous()
-    weight = weight.expand(left, h, d)
-    if bias is None:
-        return torch.bmm(weight, x)
-    return torch.baddbmm(bias if whole else bias.unsqueeze(1), weight, x)
-
-
-def _fast_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`_product` where nothing watches: outer products, sums in place, and oneDNN, which beats BLAS where there is much to do."""
-    if bias is not None and bias.ndim == x.ndim:
-        y = _fast_product(x, weight)
-        y.view(-1, *bias.shape).add_(bias)
-        return y
-    if x.ndim == 3:
-        return _product(x, weight, bias)
-    if weight.shape[1] == 1:
-        return x * weight.t() if bias is None else torch.addcmul(bias, x, weight.t())
-    much = x.numel() * (len(weight) + 2) >= 2**25 and x.dtype is torch.float32 and x.is_cpu
-    if (
-        much and _ONEDNN and not torch._C._len_torch_dispatch_stack()
-    ):  # tools that count operations do not know it
-        return torch.ops.mkldnn._linear_pointwise(x, weight.contiguous(), bias, "none", [], "")
-    return F.linear(x, weight, bias)
-
-
-class _Product(torch.autograd.Function):
-    """`_product` with gradients by hand: autograd makes the gradient of the weight for each of the L matrices, then adds up."""
-
-    @staticmethod
-    def forward(ctx, x, weight, bias):
-        ctx.bias = bias if bias is None else bias.shape
-        ctx.save_for_backward(x, weight)
-        return _fast_product(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx, g):
-        (x, weight), (need_x, need_weight, need_bias) = ctx.saved_tensors, ctx.needs_input_grad
-        watched, dbias = (
-            torch.is_grad_enabled() or torch._C._are_functorch_transforms_active(),
-            None,
-        )
-        dx = (_product if watched else _fast_product)(g, weight.t()) if need_x else None
-        dweight = _weight_gradient(x, g) if need_weight else None
-        if need_bias:
-            dbias = g.sum((0, 2)) if len(ctx.bias) < g.ndim - 1 else g.reshape(-1, *ctx.bias).sum(0)
-        return dx, dweight, dbias
-
-
-def _weight_gradient(x: Tensor, g: Tensor) -> Tensor:
-    """(H, D), from the input (L, D[, R]) and the gradient (L, H[, R]) of a product. BLAS wants few rows and many columns."""
-    d, h, right = x.shape[1], g.shape[1], x.shape[-1]
-    if x.ndim == 2:
-        return g.t() @ x if h <= d or d >= 16 else (x.t() @ g).t().contiguous()
-    if h * d > right * (
-        h + d
-    ):  # the L terms of the sum are larger than their factors: one product of copies
-        return g.transpose(0, 1).reshape(h, -1) @ x.transpose(0, 1).reshape(d, -1).t()
-    return torch.bmm(g, x.mT).sum(0) if h <= d else torch.bmm(x, g.mT).sum(0).t().contiguous()
-
-
-# ------------------------------------------------------------------------------------------------------ exact algebra
 def kronecker_weight(layer: NdLinear | NdLinearSum) -> Tensor:
-    """The dense matrix of a layer, weight_1 kron ... kron weight_N (summed over terms): (prod H, prod D), row-major.
-    vec(layer(x)) = kronecker_weight(layer) @ vec(x) + vec(total_bias(layer)). Differentiable. prod D * prod H numbers."""
+    """The dense matrix of a layer, weight_1 kron ... kron weight_N, summed over its terms.
+
+    Args:
+        layer: (..., D_1, ..., D_N) -> (..., H_1, ..., H_N).
+
+    Returns:
+        (prod H, prod D), row-major and differentiable: vec(layer(x)) = kronecker_weight(layer) @
+        vec(x) + vec(total_bias(layer)). It holds prod D * prod H numbers.
+
+    >>> layer = NdLinear((4, 5), (3, 2), bias=False)
+    >>> x = torch.randn(4, 5)
+    >>> torch.allclose(layer(x).flatten(), kronecker_weight(layer) @ x.flatten(), atol=1e-6)
+    True
+    """
     return reduce(torch.add, [reduce(torch.kron, term.weights) for term in layer.terms])
 
 
 def total_bias(layer: NdLinear | NdLinearSum) -> Tensor:
-    """All that a layer adds, layer(0): shape `hidden_size`, zeros if it has no bias. Differentiable, O(prod H)."""
+    """All that a layer adds: layer(0).
+
+    Args:
+        layer: (..., D_1, ..., D_N) -> (..., H_1, ..., H_N).
+
+    Returns:
+        (H_1, ..., H_N), zeros if the layer has no bias; differentiable. Costs O(prod H).
+
+    >>> layer = NdLinear((4, 5), (3, 2))
+    >>> torch.allclose(total_bias(layer), layer(torch.zeros(4, 5)), atol=1e-6)
+    True
+    """
     if not _has_bias(layer):
         return layer.terms[0].weights[0].new_zeros(layer.hidden_size)
-    return (
-        layer.bias
-        if isinstance(layer, NdLinearSum)
-        else _total_bias(layer.weights, layer.biases, layer.order)
-    )
+    if isinstance(layer, NdLinearSum):
+        return layer.bias
+    biases = []
+    for weight, bias in zip(layer.weights, layer.biases):
+        biases.append(weight.new_zeros(len(weight)) if bias is None else bias)
+    return _total_bias(layer.weights, biases, layer.order)
+
+
+def _total_bias(weights: Sequence[Tensor], biases: Sequence[Tensor], order: Shape) -> Tensor:
+    """The biases of all modes as one tensor, (H_1, ..., H_N) for the orders 1..N and N..1.
+
+    It is the sum over k of [ones on the modes before k] x b_k x [row sums of the weights on the
+    modes after k], by Horner's rule: each mode multiplies what there is by its row sums and adds
+    its own bias.
+    """
+    beta = biases[order[0]]
+    for k in order[1:]:
+        rows = weights[k].sum(1)
+        if k > order[0]:  # the axis of mode k comes last in the order 1..N ...
+            beta = torch.addcmul(biases[k], beta.unsqueeze(-1), rows)
+        else:  # ... and first in the order N..1
+            ones = [1] * beta.ndim
+            beta = torch.addcmul(biases[k].reshape(-1, *ones), rows.reshape(-1, *ones), beta)
+    return beta
+
+
+def _has_bias(layer: NdLinear | NdLinearSum | NdLinearLoRA) -> bool:
+    if isinstance(layer, NdLinear):
+        return any(bias is not None for bias in layer.biases)
+    return layer.bias is not None
 
 
 @torch.no_grad()
 def to_linear(layer: NdLinear | NdLinearSum | NdLinearLoRA) -> nn.Linear:
-    """The same function on flattened axes as one torch.nn.Linear(prod D, prod H), with copies of the numbers.
-    to_linear(layer)(x.flatten(-N)) = layer(x).flatten(-N). An NdLinearLoRA gives its merged form."""
-    adapted, has_bias = isinstance(layer, NdLinearLoRA), _has_bias(layer)
+    """The same function on flattened axes as one torch.nn.Linear, with copies of the numbers.
+
+    Args:
+        layer: (..., D_1, ..., D_N) -> (..., H_1, ..., H_N), or an NdLinearLoRA, which gives its
+            merged form.
+
+    Returns:
+        Linear(prod D, prod H) with to_linear(layer)(x.flatten(-N)) = layer(x).flatten(-N). It
+        holds prod D * prod H weights and costs as many multiply-adds.
+
+    >>> layer = NdLinear((4, 5), (3, 2))
+    >>> x = torch.randn(7, 4, 5)
+    >>> torch.allclose(to_linear(layer)(x.flatten(-2)), layer(x).flatten(-2), atol=1e-6)
+    True
+    """
+    adapted = isinstance(layer, NdLinearLoRA)
+    has_bias = _has_bias(layer)
     weight = layer.weight if adapted else kronecker_weight(layer)
-    linear = nn.Linear(*weight.shape[::-1], has_bias, "meta", weight.dtype).to_empty(
-        device=weight.device
-    )
+    hidden, dims = weight.shape
+    linear = nn.Linear(dims, hidden, has_bias, "meta", weight.dtype)  # meta: draws nothing
+    linear.to_empty(device=weight.device)
     linear.weight.copy_(weight)
     if has_bias:
         linear.bias.copy_(layer.bias if adapted else total_bias(layer).flatten())
     return linear
 
 
+class NdLinearSum(nn.Module):
+    """A sum of `rank` NdLinear layers without biases, plus one full bias.
+
+    (..., D_1, ..., D_N) -> (..., H_1, ..., H_N). With enough terms (N = 2: min(D_1 H_1, D_2 H_2))
+    it is any dense layer. Its parameters are `terms.{r}.align_layers.{k}.weight` and `bias`
+    (H_1, ..., H_N): rank * sum D_k H_k + prod H_k numbers; it costs `rank` times the multiply-adds
+    of NdLinear. Drawn like NdLinear over sqrt(rank), so that the output variance keeps its size.
+    Source: the extension to higher rank that the paper names as future work.
+
+    Args:
+        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N), positive integers.
+        rank: number of terms.
+        bias, init, device, dtype: as in NdLinear.
+
+    Raises:
+        ValueError, TypeError: sizes, rank or input that do not fit.
+
+    >>> layer = NdLinearSum((4, 5), (3, 2), rank=2)
+    >>> layer(torch.randn(7, 4, 5)).shape
+    torch.Size([7, 3, 2])
+    >>> sum(parameter.numel() for parameter in layer.parameters())
+    50
+    """
+
+    def __init__(
+        self,
+        input_dims: Shape,
+        hidden_size: Shape,
+        rank: int = 1,
+        bias: bool = True,
+        *,
+        init: str = "linear",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ):
+        super().__init__()
+        self.input_dims, self.hidden_size = _shapes(input_dims, hidden_size, rank)
+        self.rank = index(rank)
+        self.init = init
+        self.approximation: KroneckerFit | None = None
+        like = {"device": device, "dtype": dtype}
+        self.terms = nn.ModuleList(
+            NdLinear(input_dims, hidden_size, bias=False, init=init, **like) for _ in range(rank)
+        )
+        self.bias = None
+        if bias:
+            self.bias = nn.Parameter(torch.empty(self.hidden_size, **like))
+            bound = 0.0
+            if init == "linear":
+                bound = 1 / math.sqrt(math.prod(self.input_dims))
+            nn.init.uniform_(self.bias, -bound, bound)
+        for term in self.terms:
+            term.weights[0].data.div_(math.sqrt(rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., D_1, ..., D_N) -> (..., H_1, ..., H_N)."""
+        y = reduce(torch.add, [term(x) for term in self.terms])
+        return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    @classmethod
+    @torch.no_grad()
+    def from_linear(
+        cls, linear: nn.Linear, input_dims: Shape, hidden_size: Shape, rank: int = 1, **search
+    ) -> NdLinearSum:
+        """The sum of `rank` terms nearest to a dense layer, by `nearest_kronecker`.
+
+        Args:
+            linear: Linear(prod D, prod H).
+            input_dims: (D_1, ..., D_N).
+            hidden_size: (H_1, ..., H_N).
+            rank: number of terms.
+            search: how to search: `restarts`, `seed`, `sweeps`, `tol` of `nearest_kronecker`.
+
+        Returns:
+            A layer of this class with copies of the numbers and the dense bias. `approximation`
+            holds the relative errors. The costs are those of NdLinearSum.
+
+        Raises:
+            ValueError, TypeError: sizes that do not fit, more terms than are of use, or no
+                torch.nn.Linear.
+
+        >>> linear = nn.Linear(20, 6)
+        >>> layer = NdLinearSum.from_linear(linear, (4, 5), (3, 2), rank=10)
+        >>> x = torch.randn(7, 20)  # ten terms represent every matrix of this size
+        >>> torch.allclose(layer(x.unflatten(1, (4, 5))).flatten(1), linear(x), atol=1e-5)
+        True
+        """
+        dims, hidden = _shapes(input_dims, hidden_size, rank)
+        terms, weight_error = _terms_of(linear, dims, hidden, rank, search)
+        layer = _allocate(cls, linear, dims, hidden, rank=rank)
+        for term, values in zip(layer.terms, terms):
+            _copy_into(term.weights, values)
+        if linear.bias is not None:
+            layer.bias.copy_(linear.bias.reshape(hidden))
+        layer.approximation = KroneckerFit(weight_error, 0.0)
+        return layer
+
+    def __setstate__(self, state: dict) -> None:
+        state = dict(state)
+        earlier = state.pop("fit", None)  # its name in files pickled before `approximation`
+        state.setdefault("approximation", earlier)
+        super().__setstate__(state)
+
+    def __repr__(self) -> str:
+        options = f"rank={self.rank}, bias={self.bias is not None}, init={self.init!r}"
+        return f"{type(self).__name__}({self.input_dims}, {self.hidden_size}, {options})"
+
+
 def rearrange(matrix: Tensor, input_dims: Shape, hidden_size: Shape) -> Tensor:
-    """The rearrangement (prod H, prod D) -> (H_1 D_1, ..., H_N D_N) that groups the two indices of each mode.
-    It turns A_1 kron ... kron A_N into the outer product of the flattened A_k and keeps the Frobenius norm, so that the
-    nearest Kronecker product is the nearest tensor of rank one. Source: Van Loan and Pitsianis (1993). Raises ValueError."""
+    """The rearrangement of a matrix that groups the two indices of each mode.
+
+    It turns A_1 kron ... kron A_N into the outer product of the flattened A_k and keeps the
+    Frobenius norm, so that the nearest Kronecker product is the nearest tensor of rank one.
+    Source: Van Loan and Pitsianis (1993).
+
+    Args:
+        matrix: (prod H, prod D).
+        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N).
+
+    Returns:
+        (H_1 D_1, ..., H_N D_N), the same numbers in another order.
+
+    Raises:
+        ValueError, TypeError: the sizes do not fit.
+
+    >>> rearrange(torch.eye(6), (2, 3), (2, 3)).shape
+    torch.Size([4, 9])
+    >>> torch.linalg.matrix_rank(rearrange(torch.eye(6), (2, 3), (2, 3))).item()
+    1
+    """
     dims, hidden = _shapes(input_dims, hidden_size)
     if tuple(matrix.shape) != (math.prod(hidden), math.prod(dims)):
-        what = f"a matrix {tuple(matrix.shape)} does not fold into hidden_size {hidden} x input_dims {dims}"
-        raise ValueError(f"{what}; choose sizes whose products are its (outputs, inputs)")
-    pairs = [axis for k in range(len(dims)) for axis in (k, k + len(dims))]
-    return (
-        matrix.reshape(*hidden, *dims).permute(pairs).reshape([h * d for h, d in zip(hidden, dims)])
-    )
+        raise ValueError(
+            f"a matrix {tuple(matrix.shape)} does not fold into hidden_size {hidden} x "
+            f"input_dims {dims}; choose sizes whose products are its (outputs, inputs)"
+        )
+    n = len(dims)
+    pairs = [axis for k in range(n) for axis in (k, k + n)]
+    sizes = [h * d for h, d in zip(hidden, dims)]
+    return matrix.reshape(*hidden, *dims).permute(pairs).reshape(sizes)
 
 
 @torch.no_grad()
 def nearest_kronecker(
-    matrix, input_dims, hidden_size, rank=1, *, restarts=0, seed=0, sweeps=500, tol=1e-12
-):
-    """The sum of `rank` Kronecker products nearest to a matrix (prod H, prod D) in the Frobenius norm.
-    Returns (terms, error): matrix ~ sum over r of terms[r][0] kron ... kron terms[r][N-1] with terms[r][k] (H_k, D_k), and
-    error = ||matrix - sum|| / ||matrix||. Works in float64. N <= 2 is exact, by singular value decomposition of the rearrangement.
-    N > 2 gives a local optimum (the global one is NP-hard, and need not exist for rank > 1): the best of alternating least squares
-    from the leading singular vectors of the unfoldings and from `restarts` random starts, at most `sweeps` rounds each, or until
-    a round lowers the squared error by less than `tol`. Raises ValueError if the sizes do not fit or fewer terms are enough."""
+    matrix: Tensor,
+    input_dims: Shape,
+    hidden_size: Shape,
+    rank: int = 1,
+    *,
+    restarts: int = 0,
+    seed: int = 0,
+    sweeps: int = 500,
+    tol: float = 1e-12,
+) -> tuple[list[list[Tensor]], float]:
+    """The sum of `rank` Kronecker products nearest to a matrix in the Frobenius norm.
+
+    Works in float64, for complex matrices in complex128. N <= 2 is exact, by singular value
+    decomposition of the rearrangement. N > 2 gives a local optimum (the global one is NP-hard, and
+    need not exist for rank > 1): the best of alternating least squares from the leading singular
+    vectors of the unfoldings and from `restarts` random starts. Source: Van Loan and Pitsianis
+    (1993) for N = 2.
+
+    Args:
+        matrix: (prod H, prod D), real or complex.
+        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N).
+        rank: number of terms.
+        restarts, seed: number of random starts, and what they are drawn with.
+        sweeps: most rounds of least squares from each start.
+        tol: stop when a round lowers the squared relative error by less.
+
+    Returns:
+        (terms, error): matrix ~ sum over r of terms[r][0] kron ... kron terms[r][N-1], with
+        terms[r][k] (H_k, D_k) in the dtype of the matrix; error = ||matrix - sum|| / ||matrix||.
+
+    Raises:
+        ValueError, TypeError: the sizes do not fit, or fewer terms are enough.
+
+    >>> a, b = torch.randn(3, 4), torch.randn(2, 5)
+    >>> terms, error = nearest_kronecker(torch.kron(a, b), (4, 5), (3, 2))
+    >>> [factor.shape for factor in terms[0]], error < 1e-6
+    ([torch.Size([3, 4]), torch.Size([2, 5])], True)
+    """
     dims, hidden = _shapes(input_dims, hidden_size, rank)
-    tensor = rearrange(matrix.detach().double(), dims, hidden)
+    exact = torch.complex128 if matrix.is_complex() else torch.float64
+    tensor = rearrange(matrix.detach().to(exact), dims, hidden)
     enough = tensor.numel() // max(tensor.shape)
     if rank > enough:
         raise ValueError(
@@ -579,81 +672,148 @@ def nearest_kronecker(
         u, s, vh = torch.linalg.svd(tensor, full_matrices=False)
         factors = [u[:, :rank] * s[:rank], vh[:rank].T]
     else:
-        noise = torch.Generator().manual_seed(seed)
-        starts = [
-            [torch.randn(n, rank, generator=noise).to(tensor) for n in tensor.shape]
-            for _ in range(restarts + 1)
+        found = [
+            _least_squares(tensor, start, sweeps, tol)
+            for start in _starts(tensor, rank, restarts, seed)
         ]
-        for k, start in enumerate(starts[0]):
-            unfolding = tensor.movedim(k, 0).flatten(1)
-            start[:, : len(start)] = torch.linalg.eigh(unfolding @ unfolding.T)[1].flip(1)[:, :rank]
-        factors = min(
-            (_least_squares(tensor, start, sweeps, tol) for start in starts),
-            key=lambda f: _error(tensor, f),
-        )
-    norms = torch.stack(
-        [f.norm(dim=0) for f in factors]
-    )  # share the size of a term evenly among its factors
-    factors = [
-        f * scale
-        for f, scale in zip(factors, norms.prod(0) ** (1 / len(dims)) / norms.clamp_min(1e-300))
-    ]
-    terms = [
-        [f[:, r].reshape(h, d).to(matrix.dtype) for f, h, d in zip(factors, hidden, dims)]
-        for r in range(rank)
-    ]
-    return terms, _error(tensor, factors)
+        factors = min(found, key=lambda factors: _error(tensor, factors))
+    error = _error(tensor, factors)
+    norms = torch.stack([factor.norm(dim=0) for factor in factors])
+    shared = norms.prod(0) ** (1 / len(dims))  # the size of a term, evenly among its factors
+    scales = shared / norms.clamp_min(1e-300)
+    terms = []
+    for r in range(rank):
+        columns = [(factor * scale)[:, r] for factor, scale in zip(factors, scales)]
+        shaped = [column.reshape(h, d) for column, h, d in zip(columns, hidden, dims)]
+        terms.append([factor.to(matrix.dtype) for factor in shaped])
+    return terms, error
+
+
+def _starts(tensor: Tensor, rank: int, restarts: int, seed: int) -> list[list[Tensor]]:
+    """Factors (n_k, rank) to begin with: singular vectors of the unfoldings, then random ones."""
+    noise = torch.Generator().manual_seed(seed)
+    starts = []
+    for _ in range(restarts + 1):
+        drawn = [torch.randn(n, rank, generator=noise) for n in tensor.shape]
+        starts.append([factor.to(tensor) for factor in drawn])
+    for k, factor in enumerate(starts[0]):
+        unfolding = tensor.movedim(k, 0).flatten(1)
+        vectors = torch.linalg.eigh(unfolding @ unfolding.mH)[1].flip(1)
+        factor[:, : len(factor)] = vectors[:, :rank]
+    return starts
 
 
 def _least_squares(tensor: Tensor, factors: list[Tensor], sweeps: int, tol: float) -> list[Tensor]:
-    """Lower the error of tensor[i_1..i_N] ~ sum_r prod_k factors[k][i_k, r] in one factor after the other."""
+    """Lower the error of tensor[i_1..i_N] ~ sum_r prod_k factors[k][i_k, r], one factor a time."""
     last = math.inf
     for _ in range(sweeps):
         for k in range(tensor.ndim):
-            factors = [f if j == k else F.normalize(f, dim=0) for j, f in enumerate(factors)]
+            unit = [F.normalize(factor, dim=0) for factor in factors]
+            factors = [*unit[:k], factors[k], *unit[k + 1 :]]
             others = factors[:k] + factors[k + 1 :]
-            gram = reduce(torch.mul, [f.T @ f for f in others])
-            factors[k] = (
-                tensor.movedim(k, 0).flatten(1)
-                @ _khatri_rao(others)
-                @ torch.linalg.pinv(gram, hermitian=True)
-            )
-        last, previous = _error(tensor, factors) ** 2, last
-        if previous - last < tol:
+            gram = reduce(torch.mul, [factor.mH @ factor for factor in others]).conj()
+            unfolding = tensor.movedim(k, 0).flatten(1)
+            inverse = torch.linalg.pinv(gram, hermitian=True)
+            factors[k] = unfolding @ _khatri_rao(others).conj() @ inverse
+        squared = _error(tensor, factors) ** 2
+        if last - squared < tol:
             break
+        last = squared
     return factors
 
 
 def _khatri_rao(factors: Sequence[Tensor]) -> Tensor:
-    return reduce(
-        lambda a, b: (a[:, None] * b).flatten(0, 1), factors
-    )  # column r: Kronecker product of the columns r
+    """(prod n_k, R) from (n_k, R): column r is the Kronecker product of the columns r."""
+    return reduce(lambda a, b: (a[:, None] * b).flatten(0, 1), factors)
 
 
 def _error(target: Tensor, factors: Sequence[Tensor]) -> float:
-    return (
-        (target.flatten() - _khatri_rao(factors).sum(1)).norm() / target.norm().clamp_min(1e-300)
-    ).item()
+    """||target - sum of the terms|| / ||target||."""
+    gap = target.flatten() - _khatri_rao(factors).sum(1)
+    return (gap.norm() / target.norm().clamp_min(1e-300)).item()
 
 
-def _has_bias(layer: NdLinear | NdLinearSum | NdLinearLoRA) -> bool:
-    return (layer.biases[0] if isinstance(layer, NdLinear) else layer.bias) is not None
+def _terms_of(
+    linear: nn.Linear, dims: tuple[int, ...], hidden: tuple[int, ...], rank: int, search: dict
+) -> tuple[list[list[Tensor]], float]:
+    if not isinstance(linear, nn.Linear):
+        raise TypeError(f"from_linear needs a torch.nn.Linear, got {type(linear).__name__}")
+    return nearest_kronecker(linear.weight, dims, hidden, rank, **search)
 
 
-# -------------------------------------------------------------------------------------------------------------- costs
+def _nearest_biases(
+    target: Tensor, weights: Sequence[Tensor], order: Shape
+) -> tuple[list[Tensor], float]:
+    """The biases (H_k,) whose total is nearest to a dense bias (prod H,), and the relative error.
+
+    The total bias is linear in the biases; the rows of `basis` are the totals of unit vectors.
+    """
+    exact = torch.complex128 if target.is_complex() else torch.float64
+    target = target.to(exact)
+    weights = [weight.to(exact) for weight in weights]
+    sizes = [len(weight) for weight in weights]
+    units = torch.eye(sum(sizes)).to(target)
+    basis = torch.stack(
+        [_total_bias(weights, unit.split(sizes), order).flatten() for unit in units], dim=1
+    )
+    solution = torch.linalg.pinv(basis) @ target
+    return list(solution.split(sizes)), _error(target, [(basis @ solution)[:, None]])
+
+
+def _allocate(cls, linear: nn.Linear, dims: Shape, hidden: Shape, **options):
+    """A layer like a dense one in dtype, device and bias, without numbers: draws nothing."""
+    has_bias = linear.bias is not None
+    layer = cls(dims, hidden, bias=has_bias, device="meta", dtype=linear.weight.dtype, **options)
+    return layer.to_empty(device=linear.weight.device)
+
+
+def _copy_into(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
+    for target, value in zip(targets, values):
+        target.copy_(value)
+
+
 def cheapest_order(input_dims: Shape, hidden_size: Shape) -> tuple[int, ...]:
-    """The order of the modes 0..N-1 with the fewest multiply-adds: ascending 1/D_k - 1/H_k, equals in their order.
-    Swapping neighbours i, j changes the cost of an order by a positive multiple of (1/D_i - 1/H_i) - (1/D_j - 1/H_j)."""
+    """The order of the modes 0..N-1 with the fewest multiply-adds: ascending 1/D_k - 1/H_k.
+
+    Swapping neighbours i, j changes the cost of an order by a positive multiple of
+    (1/D_i - 1/H_i) - (1/D_j - 1/H_j). Equal modes keep their order.
+
+    Args:
+        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N).
+
+    Returns:
+        The modes 0..N-1 in the order in which to execute them.
+
+    Raises:
+        ValueError, TypeError: sizes that do not fit.
+
+    >>> cheapest_order((2800, 8), (768, 1))  # the mode that shrinks more, first
+    (1, 0)
+    """
     dims, hidden = _shapes(input_dims, hidden_size)
-    common = math.lcm(
-        *dims, *hidden
-    )  # compare integers: rounding would see differences between equals
+    common = math.lcm(*dims, *hidden)  # integers: rounding would see differences between equals
     return tuple(sorted(range(len(dims)), key=lambda k: common // dims[k] - common // hidden[k]))
 
 
 def count_macs(input_dims: Shape, hidden_size: Shape, order: Shape | None = None) -> int:
-    """Multiply-adds per sample, modes in the given order (default 0, 1, ..., N-1); additions of biases not counted."""
-    (size, hidden), macs = map(list, _shapes(input_dims, hidden_size)), 0
+    """Multiply-adds per sample; additions of biases are not counted.
+
+    Args:
+        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N).
+        order: the modes as they are executed, by default 0, 1, ..., N-1.
+
+    Returns:
+        The sum over the modes of (size of the tensor before the mode) * H_k.
+
+    Raises:
+        ValueError, TypeError: sizes or order that do not fit.
+
+    >>> count_macs((32, 32, 32), (32, 32, 32)) == 3 * 32**4
+    True
+    """
+    dims, hidden = _shapes(input_dims, hidden_size)
+    size = list(dims)
+    macs = 0
     for k in _order(order, len(size)):
         macs += math.prod(size) * hidden[k]
         size[k] = hidden[k]
@@ -663,39 +823,513 @@ def count_macs(input_dims: Shape, hidden_size: Shape, order: Shape | None = None
 def count_parameters(
     input_dims: Shape, hidden_size: Shape, bias: bool = True, rank: int = 1
 ) -> int:
-    """NdLinear: sum D_k H_k, with bias + sum H_k. NdLinearSum, rank > 1: rank * sum D_k H_k, with bias + prod H_k."""
+    """Numbers that a layer trains.
+
+    Args:
+        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N).
+        bias: whether there are biases.
+        rank: 1 for an NdLinear; more for an NdLinearSum of so many terms.
+
+    Returns:
+        NdLinear: sum D_k H_k, with bias + sum H_k. NdLinearSum with rank > 1: rank * sum D_k H_k,
+        with bias + prod H_k.
+
+    Raises:
+        ValueError, TypeError: sizes or rank that do not fit.
+
+    >>> count_parameters((32, 32, 32), (32, 32, 32))  # a dense layer has 1,073,774,592
+    3168
+    """
     dims, hidden = _shapes(input_dims, hidden_size, rank)
     weights = rank * sum(d * h for d, h in zip(dims, hidden))
-    return weights + bool(bias) * (sum(hidden) if rank == 1 else math.prod(hidden))
+    if not bias:
+        return weights
+    return weights + (sum(hidden) if rank == 1 else math.prod(hidden))
 
 
-# ------------------------------------------------------------------------------------------------------- LoRA adapters
+# ================================================================================================
+# Part 3: the engine. Skip it at first reading: it computes the function of part 1, only faster
+# ================================================================================================
+class Step(NamedTuple):
+    """One product of a plan: (batch * left, dim, right) times the matrix (hidden, dim).
+
+    The matrix is the Kronecker product of the weights of `modes`, neighbours in the order 1..N;
+    `shape` is what the data are reshaped to before it.
+    """
+
+    modes: tuple[int, ...]
+    left: int
+    dim: int
+    hidden: int
+    right: int
+    shape: tuple[int, ...]
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds per sample."""
+        return self.left * self.dim * self.hidden * self.right
+
+
+class Plan(NamedTuple):
+    """How a layer is computed; print it. Counts are per sample.
+
+    Attributes:
+        steps: the products, one after the other.
+        groups: their modes; several modes in one group are merged into one matrix.
+        order: all modes in a row.
+        inline: True if each bias is added right after the product of its mode, else the total
+            bias is added after the last product.
+        total: the shape in which the last product adds the total bias.
+        by_hand: True for gradients by `_Product`, False for autograd's own, which take fewer
+            steps in Python.
+        seconds: the estimate for all samples.
+    """
+
+    steps: tuple[Step, ...]
+    groups: tuple[tuple[int, ...], ...]
+    order: tuple[int, ...]
+    inline: bool
+    total: tuple[int, ...]
+    by_hand: bool
+    seconds: float
+
+    @property
+    def macs(self) -> int:
+        """Multiply-adds."""
+        return sum(step.macs for step in self.steps)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes read and written, of four-byte numbers."""
+        return 4 * sum(s.left * s.right * (s.dim + s.hidden) for s in self.steps)
+
+    @property
+    def saved(self) -> int:
+        """Numbers kept for backward."""
+        return sum(step.left * step.dim * step.right for step in self.steps)
+
+    def __str__(self) -> str:
+        rows = [("modes", "left", "dim", "hidden", "right", "multiply-adds")]
+        for step in self.steps:
+            modes = "x".join(str(k + 1) for k in step.modes)
+            rows.append((modes, *step[1:5], f"{step.macs:,}"))
+        lines = []
+        for *columns, last in rows:
+            lines.append("".join(f"{column!s:>8}" for column in columns) + f"{last:>14}")
+        biases = "mode by mode" if self.inline else "added up and last"
+        counts = f"{self.macs:,} multiply-adds, {self.bytes:,} bytes moved"
+        lines.append(f"biases {biases}; {counts}, {self.saved:,} numbers kept for backward")
+        return "\n".join(lines)
+
+
+class _Cost:
+    """Seconds that the parts of a plan take.
+
+    Fitted by hand to measured times of single products and of the layers of the paper, forward and
+    with gradients, in float32 on two cores of an AMD EPYC (torch 2.13, November 2026). They decide
+    which plan runs, never what it computes; on another machine a plan may miss the fastest one.
+    "Number": of the input and output of a product. "Matrix": where axes follow the mode, a product
+    is one of many matrices (dim, right); it is thin where right < min(hidden, 16).
+    """
+
+    PRODUCT = 1e-5  # to start a product, and again for each factor merged into its matrix
+    BATCHED = 5e-6  # more to start a product of many matrices, and again if they are thin
+    BIAS = 7e-6  # to start what adds one bias to the total bias
+
+    MULTIPLY_ADD = 1.6e-11
+    MERGED_NUMBER = 1e-9  # for each entry of a merged matrix
+    ROW = 3e-9  # one matrix: for each row, and
+    ROW_NUMBER = 1.2e-10  # for each number in it
+    MATRIX = 6e-8  # many matrices: for each one, and
+    MATRIX_NUMBER = 6e-11  # for each number in it,
+    THIN_NUMBER = 1e-9  # or in a thin one
+    MATRIX_BIAS = 1e-11  # for each number to which such a product adds a bias,
+    MATRIX_BIAS_GRADIENT = 2e-10  # and with gradients
+    TOTAL_LEFT = 5e-11  # for each number to which the total bias is added where left > 1,
+    TOTAL_RIGHT = 3e-11  # and where right > 1
+
+    BACKWARD_STARTS = 6  # forward and backward start as many times more operations
+    BACKWARD_WORK = 3  # and do as many times more work
+    WEIGHT_GRADIENT = 5e-10  # autograd's gradient of a weight: for each entry of each matrix
+    BY_HAND_FROM = 3e-4  # from so many seconds on, `_Product` is worth its steps in Python
+
+
+@lru_cache(4096)
+def _search(
+    dims: tuple[int, ...],
+    hidden: tuple[int, ...],
+    order: tuple[int, ...],
+    bits: int,
+    grad: bool,
+    bias: bool,
+) -> Plan:
+    """The fastest plan by estimate for about 2^bits samples.
+
+    Candidates are Algorithm 1, and neighbours merged in all ways, in all orders if there are at
+    most four groups, else in the cheapest. None may keep more for backward than Algorithm 1 does.
+    """
+    n = len(dims)
+    candidates = [(True, [(k,) for k in order])]
+    all_cuts = itertools.product((True, False), repeat=n - 1) if n <= 8 else [(True,) * (n - 1)]
+    for cuts in all_cuts:
+        edges = [0, *(k for k, cut in enumerate(cuts, 1) if cut), n]
+        groups = [tuple(range(a, b)) for a, b in itertools.pairwise(edges)]
+        if len(groups) <= 4:
+            orders = [list(groups) for groups in itertools.permutations(groups)]
+        else:
+            merged_dims = [math.prod(dims[k] for k in group) for group in groups]
+            merged_hidden = [math.prod(hidden[k] for k in group) for group in groups]
+            orders = [[groups[k] for k in cheapest_order(merged_dims, merged_hidden)]]
+        candidates += [(False, groups) for groups in orders]
+    samples = 0.75 * 2**bits  # the middle of the batch sizes that share a plan
+    plans = [_estimate(dims, hidden, *one, samples, grad, bias) for one in candidates]
+    return min((p for p in plans if p.saved <= plans[0].saved), key=lambda plan: plan.seconds)
+
+
+def _estimate(
+    dims: tuple[int, ...],
+    hidden: tuple[int, ...],
+    inline: bool,
+    groups: Sequence[tuple[int, ...]],
+    samples: float,
+    grad: bool,
+    bias: bool,
+) -> Plan:
+    """The plan that runs these groups one after the other, and how long that should take."""
+    adds_inline = bias and inline
+    adds_total = bias and not inline
+    sizes = list(dims)
+    steps = []
+    starts = _Cost.BIAS * len(dims) * adds_total
+    work = 0.0
+    many = 0.0
+    for group in groups:
+        first = group[0]
+        behind = group[-1] + 1
+        d = math.prod(dims[first:behind])
+        h = math.prod(hidden[first:behind])
+        left = math.prod(sizes[:first])
+        right = math.prod(sizes[behind:])
+        merged = len(group) > 1
+        thin = 1 < right < min(h, 16)
+        if right == 1:
+            moved = _Cost.ROW + _Cost.ROW_NUMBER * (d + h)
+        else:
+            number = _Cost.THIN_NUMBER if thin else _Cost.MATRIX_NUMBER
+            added = _Cost.MATRIX_BIAS_GRADIENT if grad else _Cost.MATRIX_BIAS
+            moved = _Cost.MATRIX + right * (d + h) * number
+            moved += right * h * added * adds_inline
+            many += _Cost.WEIGHT_GRADIENT * samples * left * d * h
+        starts += _Cost.PRODUCT * len(group) + _Cost.BATCHED * ((right > 1) + thin)
+        merging = _Cost.MERGED_NUMBER * d * h * merged
+        work += samples * left * (_Cost.MULTIPLY_ADD * d * h * right + moved) + merging
+        shape = (-1, d) if right == 1 else (-1, d, right)
+        steps.append(Step(group, left, d, h, right, shape))
+        sizes[first:behind] = hidden[first:behind]
+    added = _Cost.TOTAL_LEFT * (left > 1) + _Cost.TOTAL_RIGHT * (right > 1)
+    work += samples * math.prod(hidden) * added * adds_total
+    seconds = starts + work
+    if grad:
+        seconds = _Cost.BACKWARD_STARTS * starts + _Cost.BACKWARD_WORK * work
+    total = (left,) * (left > 1) + (h,) + (right,) * (right > 1)
+    order = tuple(k for group in groups for k in group)
+    by_hand = starts + work + many > _Cost.BY_HAND_FROM
+    return Plan(tuple(steps), tuple(groups), order, inline, total, by_hand, seconds)
+
+
+def _gather(layer: NdLinear, compiling: bool) -> tuple[list, list, bool]:
+    """The weights and biases of the modes, and whether the modes are what NdLinear made.
+
+    They are not if someone quantised, wrapped, pruned or hooked one; it is then called as the
+    module that it is. Raises ValueError if a mode was swapped for one of other sizes. It reads the
+    dictionaries of the modules, since this runs in every call.
+    """
+    weights = []
+    biases = []
+    as_made = compiling or not any(_GLOBAL_HOOKS) or not _is_watched()
+    for mode, shape in zip(layer._modules["align_layers"]._modules.values(), layer._shapes):
+        parameters = mode._parameters
+        weight = parameters.get("weight")
+        bias = parameters.get("bias")
+        weights.append(weight)
+        biases.append(bias)
+        if (
+            type(mode) is not nn.Linear
+            or mode._forward_hooks
+            or mode._forward_pre_hooks
+            or mode._backward_hooks
+            or mode._backward_pre_hooks
+            or "forward" in mode.__dict__
+            or weight is None
+            or not (compiling or type(weight) in _PLAIN)
+            or (bias is None) != (biases[0] is None)
+        ):
+            as_made = False
+        elif weight.shape != shape:
+            raise ValueError(
+                f"mode {len(weights)} of {layer.input_dims} -> {layer.hidden_size} needs a weight "
+                f"{shape}, got {tuple(weight.shape)}; build a new NdLinear for other sizes"
+            )
+    return weights, biases, as_made
+
+
+def _planned(layer: NdLinear, x: Tensor, weights: list, biases: list, compiling: bool) -> Tensor:
+    """Choose the plan for this call and run it."""
+    batch = x.shape[: -len(weights)]
+    if compiling or not _is_ordinary(x):
+        y = _run(
+            layer._plan_for_any,
+            _product,
+            x,
+            *_operands(layer, layer._plan_for_any, weights, biases),
+        )
+        return y.reshape(*batch, *layer.hidden_size)
+    trains = torch.is_grad_enabled() and _any_requires_grad(x, weights, biases)
+    samples = batch.numel()
+    plan = layer._plans.get((samples.bit_length(), trains)) or layer.plan(samples, trains)
+    operands = _operands(layer, plan, weights, biases)
+    if not trains:
+        y = _run(plan, _fast_product, x, *operands)
+    elif layer.execution == "recompute":
+        how = {"use_reentrant": False, "preserve_rng_state": False}
+        y = checkpoint(_run, plan, _product, x, *operands, **how)
+    elif plan.by_hand:
+        y = _run(plan, _Product.apply, x, *operands)
+    else:
+        y = _run(plan, _product, x, *operands)
+    return y.reshape(*batch, *layer.hidden_size)
+
+
+def _any_requires_grad(x: Tensor, weights: list, biases: list) -> bool:
+    return x.requires_grad or any(t is not None and t.requires_grad for t in (*weights, *biases))
+
+
+def _operands(layer: NdLinear, plan: Plan, weights: list, biases: list) -> list:
+    """What the steps of a plan take: a matrix each, then a bias each."""
+    if plan.inline:
+        return [weights[k] for k in plan.order] + [biases[k] for k in plan.order]
+    matrices = [reduce(_kron, [weights[k] for k in group]) for group in plan.groups]
+    added = [None] * len(matrices)
+    if biases[0] is not None:
+        added[-1] = _total_bias(weights, biases, layer.order).reshape(plan.total)
+    return matrices + added
+
+
+def _kron(a: Tensor, b: Tensor) -> Tensor:
+    (h, d), (k, e) = a.shape, b.shape
+    return (a.reshape(h, 1, d, 1) * b.reshape(k, 1, e)).reshape(h * k, d * e)
+
+
+def _run(plan: Plan, product, x: Tensor, *operands: Tensor | None) -> Tensor:
+    """The products of a plan: prod H numbers per sample, in some shape."""
+    for step, matrix, bias in zip(plan.steps, operands, operands[len(plan.steps) :]):
+        x = product(x.reshape(*step.shape), matrix, bias)
+    return x
+
+
+def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """(L, D) -> (L, H) or (L, D, R) -> (L, H, R), with nothing copied.
+
+    Anything can differentiate, trace and transform it. The bias is (H,), (H, R), or a row of
+    these if there is one for each of several matrices.
+    """
+    if bias is not None and bias.ndim == x.ndim:
+        y = _product(x, weight)
+        return y.reshape(-1, *bias.shape) + bias.to(y.dtype)
+    if x.ndim == 2:
+        return F.linear(x, weight, bias)
+    left, d, right = x.shape
+    h = weight.shape[0]
+    whole = bias is not None and bias.ndim == 2
+    if right < min(h, 16):  # many thin matrices: one product of a copy
+        y = F.linear(x.transpose(1, 2).reshape(-1, d), weight, None if whole else bias)
+        y = y.view(left, right, h).transpose(1, 2)
+        return (y + bias.to(y.dtype) if whole else y).contiguous()
+    weight = weight.expand(left, h, d)
+    if bias is None:
+        return torch.bmm(weight, x)
+    return torch.baddbmm(bias if whole else bias.unsqueeze(1), weight, x)
+
+
+def _fast_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`_product` where nothing watches.
+
+    Outer products, sums in place, and oneDNN, which beats BLAS where there is much to do.
+    """
+    axes = x.ndim
+    if bias is not None and bias.ndim == axes:
+        y = _fast_product(x, weight)
+        y.view(-1, *bias.shape).add_(bias)
+        return y
+    if axes == 3:
+        return _product(x, weight, bias)
+    h, d = weight.shape
+    if d == 1:
+        return x * weight.t() if bias is None else torch.addcmul(bias, x, weight.t())
+    much = x.numel() * (h + 2) >= 2**25 and x.dtype is torch.float32 and x.is_cpu
+    if much and _onednn_linear is not None and not _dispatch_modes():
+        return _onednn_linear(x, weight.contiguous(), bias, "none", [], "")
+    return F.linear(x, weight, bias)
+
+
+class _Product(torch.autograd.Function):
+    """`_product` with gradients by hand.
+
+    Autograd makes the gradient of the weight for each of the L matrices, then adds up.
+    """
+
+    @staticmethod
+    def forward(ctx, x, weight, bias):
+        ctx.bias = None if bias is None else bias.shape
+        ctx.save_for_backward(x, weight)
+        return _fast_product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, weight = ctx.saved_tensors
+        need_x, need_weight, need_bias = ctx.needs_input_grad
+        dx = None
+        dweight = None
+        dbias = None
+        if need_x:
+            watched = torch.is_grad_enabled() or _functorch_is_active()
+            product = _product if watched else _fast_product
+            dx = product(g, weight.t())
+        if need_weight:
+            dweight = _weight_gradient(x, g)
+        if need_bias and len(ctx.bias) < g.ndim - 1:
+            dbias = g.sum((0, 2))
+        elif need_bias:
+            dbias = g.reshape(-1, *ctx.bias).sum(0)
+        return dx, dweight, dbias
+
+
+def _weight_gradient(x: Tensor, g: Tensor) -> Tensor:
+    """(H, D), from the input (L, D[, R]) and the gradient (L, H[, R]) of a product.
+
+    BLAS wants few rows and many columns.
+    """
+    d = x.shape[1]
+    h = g.shape[1]
+    right = x.shape[-1]
+    if x.ndim == 2 and (h <= d or d >= 16):
+        return g.t() @ x
+    if x.ndim == 2:
+        return (x.t() @ g).t().contiguous()
+    if h * d > right * (h + d):  # the L terms of the sum are larger than their factors: copy these
+        return g.transpose(0, 1).reshape(h, -1) @ x.transpose(0, 1).reshape(d, -1).t()
+    if h <= d:
+        return torch.bmm(g, x.mT).sum(0)
+    return torch.bmm(x, g.mT).sum(0).t().contiguous()
+
+
+# Private names of torch. Each is looked up once and may be missing from another version; what
+# stands in for it then sends every call down the plain path (`_product` and autograd's gradients).
+def _private(path: str, stand_in):
+    """torch.<path>, or the stand-in where torch has no such name."""
+    found = torch
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return stand_in if found is None else found
+
+
+def _cannot_tell() -> bool:
+    return True
+
+
+_functorch_is_active = _private("_C._are_functorch_transforms_active", _cannot_tell)
+_tracing_state = _private("_C._get_tracing_state", _cannot_tell)
+_any_autocast = _private("_C._is_any_autocast_enabled", _cannot_tell)
+_dispatch_modes = _private("_C._len_torch_dispatch_stack", _cannot_tell)  # they count operations
+_forward_mode = SimpleNamespace(_current_level=0)  # as if it were on
+if hasattr(torch.autograd.forward_ad, "_current_level"):
+    _forward_mode = torch.autograd.forward_ad
+_onednn_linear = None
+if torch.backends.mkldnn.is_available():
+    _onednn_linear = _private("ops.mkldnn._linear_pointwise", None)
+_GLOBAL_HOOKS = [
+    _private(f"nn.modules.module._global_{kind}_hooks", {})
+    for kind in ("forward", "forward_pre", "backward", "backward_pre")
+]
+_PLAIN = (Tensor, nn.Parameter)
+_REAL = frozenset([torch.float16, torch.bfloat16, torch.float32, torch.float64])
+
+
+def _is_ordinary(x: Tensor) -> bool:
+    """Whether this is an ordinary call: real numbers, and nothing traces, transforms or casts."""
+    return (
+        type(x) in _PLAIN
+        and x.dtype in _REAL
+        and not _functorch_is_active()
+        and _forward_mode._current_level < 0
+        and _tracing_state() is None
+        and not _any_autocast()
+    )
+
+
+def _is_watched() -> bool:
+    """Whether hooks on all modules want to see the modes.
+
+    torch's ModuleTracker, which is inside its FLOP counter, does not: it is to count what runs.
+    """
+    owners = [getattr(hook, "__self__", None) for hooks in _GLOBAL_HOOKS for hook in hooks.values()]
+    return any(type(owner).__name__ != "ModuleTracker" for owner in owners)
+
+
+# ================================================================================================
+# Part 4: adapters
+# ================================================================================================
 def near_square(n: int) -> tuple[int, int]:
-    """n = a * b with a <= b as close as possible, e.g. 14336 -> (112, 128); a prime gives (1, n)."""
-    return max(((a, n // a) for a in range(1, math.isqrt(n) + 1) if n % a == 0), default=(1, n))
+    """n = a * b with a <= b as close as possible; a prime gives (1, n).
+
+    >>> near_square(14336)
+    (112, 128)
+    """
+    for a in range(math.isqrt(n), 0, -1):
+        if n % a == 0:
+            return a, n // a
+    return 1, n
 
 
 class NdLinearLoRA(nn.Module):
-    """A frozen torch.nn.Linear plus a trainable NdLinear update: y = base(x) + alpha * vec(NdLinear(fold(x))).
-    base_layer               the Linear(prod D, prod H) to adapt; kept, its parameters are frozen
-    input_dims, hidden_size  how its two sizes fold; by default into two near-square factors each
-    alpha, dropout           factor of the update; probability of dropout on the input of the update, in training
-    bias                     per-mode biases in the update (the paper's counts have none)
-    options                  of the NdLinear `adapter`: transform_outer, init, dtype (by default that of the base layer)
+    """A frozen torch.nn.Linear plus a trainable update: y = base(x) + alpha * vec(NdLinear(x)).
 
-    x (..., prod D) -> (..., prod H). Trains count_parameters(input_dims, hidden_size, bias) numbers. The update is zero at
-    start: the mode executed last (in the defined order) is zero, the others are drawn. Without biases it is KronA, or LoKr
-    with two full factors. While merged, the adapter gets no gradient. Raises ValueError or TypeError. Source: NdLinear-LoRA."""
+    (..., prod D) -> (..., prod H); x is folded into (..., D_1, ..., D_N) for the update. It trains
+    count_parameters(input_dims, hidden_size, bias) numbers and costs the multiply-adds of its
+    `adapter`, an NdLinear, on top of the dense layer's; merged, those of the dense layer alone. The
+    update is zero at start: the mode executed last (in the defined order) is zero, the others are
+    drawn. Without biases it is KronA, or LoKr with two full factors. While merged, the adapter gets
+    no gradient. Source: NdLinear-LoRA in the paper.
+
+    Args:
+        base_layer: the Linear(prod D, prod H) to adapt; it is kept and its parameters are frozen.
+        input_dims: how prod D folds; by default into two near-square factors.
+        hidden_size: how prod H folds; by default into two near-square factors.
+        alpha: factor of the update.
+        dropout: probability of dropout on the input of the update, in training.
+        bias: per-mode biases in the update; the paper's counts have none.
+        options: of the NdLinear `adapter`: transform_outer, init, dtype (by default that of the
+            base layer).
+
+    Raises:
+        ValueError, TypeError: sizes that do not fit, or no torch.nn.Linear.
+
+    >>> layer = NdLinearLoRA(nn.Linear(20, 6), alpha=2.0)
+    >>> layer(torch.randn(7, 20)).shape
+    torch.Size([7, 6])
+    >>> layer.adapter
+    NdLinear((4, 5), (2, 3), transform_outer=True, bias=False, init='linear')
+    """
 
     def __init__(
         self,
-        base_layer,
-        input_dims=None,
-        hidden_size=None,
+        base_layer: nn.Linear,
+        input_dims: Shape | None = None,
+        hidden_size: Shape | None = None,
         *,
-        alpha=1.0,
-        dropout=0.0,
-        bias=False,
+        alpha: float = 1.0,
+        dropout: float = 0.0,
+        bias: bool = False,
         **options,
     ):
         super().__init__()
@@ -703,111 +1337,146 @@ class NdLinearLoRA(nn.Module):
             raise TypeError(
                 f"NdLinearLoRA adapts a torch.nn.Linear, got {type(base_layer).__name__}"
             )
-        self.in_features, self.out_features = sizes = (
-            base_layer.in_features,
-            base_layer.out_features,
-        )
-        default = near_square(sizes[0]), near_square(sizes[1])
+        sizes = (base_layer.in_features, base_layer.out_features)
+        folded = (near_square(sizes[0]), near_square(sizes[1]))
         dims, hidden = _shapes(
-            *(d if g is None else g for d, g in zip(default, (input_dims, hidden_size)))
+            folded[0] if input_dims is None else input_dims,
+            folded[1] if hidden_size is None else hidden_size,
         )
         if (math.prod(dims), math.prod(hidden)) != sizes:
-            what = f"input_dims {dims} and hidden_size {hidden} do not multiply to the wrapped layer's {sizes}"
-            raise ValueError(f"{what}; choose for example {default[0]} and {default[1]}")
-        self.base_layer, like = base_layer.requires_grad_(False), base_layer.weight
-        self.adapter = NdLinear(
-            dims, hidden, bias=bias, **{"device": like.device, "dtype": like.dtype, **options}
-        )
-        for parameter in self.adapter.align_layers[self.adapter.order[-1]].parameters():
-            nn.init.zeros_(parameter)
-        self.alpha, self.dropout, self.merged = float(alpha), nn.Dropout(dropout), False
+            raise ValueError(
+                f"input_dims {dims} and hidden_size {hidden} do not multiply to the wrapped "
+                f"layer's {sizes}; choose for example {folded[0]} and {folded[1]}"
+            )
+        like = {"device": base_layer.weight.device, "dtype": base_layer.weight.dtype}
+        self.in_features, self.out_features = sizes
+        self.base_layer = base_layer
+        self.adapter = NdLinear(dims, hidden, bias=bias, **(like | options))
+        self.alpha = float(alpha)
+        self.dropout = nn.Dropout(dropout)
+        self.merged = False
         self.register_buffer("merged_weight", None, persistent=False)
         self.register_buffer("merged_bias", None, persistent=False)
+        for parameter in self.adapter.align_layers[self.adapter.order[-1]].parameters():
+            nn.init.zeros_(parameter)
+        base_layer.requires_grad_(False)  # last: whatever fails before leaves it as it was
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., prod D) -> (..., prod H)."""
+        if self.merged:
+            return F.linear(x, self.merged_weight, self.merged_bias)
+        y = self.base_layer(x)
+        adapter = self.adapter
+        folded = self.dropout(x).to(adapter.weights[0].dtype).unflatten(-1, adapter.input_dims)
+        update = adapter(folded).flatten(-len(adapter.hidden_size))
+        return y + (self.alpha * update).to(y.dtype)
 
     @property
     def config(self) -> dict:
-        """What rebuilds the function of this adapter on its base layer: NdLinearLoRA(base, **config)."""
-        a = self.adapter
-        config = {
-            "input_dims": list(a.input_dims),
-            "hidden_size": list(a.hidden_size),
+        """What rebuilds the function of this adapter: NdLinearLoRA(base, **config)."""
+        return {
+            "input_dims": list(self.adapter.input_dims),
+            "hidden_size": list(self.adapter.hidden_size),
             "alpha": self.alpha,
+            "bias": _has_bias(self.adapter),
+            "transform_outer": self.adapter.transform_outer,
         }
-        return config | {"bias": _has_bias(a), "transform_outer": a.transform_outer}
 
     @property
     def weight(self) -> Tensor:
-        """The weight in effect, (prod H, prod D): what code that reads weights instead of calling layers should see."""
-        return (self.base_layer.weight + self.alpha * kronecker_weight(self.adapter)).to(
-            self.base_layer.weight.dtype
-        )
+        """The weight in effect, (prod H, prod D), for code that reads weights."""
+        base = self.base_layer.weight
+        return (base + self.alpha * kronecker_weight(self.adapter)).to(base.dtype)
 
     @property
     def bias(self) -> Tensor | None:
         """The bias in effect, (prod H,), or None."""
-        base, update = self.base_layer.bias, self.alpha * total_bias(self.adapter).flatten()
+        base = self.base_layer.bias
+        if not _has_bias(self.adapter):
+            return base
+        update = self.alpha * total_bias(self.adapter).flatten()
         total = update if base is None else base + update
-        return total.to(self.base_layer.weight.dtype) if _has_bias(self.adapter) else base
+        return total.to(self.base_layer.weight.dtype)
 
     def merge(self) -> None:
-        """Compute with one dense matrix from now on. It is a copy: the base layer is not touched, `unmerge` is exact."""
+        """Compute with one dense matrix from now on.
+
+        It is a copy: the base layer is not touched, and `unmerge` is exact.
+        """
         linear = to_linear(self)
-        self.merged, self.merged_weight, self.merged_bias = (
-            True,
-            linear.weight.data,
-            getattr(linear.bias, "data", None),
-        )
+        self.merged = True
+        self.merged_weight = linear.weight.data
+        self.merged_bias = None if linear.bias is None else linear.bias.data
 
     def unmerge(self) -> None:
-        """Undo `merge`; loading a state_dict does it too. A state_dict never holds merged weights."""
-        self.merged, self.merged_weight, self.merged_bias = False, None, None
+        """Undo `merge`; loading a state_dict does it too, and none holds merged weights."""
+        self.merged = False
+        self.merged_weight = None
+        self.merged_bias = None
 
     def _load_from_state_dict(self, *args, **kwargs) -> None:
         self.unmerge()
         super()._load_from_state_dict(*args, **kwargs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.merged:
-            return F.linear(x, self.merged_weight, self.merged_bias)
-        y, a = self.base_layer(x), self.adapter
-        update = a(self.dropout(x).to(a.weights[0].dtype).unflatten(-1, a.input_dims)).flatten(
-            -len(a.hidden_size)
-        )
-        return y + (self.alpha * update).to(y.dtype)
 
     def extra_repr(self) -> str:
         return f"alpha={self.alpha}, merged={self.merged}"
 
 
 def apply_ndlinear_lora(
-    model: nn.Module, target_modules: str | Iterable[str], *, freeze=True, **options
+    model: nn.Module, target_modules: str | Iterable[str], *, freeze: bool = True, **options
 ) -> nn.Module:
-    """Put an NdLinearLoRA(linear, **options) in place of each nn.Linear of a model whose name matches; returns the model.
-    target_modules: one or more patterns with shell wildcards for a whole dotted name or its last parts: "q_proj",
-    "layers.[01].*". freeze: also freeze everything outside the adapters. Raises ValueError, and changes nothing, if no
-    name matches or a layer cannot be adapted."""
+    """Put an NdLinearLoRA in place of each nn.Linear of a model whose name matches.
+
+    Args:
+        model: changed in place.
+        target_modules: one or more patterns with shell wildcards for a whole dotted name or its
+            last parts: "q_proj", "layers.[01].*".
+        freeze: also freeze everything outside the adapters.
+        options: of each NdLinearLoRA.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError, TypeError: no name matches, or a layer cannot be adapted. Nothing is changed.
+
+    >>> model = nn.Sequential(nn.Linear(20, 6), nn.ReLU(), nn.Linear(6, 4))
+    >>> model = apply_ndlinear_lora(model, "0", alpha=2.0)
+    >>> [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    ['0.adapter.align_layers.0.weight', '0.adapter.align_layers.1.weight']
+    """
     patterns = [target_modules] if isinstance(target_modules, str) else list(target_modules)
-    taken = {
-        part
-        for m in model.modules()
-        if isinstance(m, (NdLinear, NdLinearLoRA))
-        for part in m.modules()
-    } | {model}
-    named = model.named_modules(remove_duplicate=False)
-    linears = {name: m for name, m in named if isinstance(m, nn.Linear) and m not in taken}
-    found = [
-        m for name, m in linears.items() if any(fnmatchcase(f".{name}", f"*.{p}") for p in patterns)
-    ]
+    taken = {model}
+    for module in model.modules():
+        if isinstance(module, (NdLinear, NdLinearLoRA)):
+            taken.update(module.modules())
+    linears = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, nn.Linear) and module not in taken:
+            linears[name] = module
+    found = []
+    for name, module in linears.items():
+        matches = any(fnmatchcase(f".{name}", f"*.{pattern}") for pattern in patterns)
+        if matches and module not in found:
+            found.append(module)
     if not found:
         raise ValueError(
             f"target_modules {patterns} match none of the nn.Linear layers: {list(linears)[:20]}"
         )
-    _swap(model, {layer: NdLinearLoRA(layer, **options) for layer in dict.fromkeys(found)})
+    for layer in found:
+        _rehearse(layer, options)
+    _swap(model, {layer: NdLinearLoRA(layer, **options) for layer in found})
     if freeze:
         model.requires_grad_(False)
     for layer in _adapters(model).values():
         layer.adapter.requires_grad_(True)
     return model
+
+
+def _rehearse(layer: nn.Linear, options: dict) -> NdLinearLoRA:
+    """The adapter of a layer without its numbers; raises what the real one would raise."""
+    like = nn.Linear(layer.in_features, layer.out_features, device="meta", dtype=layer.weight.dtype)
+    return NdLinearLoRA(like, **(options | {"device": "meta"}))
 
 
 def _swap(model: nn.Module, new: dict[nn.Module, nn.Module]) -> None:
@@ -827,35 +1496,84 @@ def _adapters(model: nn.Module) -> dict[str, NdLinearLoRA]:
 
 
 def lora_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters of the adapters alone, under their names in `model.state_dict()`. ValueError if there are none."""
+    """The parameters of the adapters alone, under their names in `model.state_dict()`.
+
+    Raises:
+        ValueError: the model has no adapters.
+
+    >>> model = apply_ndlinear_lora(nn.Sequential(nn.Linear(20, 6)), "0")
+    >>> {name: tuple(value.shape) for name, value in lora_state_dict(model).items()}
+    {'0.adapter.align_layers.0.weight': (2, 4), '0.adapter.align_layers.1.weight': (3, 5)}
+    """
     starts = tuple(f"{name}.adapter.".removeprefix(".") for name in _adapters(model))
     return {name: value for name, value in model.state_dict().items() if name.startswith(starts)}
 
 
 def save_lora(model: nn.Module, path) -> None:
-    """Write the adapters alone to a safetensors file: their parameters, and in its metadata how to rebuild them."""
+    """Write the adapters alone to a safetensors file, with how to rebuild them in its metadata.
+
+    Raises:
+        ValueError: the model has no adapters.
+        ImportError: safetensors is not installed.
+
+    >>> model = apply_ndlinear_lora(nn.Sequential(nn.Linear(20, 6)), "0")
+    >>> save_lora(model, "adapter.safetensors")  # doctest: +SKIP
+    """
     configs = json.dumps({name: layer.config for name, layer in _adapters(model).items()})
     tensors = {name: value.contiguous() for name, value in lora_state_dict(model).items()}
     _safetensors().save_file(tensors, path, {"ndlinear_lora": configs})
 
 
 def load_lora(model: nn.Module, path) -> nn.Module:
-    """Read a file of `save_lora` into a model, in place; layers not adapted yet become NdLinearLoRA. Raises ValueError."""
+    """Read a file of `save_lora` into a model, in place.
+
+    Layers that are not adapted yet become NdLinearLoRA; those that are keep their parameters.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: the file does not fit the model, or holds anything but the parameters of the
+            adapters that it names. Nothing is changed.
+        ImportError: safetensors is not installed.
+
+    >>> model = nn.Sequential(nn.Linear(20, 6))
+    >>> model = load_lora(model, "adapter.safetensors")  # doctest: +SKIP
+    """
     with _safetensors().safe_open(path, "pt") as file:
         configs = json.loads((file.metadata() or {}).get("ndlinear_lora", "{}"))
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     modules = dict(model.named_modules(remove_duplicate=False))
-    plain = [name for name in configs if name and isinstance(modules.get(name), nn.Linear)]
-    wrong = [
-        k
-        for k in configs
-        if k not in plain and getattr(modules.get(k), "config", None) != configs[k]
-    ]
+    new = [name for name in configs if name and isinstance(modules.get(name), nn.Linear)]
+    wrong = []
+    for name in configs:
+        if name not in new and getattr(modules.get(name), "config", None) != configs[name]:
+            wrong.append(name)
     if wrong or not configs:
         raise ValueError(
             f"{path} adapts {configs}; this model does not fit in {wrong}: is it the right file?"
         )
-    _swap(model, {modules[name]: NdLinearLoRA(modules[name], **configs[name]) for name in plain})
+    wanted = {}
+    for name in configs:
+        layer = modules[name]
+        if name in new:
+            try:
+                layer = _rehearse(layer, configs[name])
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path} does not fit layer {name}: {error}") from error
+        for key, value in layer.adapter.state_dict().items():
+            wanted[f"{name}.adapter.{key}".removeprefix(".")] = tuple(value.shape)
+    held = {name: tuple(value.shape) for name, value in tensors.items()}
+    if held != wanted:
+        missing = sorted(wanted.keys() - held.keys())
+        foreign = sorted(held.keys() - wanted.keys())
+        common = wanted.keys() & held.keys()
+        sizes = [f"{k} {held[k]}, not {wanted[k]}" for k in sorted(common) if held[k] != wanted[k]]
+        raise ValueError(
+            f"{path} is not a file of its adapters alone: missing {missing}, foreign {foreign}, "
+            f"of other sizes {sizes}; write it with save_lora"
+        )
+    _swap(model, {modules[name]: NdLinearLoRA(modules[name], **configs[name]) for name in new})
     model.load_state_dict(tensors, strict=False)
     return model
 
@@ -869,26 +1587,26 @@ def _safetensors():
         ) from error
 
 
-# ------------------------------------------------------------------------------------------------------------- checks
+# ================================================================================================
+# Checks: what every part asks of its arguments
+# ================================================================================================
 def _shapes(
     input_dims: Shape, hidden_size: Shape, rank: int = 1
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    given = f"input_dims={input_dims!r}, hidden_size={hidden_size!r}" + (
-        "" if rank == 1 else f", rank={rank!r}"
-    )
+    given = f"input_dims={input_dims!r}, hidden_size={hidden_size!r}"
     try:
-        dims, hidden, rank = (
-            tuple(map(index, input_dims)),
-            tuple(map(index, hidden_size)),
-            index(rank),
-        )
+        given += "" if rank == 1 else f", rank={rank!r}"
+        dims = tuple(map(index, input_dims))
+        hidden = tuple(map(index, hidden_size))
+        rank = index(rank)
     except TypeError:
         raise TypeError(
             f"{given} must be (sequences of) integers; write for example (8, 8) and (4, 4)"
         ) from None
     if not dims or len(dims) != len(hidden) or min(*dims, *hidden, rank) < 1:
         raise ValueError(
-            f"{given} must be positive and equally many sizes (an axis that is to vanish gets size 1)"
+            f"{given} must be positive and equally many sizes "
+            "(an axis that is to vanish gets size 1)"
         )
     return dims, hidden
 
@@ -899,24 +1617,64 @@ def _order(order: Shape | None, n: int) -> Shape:
     return range(n) if order is None else order
 
 
-def _check_input(x: Tensor, dims: tuple[int, ...], weight: Tensor) -> None:
+_STRIDED = torch.strided
+_NO_ARITHMETIC = frozenset(
+    getattr(torch, name) for name in dir(torch) if name.startswith(("float8_", "float4_"))
+)
+_has_names = getattr(Tensor, "has_names", None)  # torch 2.13 has no named tensors any more
+
+
+def _check_input(
+    x: Tensor, dims: tuple[int, ...], weights: Sequence[Tensor | None], compiling: bool = False
+) -> None:
+    """Refuse what does not fit; a weight that is None is the business of its module."""
     if not isinstance(x, Tensor):
-        raise TypeError(
-            f"expected a torch.Tensor of shape (..., {', '.join(map(str, dims))}), got {type(x).__name__}"
-        )
+        wanted = ", ".join(map(str, dims))
+        raise TypeError(f"expected a torch.Tensor of shape (..., {wanted}), got {type(x).__name__}")
+    dtype = x.dtype
+    if not compiling and (
+        x.layout is not _STRIDED
+        or x.is_nested
+        or dtype in _NO_ARITHMETIC
+        or (_has_names is not None and _has_names(x))
+    ):
+        raise _unusable(x)
     if x.shape[-len(dims) :] != dims:
-        cure = f"move or reshape its axes so that it ends in {dims}; x.unflatten(-1, {dims}) if the last one is flat"
+        wanted = ", ".join(map(str, dims))
         raise ValueError(
-            f"expected input of shape (..., {', '.join(map(str, dims))}), got {tuple(x.shape)}; {cure}"
+            f"expected input of shape (..., {wanted}), got {tuple(x.shape)}; move or reshape its "
+            f"axes so that it ends in {dims}; x.unflatten(-1, {dims}) if the last one is flat"
         )
-    if not isinstance(weight, Tensor) or (
-        x.dtype == weight.dtype and x.device == weight.device
-    ):  # not: quantised
-        return
-    device, floats = x.device.type, x.is_floating_point() or x.is_complex()
+    for weight in weights:
+        if weight is not None and weight.dtype is not dtype:
+            _check_mixed(x, weight)
+    if weights[0] is not None and x.device != weights[0].device:
+        _check_mixed(x, weights[0])
+
+
+def _unusable(x: Tensor) -> TypeError:
+    if x.is_nested:
+        return TypeError(
+            "nested tensors do not work: pad with torch.nested.to_padded_tensor, or give the "
+            "values() of a jagged one, whose first axis is then the batch axis"
+        )
+    if x.layout is not torch.strided:
+        return TypeError(f"input of layout {x.layout} does not work: give x.to_dense()")
+    if x.dtype in _NO_ARITHMETIC:
+        return TypeError(
+            f"torch cannot multiply {x.dtype}: convert input and layer with .to(torch.bfloat16)"
+        )
+    return TypeError("named tensors do not work: give x.rename(None)")
+
+
+def _check_mixed(x: Tensor, weight: Tensor) -> None:
+    """Different dtypes are fine where autocast will make them equal."""
+    device = x.device.type
+    floats = x.is_floating_point() or x.is_complex()
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     if x.device != weight.device or not (floats and autocast):
         ours, theirs = (f"{tuple(t.shape)} {t.dtype} on {t.device}" for t in (x, weight))
         raise TypeError(
-            f"input {ours} and weight {theirs} do not mix: convert one with .to(), or use torch.autocast"
+            f"input {ours} and weight {theirs} do not mix: convert one with .to(), or use "
+            "torch.autocast"
         )

@@ -4,7 +4,9 @@ It sets the mode of the notebooks, keeps the execution cache honest, ships MathJ
 links only where an address is known, and provides the directives of book/*.md:
 
     {claims-table}  {claims-counts}  {deviations} boxes | corrections  {run-status} runs | chapters  {build-status}
-    {chapters}
+    {chapters}  {corrections-log}
+
+It also writes claims.json and llms.txt beside the pages.
 """
 
 import os
@@ -15,12 +17,15 @@ import re
 import ndlapi
 import ndlbuild
 import ndlcache
+import ndlcorrections
+import ndlexport
 import ndlruns
 import ndltables
 from docutils import nodes
 from docutils.statemachine import StringList
 from lab import records
 from lab.page import ledger
+from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
 TIMES = "notebook-times"  # the record of `python -m lab.tools.upkeep times`
@@ -79,6 +84,7 @@ def on_finish(app, exception) -> None:
     if exception or app.builder.format != "html":
         return
     ndlbuild.copy_mathjax(pathlib.Path(app.outdir) / "_static" / "mathjax")
+    ndlexport.write(app)
     if app._warncount == 0:
         state.write_text(app.ndl_state)
 
@@ -124,6 +130,17 @@ class ClaimsTable(BookDirective):
 class ClaimsCounts(BookDirective):
     def content_html(self):
         return ndltables.claims_counts(ledger.claims(), self.uri("book/claims"))
+
+
+class CorrectionsLog(BookDirective):
+    """Every verdict and statement of ours that changed; a log that contradicts the ledger stops the build."""
+
+    def content_html(self):
+        entries, claims = ndlcorrections.load(self.root), ledger.claims()
+        if problems := ndlcorrections.problems(entries, claims):
+            raise ExtensionError("book/paper/corrections.yml: " + "; ".join(problems))
+        table, notebooks = self.uri("book/claims"), self.uri("notebooks/")
+        return ndlcorrections.log(entries, claims, table, notebooks, self.known)
 
 
 class Chapters(BookDirective):
@@ -215,6 +232,7 @@ def setup(app) -> dict:
     app.add_directive("claims-counts", ClaimsCounts)
     app.add_directive("chapters", Chapters)
     app.add_directive("deviations", Deviations)
+    app.add_directive("corrections-log", CorrectionsLog)
     app.add_directive("run-status", RunStatus)
     app.add_directive("build-status", BuildStatus)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

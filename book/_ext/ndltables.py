@@ -12,7 +12,7 @@ import re
 
 import yaml
 from docutils import nodes
-from lab.page.ledger import SIGNS, area
+from lab.page.ledger import DIRECTION, SIGNS, area, classes, label
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -58,6 +58,11 @@ def badge(verdict: str) -> str:
     return f'<span class="ndl-badge ndl-{verdict}">{SIGNS[verdict]} {verdict}</span>'
 
 
+def claim_badge(claim: dict) -> str:
+    """The verdict of a claim as sign and word; one that holds for the direction only says so."""
+    return f'<span class="{classes(claim)}">{label(claim)}</span>'
+
+
 def cell_link(claim: dict, uri: str) -> str | None:
     """Address of the cell that judges the claim, or None where no cell does."""
     if claim["verdict"] in SETTLED and claim.get("notebook"):
@@ -67,10 +72,15 @@ def cell_link(claim: dict, uri: str) -> str | None:
 
 def remarks(claim: dict) -> str:
     """Our additions to a statement: condition, correction or reason in the open, the decision rule folded."""
-    parts = (("Holds if", "condition"), ("Right statement", "correction"), ("Missing", "reason"))
+    parts = (
+        ("Holds if", "condition"),
+        ("Right statement", "correction"),
+        ("Missing", "reason"),
+        ("Direction only", "direction_only"),
+    )
     rows = [
-        f'<div class="ndl-remark"><b>{label}:</b> {escape(claim[key])}</div>'
-        for label, key in parts
+        f'<div class="ndl-remark"><b>{head}:</b> {escape(claim[key])}</div>'
+        for head, key in parts
         if claim.get(key)
     ]
     if claim.get("rule"):
@@ -84,7 +94,7 @@ def claims_table(claims: list[dict], uri: str, known: set[str]) -> str:
     rows = []
     for claim in claims:
         link = cell_link(claim, uri) if claim.get("notebook") in known else None
-        verdict = badge(claim["verdict"])
+        verdict = claim_badge(claim)
         if link:
             verdict += f' <a class="ndl-cell" href="{escape(link)}">chapter {escape(claim["notebook"].split("_")[0])}</a>'
         cells = [
@@ -96,16 +106,16 @@ def claims_table(claims: list[dict], uri: str, known: set[str]) -> str:
             (escape(claim.get("scope") or "–"), ""),
         ]
         tds = "".join(
-            f'<td role="cell" data-label="{label}"{extra}>{body}</td>'
-            for (body, extra), (_, label) in zip(cells, COLUMNS)
+            f'<td role="cell" data-label="{head}"{extra}>{body}</td>'
+            for (body, extra), (_, head) in zip(cells, COLUMNS)
         )
+        only = f' data-only="{DIRECTION}"' if claim.get("direction_only") else ""
         rows.append(
-            f'<tr role="row" id="{escape(claim["id"])}" data-verdict="{claim["verdict"]}" '
+            f'<tr role="row" id="{escape(claim["id"])}" data-verdict="{claim["verdict"]}"{only} '
             f'data-kind="{escape(claim.get("kind"))}" data-area="{escape(area(claim))}">{tds}</tr>'
         )
     heads = "".join(
-        f'<th role="columnheader" scope="col" data-key="{key}">{label}</th>'
-        for key, label in COLUMNS
+        f'<th role="columnheader" scope="col" data-key="{key}">{head}</th>' for key, head in COLUMNS
     )
     return (
         f'<div class="ndl-claims mathjax_ignore tex2jax_ignore">{filter_form(claims)}'
@@ -119,11 +129,12 @@ def claims_table(claims: list[dict], uri: str, known: set[str]) -> str:
 def filter_form(claims: list[dict]) -> str:
     """The filter above the table; hidden until the script has taken it over."""
 
-    def select(name: str, label: str, values: list[str]) -> str:
+    def select(name: str, title: str, values: list[str]) -> str:
         options = "".join(f'<option value="{escape(v)}">{escape(v)}</option>' for v in values)
-        return f'<label>{label} <select name="{name}"><option value="">all</option>{options}</select></label>'
+        return f'<label>{title} <select name="{name}"><option value="">all</option>{options}</select></label>'
 
     verdicts = [v for v in MEANING if any(c["verdict"] == v for c in claims)]
+    verdicts += [DIRECTION] if any(c.get("direction_only") for c in claims) else []
     kinds = sorted({str(c.get("kind")) for c in claims})
     areas = sorted({area(c) for c in claims}, key=str.lower)
     return (
@@ -145,9 +156,10 @@ def claims_counts(claims: list[dict], uri: str) -> str:
         for v in shown
         if counts[v]
     )
+    only = collections.Counter(c["verdict"] for c in claims if c.get("direction_only"))
     items = "".join(
         f'<li><a href="{escape(uri)}?verdict={v}">{badge(v)} <b>{counts[v]}</b></a> '
-        f'<span class="ndl-meaning">{MEANING[v]}</span></li>'
+        f'<span class="ndl-meaning">{MEANING[v]}{direction_count(only[v], uri)}</span></li>'
         for v in shown
     )
     done = total - counts["open"]
@@ -156,6 +168,14 @@ def claims_counts(claims: list[dict], uri: str) -> str:
         f"{counts['open']} are still open.</p>"
         f'<div class="ndl-bar" aria-hidden="true">{bar}</div><ul>{items}</ul></div>'
     )
+
+
+def direction_count(number: int, uri: str) -> str:
+    """How many claims of a verdict hold for the direction only, with a link to them; nothing where none does."""
+    if not number:
+        return ""
+    address = f"{uri}?verdict={DIRECTION.replace(' ', '+')}"
+    return f'; <a href="{escape(address)}">of these <b>{number}</b> {DIRECTION}</a>'
 
 
 def chapter(path: pathlib.Path, folder: str, claims: list[dict]) -> str:
@@ -186,12 +206,12 @@ def corrections(claims: list[dict], uri: str, known: set[str]) -> str:
             f'<a href="{escape(link)}">{escape(claim["id"])}</a>' if link else escape(claim["id"])
         )
         right = claim.get("correction") or claim.get("condition") or "not written yet"
-        label = "Right statement" if claim.get("correction") else "Holds if"
+        head = "Right statement" if claim.get("correction") else "Holds if"
         entries.append(
-            f"<dt>{badge(claim['verdict'])} {name}</dt>"
+            f"<dt>{claim_badge(claim)} {name}</dt>"
             f"<dd><div><b>Paper:</b> {escape(claim['statement'])} "
             f'<span class="ndl-meaning">({escape(place(claim.get("where")))})</span></div>'
-            f"<div><b>{label}:</b> {escape(right)}</div></dd>"
+            f"<div><b>{head}:</b> {escape(right)}</div></dd>"
         )
     if not entries:
         return "<p>None so far.</p>"

@@ -11,12 +11,18 @@
     const rows = Array.from(body.rows);
     const words = new Map(rows.map((row) => [row, (row.textContent + " " + row.dataset.area).toLowerCase()]));
 
+    // "direction only" is offered among the verdicts; such a claim has its verdict as well
+    function matches(row, name) {
+      const value = form.elements[name].value;
+      return !value || row.dataset[name] === value || (name === "verdict" && row.dataset.only === value);
+    }
+
     function apply() {
       const wanted = form.elements.text.value.toLowerCase().split(/\s+/).filter(Boolean);
       let shown = 0;
       for (const row of rows) {
         const fits =
-          NAMES.slice(1).every((name) => !form.elements[name].value || row.dataset[name] === form.elements[name].value) &&
+          NAMES.slice(1).every((name) => matches(row, name)) &&
           wanted.every((word) => words.get(row).includes(word));
         row.hidden = !fits;
         shown += fits ? 1 : 0;

@@ -18,6 +18,7 @@ from .page.card import card
 from .page.facts import fact, facts, protocols, setting
 from .page.figures import colour, label, marker, style
 from .page.ledger import claim, finding, verdict
+from .page.recorded import recorded
 from .page.show import say, start, table
 from .records import read, record
 from .stats import (
@@ -74,6 +75,7 @@ __all__ = [
     "read",
     "reads",
     "record",
+    "recorded",
     "records",
     "released",
     "require",

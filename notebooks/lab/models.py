@@ -1,15 +1,17 @@
-"""The models of the paper's experiments, built from plain torch.nn and NdLinear at the sizes that give its printed counts.
+"""The models of the paper's experiments, built from plain torch.nn and NdLinear at the sizes that
+give its printed counts.
 
-Chapter 70 counts them; the experiments of the chapters 3x and 4x train those that are small. The settings come from the
-text of the paper, from its released code, or, where neither says, from the printed counts; each docstring says which.
-Large models (`opt`, `decoder`, `dit`) are bodies to be counted: build them under ``torch.device("meta")``, they hold no
-numbers and have no forward pass.
+Chapter 70 counts them; the experiments of the chapters 3x and 4x train those that are small. The
+settings come from the text of the paper, from its released code, or, where neither says, from the
+printed counts; each docstring says which. Large models (`opt`, `decoder`, `dit`) are bodies to be
+counted: build them under ``torch.device("meta")``, they hold no numbers and have no forward pass.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -19,12 +21,14 @@ from ndlinear import NdLinear, cheapest_order, mode_product
 
 
 def size(model: nn.Module, *, all: bool = False) -> int:
-    """Numbers that are trained (``all``: also those that are fixed); a parameter that is used twice counts once."""
+    """Numbers that are trained (``all``: also those that are fixed); a parameter that is used twice
+    counts once."""
     return sum(p.numel() for p in model.parameters() if all or p.requires_grad)
 
 
 class AsReleased(NdLinear):
-    """NdLinear executed as the released package does: mode after mode in the defined order, whatever it costs."""
+    """NdLinear executed as the released package does: mode after mode in the defined order,
+    whatever it costs."""
 
     steps = property(lambda self: self.order)
 
@@ -36,14 +40,16 @@ class AsReleased(NdLinear):
 
 
 class Cheapest(AsReleased):
-    """The same modes one after the other in the cheapest order, to be counted; the biases are those of that order."""
+    """The same modes one after the other in the cheapest order, to be counted; the biases are those
+    of that order."""
 
     steps = property(lambda self: cheapest_order(self.input_dims, self.hidden_size))
 
 
-# ------------------------------------------------------------------------------------------- image classification (CNN)
+# ----------------------------------------------------------------------- image classification (CNN)
 def cnn_features() -> nn.Sequential:
-    """Two convolutions with batch norm and pooling, (3, 32, 32) -> (64, 8, 8), 19,584 parameters. From the released code."""
+    """Two convolutions with batch norm and pooling, (3, 32, 32) -> (64, 8, 8), 19,584 parameters.
+    From the released code."""
     layers = []
     for channels, filters in ((3, 32), (32, 64)):
         conv = nn.Conv2d(channels, filters, 3, padding=1)
@@ -52,7 +58,8 @@ def cnn_features() -> nn.Sequential:
 
 
 class CPLinear(nn.Module):
-    """A dense map whose weight is a sum of ``rank`` outer products, rebuilt at every call: rank (D + H + 1) + H numbers."""
+    """A dense map whose weight is a sum of ``rank`` outer products, rebuilt at every call: rank (D
+    + H + 1) + H numbers."""
 
     def __init__(self, inputs: int, outputs: int, rank: int):
         super().__init__()
@@ -65,13 +72,15 @@ class CPLinear(nn.Module):
 
 
 def tt_ranks(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """Ranks of a tensor train of this shape, cut at ``most``: none can exceed the sizes on its left or on its right."""
+    """Ranks of a tensor train of this shape, cut at ``most``: none can exceed the sizes on its left
+    or on its right."""
     cuts = range(len(sizes) + 1)
     return tuple(min(most, math.prod(sizes[:k]), math.prod(sizes[k:])) for k in cuts)
 
 
 class TTLinear(nn.Module):
-    """A dense map whose weight, as a tensor of axes (H, D), is a tensor train, rebuilt core by core at every call."""
+    """A dense map whose weight, as a tensor of axes (H, D), is a tensor train, rebuilt core by core
+    at every call."""
 
     def __init__(self, input_dims: tuple[int, ...], hidden_size: tuple[int, ...], rank: int):
         super().__init__()
@@ -93,11 +102,13 @@ class TTLinear(nn.Module):
 def cnn_head(
     head: str, classes: int | None, hidden=(64, 8, 8), width: int = 256, layer=NdLinear
 ) -> nn.Sequential:
-    """What follows the features (64, 8, 8): the part in which the networks of the comparison differ.
+    """What follows the features (64, 8, 8): the part in which the networks of the comparison
+    differ.
 
     Args:
-        head: "dense", Linear(4096, width) with ReLU and dropout; "ndlinear", NdLinear to ``hidden`` without an activation, as
-            released; "affine", nothing but the classifier; "cp" and "tt", a 4096x4096 map of rank 64 in these formats.
+        head: "dense", Linear(4096, width) with ReLU and dropout; "ndlinear", NdLinear to ``hidden``
+            without an activation, as released; "affine", nothing but the classifier; "cp" and "tt",
+            a 4096x4096 map of rank 64 in these formats.
         classes: size of the classifier at the end, None for no classifier.
     """
     flat, n = nn.Flatten(), 64 * 8 * 8
@@ -113,15 +124,17 @@ def cnn_head(
 
 
 def cnn(head: str = "dense", classes: int | None = 10, **options) -> nn.Sequential:
-    """The CNN of the CIFAR experiments: 1,070,986 parameters with the dense head, 64,858 with NdLinear (10 classes)."""
+    """The CNN of the CIFAR experiments: 1,070,986 parameters with the dense head, 64,858 with
+    NdLinear (10 classes)."""
     return nn.Sequential(cnn_features(), cnn_head(head, classes, **options))
 
 
-# -------------------------------------------------------------------------------------------------- networks over time
+# ------------------------------------------------------------------------------- networks over time
 def feed_forward(
     width: int, hidden: int, terms: int | None = None, act=nn.ReLU, layer=NdLinear
 ) -> nn.Sequential:
-    """The block width -> hidden -> width. With ``terms``, NdLinear (width, 1) -> (hidden, terms) -> (width, 1) in its place."""
+    """The block width -> hidden -> width. With ``terms``, NdLinear (width, 1) -> (hidden, terms) ->
+    (width, 1) in its place."""
     if terms is None:
         return nn.Sequential(nn.Linear(width, hidden), act(), nn.Linear(hidden, width))
     outside, inside = (width, 1), (hidden, terms)
@@ -130,7 +143,8 @@ def feed_forward(
 
 
 class EncoderLayer(nn.Module):
-    """Self-attention and a feed-forward block, each added and then normalised, as in torch.nn.TransformerEncoderLayer."""
+    """Self-attention and a feed-forward block, each added and then normalised, as in
+    torch.nn.TransformerEncoderLayer."""
 
     def __init__(self, width: int, heads: int, block: nn.Module):
         super().__init__()
@@ -143,7 +157,8 @@ class EncoderLayer(nn.Module):
 
 
 class Encoder(nn.Module):
-    """(B, steps, channels) -> (B, outputs): a linear embedding, one encoder layer, the mean over time, a linear map.
+    """(B, steps, channels) -> (B, outputs): a linear embedding, one encoder layer, the mean over
+    time, a linear map.
 
     Neither the pooling nor the number of heads is printed; they change no count.
     """
@@ -157,7 +172,9 @@ class Encoder(nn.Module):
         return self.out(self.layer(self.embed(x)).mean(1))
 
 
-UCR = {  # channels, width, outputs, terms of the NdLinear block: the one family that gives all 18 printed counts
+# channels, width, outputs, terms of the NdLinear block: the one family that gives all 18 printed
+# counts
+UCR = {
     "ECGFiveDay": (1, 16, 3, 8),
     "HeartBeat": (61, 16, 3, 4),
     "Chlorine Conc.": (1, 32, 4, 16),
@@ -168,10 +185,12 @@ UCR = {  # channels, width, outputs, terms of the NdLinear block: the one family
 
 
 def series_classifier(dataset: str, method: str, heads: int = 4, layer=NdLinear) -> Encoder:
-    """The classifiers of the UCR table: "Base Model" (block of 4 widths), "Base Model*" (of one width), "NdLinear".
+    """The classifiers of the UCR table: "Base Model" (block of 4 widths), "Base Model*" (of one
+    width), "NdLinear".
 
-    No code is released; widths and numbers of terms are solved from the counts. Any number of heads gives the same count.
-    The outputs are the classes plus one, as labels counted from 1 would ask for.
+    No code is released; widths and numbers of terms are solved from the counts. Any number of heads
+    gives the same count. The outputs are the classes plus one, as labels counted from 1 would ask
+    for.
     """
     channels, width, outputs, terms = UCR[dataset]
     hidden, m = {
@@ -185,11 +204,13 @@ def series_classifier(dataset: str, method: str, heads: int = 4, layer=NdLinear)
 def forecaster(
     method: str = "Linear", inputs: int = 6, width: int = 32, horizon: int = 12, heads: int = 4
 ) -> Encoder:
-    """The ETT Transformer. "Linear" has the default block of 2,048 hidden units: 138,124 parameters.
+    """The ETT Transformer. "Linear" has the default block of 2,048 hidden units: 138,124
+    parameters.
 
-    "NdLinear" has (32, 1) -> (32, 1) twice; as in the released code it keeps the dense block beside it, ``unused``, which
-    no gradient reaches: 140,240 parameters, of which 7,088 are trained. Sizes from the released code; it has two heads and
-    reads the last step where this one has four and the mean, which changes no count (`lab.forecast` does as it does).
+    "NdLinear" has (32, 1) -> (32, 1) twice; as in the released code it keeps the dense block beside
+    it, ``unused``, which no gradient reaches: 140,240 parameters, of which 7,088 are trained. Sizes
+    from the released code; it has two heads and reads the last step where this one has four and the
+    mean, which changes no count (`lab.forecast` does as it does).
     """
     dense = feed_forward(width, 2048, act=nn.GELU)
     if method == "Linear":
@@ -213,10 +234,11 @@ class Recurrent(nn.Module):
 def recurrent(
     method: str = "Linear", inputs: int = 6, hidden: int = 96, horizon: int = 12, layer=NdLinear
 ) -> Recurrent:
-    """The ETT RNN: state of 96 units, two linear layers, 20,460 parameters; "NdLinear" replaces these two by one-column ones.
+    """The ETT RNN: state of 96 units, two linear layers, 20,460 parameters; "NdLinear" replaces
+    these two by one-column ones.
 
-    No code is released; activation and dropout between the two are our choice. The printed count of the NdLinear network is
-    not met by any such model with 96 units.
+    No code is released; activation and dropout between the two are our choice. The printed count of
+    the NdLinear network is not met by any such model with 96 units.
     """
     dense = [nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(0.3), nn.Linear(hidden, horizon)]
     if method == "Linear":
@@ -229,13 +251,17 @@ def recurrent(
     )
 
 
-# ---------------------------------------------------------------------------------------------- tabular data, text head
-def mlp(*sizes: int) -> nn.Sequential:
+# -------------------------------------------------------------------------- tabular data, text head
+def mlp(*sizes: int, bias: bool = True) -> nn.Sequential:
     """Linear layers of these sizes with ReLU between them."""
-    layers = itertools.chain.from_iterable(
-        (nn.Linear(a, b), nn.ReLU()) for a, b in itertools.pairwise(sizes)
-    )
-    return nn.Sequential(*list(layers)[:-1])
+    pairs = itertools.pairwise(sizes)
+    return nn.Sequential(*relu_between(nn.Linear(a, b, bias=bias) for a, b in pairs))
+
+
+def relu_between(layers: Iterable[nn.Module]) -> list[nn.Module]:
+    """The layers in their order, with ReLU between each two."""
+    followed = [part for layer in layers for part in (layer, nn.ReLU())]
+    return followed[:-1]
 
 
 TABULAR = {
@@ -245,7 +271,8 @@ TABULAR = {
 
 
 def tabular(dataset: str, method: str = "Linear", layer=NdLinear) -> nn.Sequential:
-    """The tabular models: inputs-128-128-outputs, or (inputs, 1) to the hidden shape, to itself, and a linear layer."""
+    """The tabular models: inputs-128-128-outputs, or (inputs, 1) to the hidden shape, to itself,
+    and a linear layer."""
     inputs, hidden, outputs = TABULAR[dataset]
     if method == "Linear":
         return mlp(inputs, 128, 128, outputs)
@@ -260,11 +287,13 @@ def tabular(dataset: str, method: str = "Linear", layer=NdLinear) -> nn.Sequenti
 
 
 def text_head(method: str = "Linear", hidden: int = 2, layer=NdLinear) -> nn.Sequential:
-    """The head on 768 BERT features: 768-2-2 with 1,544 parameters, or (96, 8) -> (2, 2), then 4-2, with 222.
+    """The head on 768 BERT features: 768-2-2 with 1,544 parameters, or (96, 8) -> (2, 2), then 4-2,
+    with 222.
 
-    The order of the two factors of 768 is that of the released code; the other one has the same count. The activation
-    before the last layer is our choice; the released head has none (chapter 44 compares). ``hidden`` is the
-    size of the dense head's hidden layer: 2 gives the printed count, the text says 128.
+    The order of the two factors of 768 is that of the released code; the other one has the same
+    count. The activation before the last layer is our choice; the released head has none (chapter
+    44 compares). ``hidden`` is the size of the dense head's hidden layer: 2 gives the printed
+    count, the text says 128.
     """
     if method == "Linear":
         return mlp(768, hidden, 2)
@@ -274,22 +303,27 @@ def text_head(method: str = "Linear", hidden: int = 2, layer=NdLinear) -> nn.Seq
 
 
 def radius_mlp(
-    method: str, width: int, depth: int, bias: bool = True, layer=NdLinear
+    method: str, width: int | tuple[int, ...], depth: int, bias: bool = True, layer=NdLinear
 ) -> nn.Sequential:
-    """The Radius Bump networks on 10 coordinates: "dense", 10-width-...-1, or "NdLinear", (2, 5) to (h, h), ..., (1, 1) with
-    h = width / 4; ``depth`` linear layers in all. Input shape from the released code."""
+    """The Radius Bump networks on 10 coordinates, (n, 10) -> (n, 1): ``depth`` linear layers with
+    ReLU between.
+
+    "dense": 10-width-...-1; "NdLinear": (2, 5) to the hidden shape, ..., to (1, 1). The input shape
+    comes from the released code. ``width``: of the dense layers; NdLinear then has the hidden shape
+    (width / 4, width / 4), unless the shape itself is given.
+    """
     if method == "dense":
-        return mlp(10, *[width] * (depth - 1), 1)
-    h = width // 4
-    shapes = [(2, 5), *[(h, h)] * (depth - 1), (1, 1)]
+        return mlp(10, *[width] * (depth - 1), 1, bias=bias)
+    hidden = (width // 4, width // 4) if isinstance(width, int) else tuple(width)
+    shapes = [(2, 5), *[hidden] * (depth - 1), (1, 1)]
     layers = [layer(a, b, bias=bias) for a, b in itertools.pairwise(shapes)]
-    between = itertools.chain.from_iterable((each, nn.ReLU()) for each in layers)
-    return nn.Sequential(nn.Unflatten(-1, (2, 5)), *list(between)[:-1], nn.Flatten())
+    return nn.Sequential(nn.Unflatten(-1, (2, 5)), *relu_between(layers), nn.Flatten())
 
 
-# ------------------------------------------------------------------------------------------------- vision transformers
+# ------------------------------------------------------------------------------ vision transformers
 class ViTBlock(nn.Module):
-    """Attention with 8 heads of 64, then the feed-forward block, each after a layer norm and added to its input."""
+    """Attention with 8 heads of 64, then the feed-forward block, each after a layer norm and added
+    to its input."""
 
     def __init__(self, width: int, block: nn.Module, heads: int = 8, head: int = 64):
         super().__init__()
@@ -309,9 +343,9 @@ class ViTBlock(nn.Module):
 class ViT(nn.Module):
     """The distilled student: patches of 16 of an image of 224, a class token, ``depth`` blocks.
 
-    "NdViT" has NdLinear (width, 1) -> (width, 1) twice in its block; "Naive ViT" a dense block of ``hidden`` units. The
-    former is as released, without the zero tokens that the released code appends; the latter is not released, 512 units is
-    the unused setting of the released script.
+    "NdViT" has NdLinear (width, 1) -> (width, 1) twice in its block; "Naive ViT" a dense block of
+    ``hidden`` units. The former is as released, without the zero tokens that the released code
+    appends; the latter is not released, 512 units is the unused setting of the released script.
     """
 
     def __init__(
@@ -340,8 +374,10 @@ class ViT(nn.Module):
         return self.out(self.norm(x)[:, 0])
 
 
-# -------------------------------------------------------------------------------------- large models, to be counted only
-OPT = {  # as in the released configurations; `embed` is the default of the configuration class, which they leave as it is
+# ----------------------------------------------------------------- large models, to be counted only
+# as in the released configurations; `embed` is the default of the configuration class, which they
+# leave as it is
+OPT = {
     "OPT-Small": {
         "layers": 12,
         "width": 768,
@@ -373,9 +409,11 @@ TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down
 
 
 def opt(layers, width, hidden, positions, vocabulary, embed, inside=None) -> nn.ModuleDict:
-    """An OPT decoder, output tied to the embedding. ``inside`` puts NdLinear (width, 1) -> inside -> (width, 1) in the block.
+    """An OPT decoder, output tied to the embedding. ``inside`` puts NdLinear (width, 1) -> inside
+    -> (width, 1) in the block.
 
-    Token embeddings of another size than ``width`` come with two projections without biases, under "project".
+    Token embeddings of another size than ``width`` come with two projections without biases, under
+    "project".
     """
     block = lambda: feed_forward(width, hidden) if inside is None else feed_forward(width, *inside)  # noqa: E731
     body = {
@@ -394,7 +432,8 @@ def opt(layers, width, hidden, positions, vocabulary, embed, inside=None) -> nn.
 def decoder(
     layers, width, hidden, heads, kv_heads, head, vocabulary, tied, qk_norm
 ) -> nn.ModuleDict:
-    """The layers of a LLaMA-like language model under their usual names, so that adapters find their targets."""
+    """The layers of a LLaMA-like language model under their usual names, so that adapters find
+    their targets."""
 
     def layer():
         shapes = {"q_proj": (width, heads * head), "k_proj": (width, kv_heads * head), "v_proj": (width, kv_heads * head),
@@ -434,7 +473,8 @@ class LoRA(nn.Module):
 
 
 def apply_lora(model: nn.Module, rank: int, targets=TARGETS) -> nn.Module:
-    """Freeze the model and put a `LoRA` in place of each linear layer with one of these names; returns the model."""
+    """Freeze the model and put a `LoRA` in place of each linear layer with one of these names;
+    returns the model."""
     model.requires_grad_(False)
     for parent in list(model.modules()):
         for name, child in list(parent.named_children()):
@@ -450,8 +490,9 @@ def dit(
     width: int = 1152,
     classes: int = 1000,
 ):
-    """DiT-XL/2 on latents of 4 x 32 x 32. ``nd_blocks``: so many of its blocks have NdLinear (width, 1) -> (width, 1) twice
-    in place of the MLP of four widths; ``nd_embedder``: the same in the timestep embedder. Positions are fixed, not trained.
+    """DiT-XL/2 on latents of 4 x 32 x 32. ``nd_blocks``: so many of its blocks have NdLinear
+    (width, 1) -> (width, 1) twice in place of the MLP of four widths; ``nd_embedder``: the same in
+    the timestep embedder. Positions are fixed, not trained.
     """
 
     def embedder():

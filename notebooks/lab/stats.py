@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from scipy.special import stdtrit
+from scipy.special import stdtr, stdtrit
 
 from .modes import LabError
 
@@ -97,6 +97,26 @@ def compare(
     return pd.DataFrame(rows, columns=[by, "difference", "low", "high", "n"])
 
 
+def differences(
+    runs: pd.DataFrame,
+    metric: str,
+    arm: str,
+    baseline: str,
+    *,
+    by: str = "arm",
+    pair: str | list[str] = "seed",
+) -> pd.Series:
+    """Metric of ``arm`` minus that of ``baseline``, one value for each pair of runs that agree in the columns ``pair``."""
+    _columns(runs, [metric, by, *([pair] if isinstance(pair, str) else pair)])
+    wide = runs.pivot(index=pair, columns=by, values=metric)
+    lacking = {arm, baseline} - set(wide)
+    if lacking or wide[[arm, baseline]].isna().any().any():
+        raise LabError(
+            f"{by}: {arm!r} and {baseline!r} need the same seeds; there are {', '.join(map(str, wide))}"
+        )
+    return wide[arm] - wide[baseline]
+
+
 def paired(
     runs: pd.DataFrame,
     metric: str,
@@ -107,15 +127,42 @@ def paired(
     pair: str | list[str] = "seed",
     level: float = 0.95,
 ) -> tuple[float, float, float]:
-    """Mean and t interval (mean, low, high) of ``arm`` minus ``baseline``, paired where the columns ``pair`` agree."""
-    _columns(runs, [metric, by, *([pair] if isinstance(pair, str) else pair)])
-    wide = runs.pivot(index=pair, columns=by, values=metric)
-    lacking = {arm, baseline} - set(wide)
-    if lacking or wide[[arm, baseline]].isna().any().any():
-        raise LabError(
-            f"{by}: {arm!r} and {baseline!r} need the same seeds; there are {', '.join(map(str, wide))}"
-        )
-    return interval(wide[arm] - wide[baseline], level=level)
+    """Mean and t interval (mean, low, high) of `differences`."""
+    return interval(differences(runs, metric, arm, baseline, by=by, pair=pair), level=level)
+
+
+# --------------------------------------------------------------------------------------------------- several comparisons
+def p_below(values, bound: float = 0.0) -> float:
+    """p-value of the two-sided t test where the mean of ``values`` lies below ``bound``; 1 where it does not."""
+    values = np.asarray(values, dtype=float)
+    mean = interval(values)[0]
+    if mean >= bound or values.size < 2:
+        return 1.0
+    if values.std() == 0:
+        return 0.0
+    t = (values.mean() - bound) / (values.std(ddof=1) / np.sqrt(values.size))
+    return float(2 * stdtr(values.size - 1, -abs(t)))
+
+
+def holm(p_values) -> list[float]:
+    """p-values adjusted for their number by Holm's procedure: what is at most 0.05 is refuted at 5 % for the whole family."""
+    p_values = np.asarray(list(p_values), dtype=float)
+    order = np.argsort(p_values)
+    steps = p_values[order] * np.arange(p_values.size, 0, -1)
+    adjusted = np.empty_like(p_values)
+    adjusted[order] = np.maximum.accumulate(steps).clip(max=1)
+    return adjusted.tolist()
+
+
+def of_family(shown: bool | None, p_values, level: float = 0.05) -> bool | None:
+    """Whether a statement about several comparisons holds.
+
+    True if ``shown``, that is, each comparison by its own interval; False if Holm's procedure refutes one of them, whose
+    ``p_values`` these are; None otherwise.
+    """
+    if shown is True:
+        return True
+    return False if min(holm(p_values)) <= level else None
 
 
 # ------------------------------------------------------------------------------------- answers: True, False or undecided

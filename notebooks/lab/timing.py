@@ -130,3 +130,9 @@ def speedup(frame: pd.DataFrame, slow: str, fast: str) -> pd.DataFrame:
         .unstack("pass")
         .reindex([c for c in frame["case"].unique() if c in us.index])
     )
+
+
+def increases(frame: pd.DataFrame) -> pd.DataFrame:
+    """Increase of the time over the baseline of `ratios`, in percent: ``time``, ``time_low``, ``time_high``."""
+    ends = {"time": "ratio", "time_low": "ratio_high", "time_high": "ratio_low"}
+    return frame.assign(**{name: 100 * (1 / frame[ratio] - 1) for name, ratio in ends.items()})

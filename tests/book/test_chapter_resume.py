@@ -13,12 +13,13 @@ NOTEBOOK = ROOT / "notebooks" / "32_sample_efficiency.ipynb"
 NEEDED = (
     "lab.start()",
     "import itertools",
+    "ARMS = ",
     "def modewise(",
     "MODELS = ",
     "def train(",
     "CHOSEN = ",
     "def cells(",
-    "ARMS = ",
+    "runs = lab.record(",
 )
 SMALL = """
 from lab import modes, records

@@ -10,14 +10,14 @@ PAGE = """<!DOCTYPE html><meta charset="utf-8"><title>claims</title>
 <div class="ndl-claims">
 <form hidden>
   <input name="text">
-  <select name="verdict"><option value=""><option value="holds"></select>
+  <select name="verdict"><option value=""><option value="holds"><option value="direction only"></select>
   <select name="kind"><option value=""></select>
   <select name="area"><option value=""></select>
 </form>
 <p class="ndl-status"></p>
 <table><thead><tr><th>Claim</th></tr></thead><tbody>
   <tr id="claim-größe" data-verdict="fails" data-kind="" data-area=""><td>one</td></tr>
-  <tr id="claim-two" data-verdict="holds" data-kind="" data-area=""><td>two</td></tr>
+  <tr id="claim-two" data-verdict="holds" data-only="direction only" data-kind="" data-area=""><td>two</td></tr>
 </tbody></table>
 </div>
 <script src="SCRIPT"></script>
@@ -60,3 +60,9 @@ def test_the_filter_stays_without_a_target(visit):
     page, errors = visit("?verdict=holds#%")
     assert page.inner_text(".ndl-status") == "1 of 2 claims" and errors == []
     assert page.locator("tbody tr").first.is_hidden()
+
+
+def test_claims_that_hold_for_the_direction_only_can_be_listed(visit):
+    page, errors = visit("?verdict=direction+only")
+    assert page.inner_text(".ndl-status") == "1 of 2 claims" and errors == []
+    assert page.locator("tr#claim-two").is_visible()

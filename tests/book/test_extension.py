@@ -1,5 +1,6 @@
 """The book's Sphinx extension: its tables, its cache key, its repository links, and that a failing cell fails the build."""
 
+import datetime
 import json
 import os
 import pathlib
@@ -11,6 +12,8 @@ import nbformat
 import ndlbook
 import ndlbuild
 import ndlcache
+import ndlcorrections
+import ndlexport
 import ndlruns
 import ndltables
 import pytest
@@ -141,6 +144,116 @@ def test_chapter_times_show_the_newest():
         for s in (5, 7)
     ]
     assert "7 s" in ndlruns.chapter_times(rows) and "5 s" not in ndlruns.chapter_times(rows)
+
+
+DIRECTION = WRONG | {
+    "id": "layer-z",
+    "verdict": "holds",
+    "correction": None,
+    "direction_only": "9 < 10 here, 2 printed.",
+}
+
+
+def test_the_table_shows_a_direction_with_both_numbers():
+    table = soup(ndltables.claims_table([WRONG, DIRECTION], "../notebooks/", set()))
+    wrong, right = table.select("tbody tr")
+    assert right.select_one(".ndl-badge.ndl-direction").text == "✓ holds, direction only"
+    assert "9 < 10 here, 2 printed." in right.text
+    assert right["data-only"] == "direction only" and right["data-verdict"] == "holds"
+    assert not wrong.select(".ndl-direction") and not wrong.has_attr("data-only")
+    options = [option["value"] for option in table.select('select[name="verdict"] option')]
+    assert options == ["", "holds", "fails", "direction only"]
+    alone = soup(ndltables.claims_table([WRONG], "../notebooks/", set()))
+    assert "direction only" not in alone.text
+
+
+def test_counts_say_how_many_hold_for_the_direction_only():
+    claims = [DIRECTION, DIRECTION | {"id": "b"}, WRONG | {"id": "c", "verdict": "holds"}, WRONG]
+    items = soup(ndltables.claims_counts(claims, "claims.html")).select("li")
+    holds = next(item for item in items if item.b.text == "3")
+    assert "of these 2 direction only" in holds.text
+    links = [a["href"] for a in holds.select("a")]
+    assert links == ["claims.html?verdict=holds", "claims.html?verdict=direction+only"]
+    assert sum("direction only" in item.text for item in items) == 1
+
+
+# --- corrections -------------------------------------------------------------------------------------------------
+
+CHANGED = {
+    "date": datetime.date(2026, 1, 2),
+    "claim": "layer-y",
+    "was": "holds",
+    "now": "fails",
+    "why": "a < b",
+}
+
+
+def test_the_log_of_corrections_agrees_with_the_ledger():
+    entries = ndlcorrections.load(ROOT)
+    assert entries and ndlcorrections.problems(entries, ledger.claims()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"claim": "layer-nothing"}, "no such claim"),
+        ({"now": "undecided"}, "claims.yml says 'fails'"),
+        ({"was": "true"}, "not a verdict"),
+        ({"date": "yesterday"}, "not a date"),
+        ({"date": "2026-13-01"}, "not a date"),
+        ({"date": datetime.datetime(2026, 1, 2, 3)}, "not a date"),
+        ({"why": " "}, "does not say why"),
+        ({"place": "chapter 1"}, "its fields are"),
+    ],
+)
+def test_a_broken_entry_of_the_log_is_found(change, message):
+    assert ndlcorrections.problems([CHANGED], [WRONG]) == []
+    found = ndlcorrections.problems([CHANGED | change], [WRONG])
+    assert len(found) == 1 and message in found[0]
+
+
+def test_the_entries_of_a_claim_follow_from_each_other():
+    earlier = CHANGED | {"date": datetime.date(2026, 1, 1), "was": "undecided", "now": "holds"}
+    assert ndlcorrections.problems([earlier, CHANGED], [WRONG]) == []
+    assert "stands after" in ndlcorrections.problems([CHANGED, earlier], [WRONG])[0]
+    gap = ndlcorrections.problems([earlier | {"now": "undecided"}, CHANGED], [WRONG])
+    assert len(gap) == 1 and "the entry before says 'undecided'" in gap[0]
+
+
+def test_the_log_is_escaped_and_newest_first():
+    reworded = CHANGED | {"date": datetime.date(2026, 1, 3), "was": "fails", "why": "words"}
+    html = ndlcorrections.log(
+        [CHANGED, reworded], [WRONG], "claims.html", "../notebooks/", {"11_sound"}
+    )
+    rows = soup(html).select("tbody tr")
+    assert [row.time["datetime"] for row in rows] == ["2026-01-03", "2026-01-02"]
+    assert "✗ fails" in rows[0].text and "reworded" in rows[0].text
+    assert [badge.text for badge in rows[1].select(".ndl-badge")] == ["✓ holds", "✗ fails"]
+    assert "a < b" in rows[1].text and "a &lt; b" in html
+    links = [a["href"] for a in rows[1].select("a")]
+    assert links == ["claims.html#layer-y", "../notebooks/11_sound.html#claim-layer-y"]
+    bare = soup(ndlcorrections.log([CHANGED], [WRONG], "claims.html", "../notebooks/", set()))
+    assert len(bare.select("tbody a")) == 1
+
+
+# --- files for programs ------------------------------------------------------------------------------------------
+
+
+def test_a_claim_for_programs_has_its_address():
+    found = ndlexport.claim_record(WRONG, {"notebooks/11_sound", "book/claims"})
+    assert found["url"] == "notebooks/11_sound.html#claim-layer-y"
+    assert found["place"] == "Cost analysis" and found["correction"] == "<b>a > b</b>"
+    assert found["direction_only"] is None
+    assert ndlexport.claim_record(CLAIM, {"book/claims"})["url"] == "book/claims.html#layer-x"
+    assert ndlexport.claim_record(WRONG, set())["url"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("One. Two.", "One."), ("Is 1.5 more? Yes.", "Is 1.5 more?"), ("No end", "No end"), ("", "")],
+)
+def test_first_sentence(text, sentence):
+    assert ndlexport.first_sentence(text) == sentence
 
 
 # --- cache -------------------------------------------------------------------------------------------------------
@@ -330,12 +443,14 @@ def miniature(folder: pathlib.Path, code: str) -> pathlib.Path:
     (folder / "book" / "paper").symlink_to(ROOT / "book" / "paper", target_is_directory=True)
     (folder / "_config.yml").write_text(yaml.safe_dump(config))
     (folder / "_toc.yml").write_text(
-        "format: jb-book\nroot: book/index\nchapters:\n  - file: notebooks/10_mini\n  - file: book/bibliography\n"
+        "format: jb-book\nroot: book/index\nchapters:\n  - file: notebooks/10_mini\n"
+        "  - file: book/bibliography\n  - file: book/claims\n  - file: book/corrections\n"
     )
     (folder / "book" / "index.md").write_text(
-        "# Mini\n\nSome $x$.\n\n(a-place)=\n## Named\n\n```{deviations} boxes\n```\n"
+        "# Mini\n\nSome $x$. More.\n\n(a-place)=\n## Named\n\n```{deviations} boxes\n```\n"
     )
-    shutil.copy(ROOT / "book" / "bibliography.md", folder / "book")
+    for page in ("bibliography", "claims", "corrections"):
+        shutil.copy(ROOT / "book" / f"{page}.md", folder / "book")
     kernel = {"kernelspec": {"name": "python3", "display_name": "Python 3", "language": "python"}}
     cells = [
         {
@@ -396,3 +511,27 @@ def test_a_miniature_book_with_an_address(tmp_path, monkeypatch):
         ".ndl-box blockquote"
     )
     assert (tmp_path / "book" / "_build" / "state").exists()
+    programs_can_read(html)
+
+
+def programs_can_read(html: pathlib.Path) -> None:
+    """The log of corrections, claims.json and llms.txt of the miniature book."""
+    log = soup((html / "book" / "corrections.html").read_text(encoding="utf8"))
+    targets = soup((html / "book" / "claims.html").read_text(encoding="utf8"))
+    links = [a["href"].partition("#") for a in log.select(".ndl-log a.ndl-id")]
+    assert len(links) == len(ndlcorrections.load(ROOT))
+    assert all(page == "claims.html" and targets.find(id=id) for page, _, id in links)
+    found = json.loads((html / "claims.json").read_text(encoding="utf8"))["claims"]
+    assert [(c["id"], c["verdict"], c["statement"]) for c in found] == [
+        (c["id"], c["verdict"], c["statement"]) for c in ledger.claims()
+    ]
+    for claim in found:
+        page, _, anchor = claim["url"].partition("#")
+        assert page == "book/claims.html" and anchor == claim["id"], "the book has no such chapter"
+    lines = (html / "llms.txt").read_text(encoding="utf8").splitlines()
+    assert lines[0] == "# The NdLinear book" and lines[2] == "> Some $x$. More."
+    assert "- [Mini](book/index.html): Some $x$." in lines
+    assert "- [Ten](notebooks/10_mini.html): Go" in lines
+    assert any(
+        line.startswith("- [All claims](book/claims.html): Every checkable") for line in lines
+    )

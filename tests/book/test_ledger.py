@@ -2,7 +2,9 @@
 
 import ast
 import collections
+import itertools
 import json
+import math
 
 import pytest
 from lab import modes, records
@@ -91,6 +93,54 @@ def test_measured_claims_rest_on_records_with_enough_seeds():
             assert len({r["seed"] for r in rows}) >= enough, (
                 f"{claim['id']}: {name} has too few seeds"
             )
+
+
+def mean_of(experiment: str, metric: str, **config) -> float:
+    """The mean of a metric over the recorded runs of one configuration, whatever their seed."""
+    rows = [
+        row["metrics"][metric]
+        for row in records.read(experiment)
+        if row["status"] == "ok" and config.items() <= row["config"].items()
+    ]
+    assert len(rows) == 5, (experiment, config)
+    return sum(rows) / len(rows)
+
+
+def test_the_sizes_beside_a_direction_are_those_of_the_records_and_of_the_paper():
+    text = {claim["id"]: claim["direction_only"] for claim in ledger.direction_only()}
+    arms = ("dense", "ndlinear")
+    accuracy = [mean_of("cnn-longer", "test_top_five", data="cifar100", arm=a) for a in arms]
+    assert (
+        "{:.1%} to {:.1%} here".format(*accuracy).replace("%", " %")
+        in text["cnn-cifar100-accuracy"]
+    )
+    ett = {"dataset": "ETTm2", "protocol": "chronological"}
+    errors = [mean_of("ett-forecast", "mse", **ett, model=a, family="Transformer") for a in arms]
+    constant = mean_of("ett-forecast", "mse", **ett, model="mean")
+    assert "MSE {:.4f} to {:.4f} here".format(*errors) in text["ett-transformer-ettm2"]
+    assert f"a constant answer has {constant:.4f}" in text["ett-transformer-ettm2"]
+    assert "0.0151 to 0.0141 printed" in text["ett-transformer-ettm2"]
+    printed = ledger.claim("ett-transformer-ettm2")["statement"]
+    assert "0.0151" in printed and "0.0141" in printed
+    samples = ledger.claim("sample-entangled")["numbers"]
+    assert f"{samples['nd'] / samples['dense']:.1f} times printed" in text["sample-entangled"]
+
+
+def test_the_factor_beside_the_entangled_samples_is_that_of_the_records():
+    """50,000 over the samples of the dense network until 5 % of the variance, on straight lines in both logs."""
+    errors = collections.defaultdict(list)
+    for row in records.read("dial-samples"):
+        config = row["config"]
+        if (config["alpha"], config["model"]) == (0.9, "dense") and row["status"] == "ok":
+            errors[config["samples"]].append(math.log(row["metrics"]["relative"]))
+    curve = [(math.log(n), sum(logs) / len(logs)) for n, logs in sorted(errors.items())]
+    goal = math.log(0.05)
+    (x, y), (u, v) = next(
+        pair for pair in itertools.pairwise(curve) if pair[0][1] > goal >= pair[1][1]
+    )
+    needed = math.exp(x + (u - x) * (y - goal) / (y - v))
+    text = ledger.claim("sample-entangled")["direction_only"]
+    assert f"At least {50_000 / needed:.1f} times as many samples here" in text
 
 
 def test_notebooks_named_in_the_ledger_exist():
@@ -218,8 +268,28 @@ def test_unknown_id(entries):
 
 
 def test_markup_carries_the_anchor_and_is_escaped(entries):
-    text = ledger._markup("right", "holds", entries["right"], "", "5 < 6")
+    text = ledger._markup("right", entries["right"], "5 < 6")
     assert 'id="claim-right"' in text and "1 &lt; 2" in text and "5 &lt; 6" in text
+    assert "ndl-direction" not in text and "direction only" not in text.lower()
+
+
+def test_a_verdict_on_the_direction_alone_says_so_with_both_numbers(entries, capsys):
+    entries["right"]["direction_only"] = "3 times < 4 here, 2 times printed."
+    ledger.verdict("right", holds=True)
+    out = capsys.readouterr().out
+    assert out.startswith("✓ holds, direction only · right") and "2 times printed" in out
+    text = ledger._markup("right", entries["right"], "")
+    assert 'class="ndl-badge ndl-holds ndl-direction"' in text
+    assert "✓ holds, direction only" in text and "3 times &lt; 4 here" in text
+
+
+def test_the_mark_of_a_verdict_on_the_direction_alone_is_another(entries):
+    assert ledger.mark(entries["right"]) == "✓" and ledger.mark(entries["some"]) == "✓*"
+    for id in ("right", "some"):
+        entries[id]["direction_only"] = "1 here, 2 printed."
+    assert ledger.mark(entries["right"]) == "✓ direction only"
+    assert ledger.mark(entries["some"]) == "✓* direction only"
+    assert {claim["id"] for claim in ledger.direction_only()} == {"right", "some"}
 
 
 @pytest.mark.parametrize(
@@ -230,6 +300,10 @@ def test_markup_carries_the_anchor_and_is_escaped(entries):
         ({"verdict": "fails", "rule": "r", "scope": "s", "notebook": "n"}, "needs correction"),
         ({"verdict": "holds-if", "rule": "r", "scope": "s", "notebook": "n"}, "needs condition"),
         ({"verdict": "untestable"}, "needs reason"),
+        ({"verdict": "fails", "direction_only": "1 here, 2 printed"}, "not with 'fails'"),
+        ({"verdict": "open", "direction_only": "1 here, 2 printed"}, "not with 'open'"),
+        ({"verdict": "holds", "direction_only": True}, "a sentence with both numbers"),
+        ({"verdict": "holds", "direction_only": "Better by 2.5."}, "a sentence with both numbers"),
     ],
 )
 def test_incomplete_entries_are_found(entry, message):

@@ -5,10 +5,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from lab import LabError
+from lab import LabError, models
 from lab.chapters import ablations, bump
+from lab.data import Data
 from lab.train import Split, scores, stacked
 from scipy import stats
+from torch import nn
+from torch.nn import functional as F
 
 
 @pytest.fixture(autouse=True)
@@ -41,6 +44,58 @@ def test_pictures_are_balanced_scaled_by_the_training_part_and_kept_apart():
     assert not any(torch.equal(a, b) for a, b in zip(x, split.val[0]))
 
 
+def test_pictures_have_their_own_classes_and_the_first_of_each_are_taken():
+    data = lab.load("cifar100")
+    x, y = data.part("train_exact" if "train_exact" in data.splits else "train")
+    of = {c: x[np.flatnonzero(y == c)[:2]].astype(np.float64) for c in range(100)}
+    split = ablations.pictures(200)
+    for images, classes in (split.train, split.val):
+        assert sorted(classes.tolist()) == list(range(100))
+        for image, c in zip(images.numpy(), classes.tolist()):  # channels are shifted and scaled
+            likeness = [
+                min(np.corrcoef(a.ravel(), b.ravel())[0, 1] for a, b in zip(image, other))
+                for other in of[c]
+            ]
+            assert max(likeness) > 1 - 1e-6
+    assert split.test[1].tolist() == data.part("test")[1].tolist()
+
+
+def test_a_tenth_is_held_out_where_there_are_enough(monkeypatch):
+    rng = np.random.default_rng(0)
+    x, y = rng.integers(0, 256, (70, 3, 4, 4)).astype(np.uint8), np.arange(70) % 3
+    splits = {"train": slice(0, 60), "test": slice(60, 70)}
+    data = Data("cifar100", x, y, ("a", "b", "c"), "", False, splits, "")
+    monkeypatch.setattr(ablations, "load", lambda name: data)
+    split = ablations.pictures(60)
+    assert [len(part[1]) for part in (split.train, split.val, split.test)] == [54, 6, 10]
+    assert len(ablations.pictures(24).val[1]) == 12  # eight of each class, half of them
+
+
+def test_features_are_made_by_the_loop_written_out():
+    split = ablations.pictures(200)
+    x, y = split.train
+    lab.seed_everything(0)
+    features = models.cnn_features()
+    net = nn.Sequential(features, nn.Flatten(), nn.Linear(4096, 100))
+    adam = torch.optim.Adam(net.parameters(), lr=1e-3)
+    draw = torch.Generator().manual_seed(0)
+    kept = []
+    for _ in range(2):
+        net.train()
+        for rows in torch.randperm(100, generator=draw).split(128):
+            adam.zero_grad()
+            F.cross_entropy(net(x[rows]), y[rows]).backward()
+            adam.step()
+        net.eval()
+        with torch.no_grad():
+            error = F.cross_entropy(net(split.val[0]), split.val[1]).item()
+            kept.append((error, features(split.test[0])))
+    expected = min(kept, key=lambda pair: pair[0])[1]
+    made = ablations.features(200, 2)
+    torch.testing.assert_close(made.test[0], expected, rtol=1e-4, atol=1e-5)
+    assert torch.equal(made.train[1], y)
+
+
 def test_features_are_those_of_a_trained_network_and_made_once():
     made = ablations.features(200, 1)
     assert made is ablations.features(200, 1), "every arm gets the same numbers"
@@ -56,7 +111,7 @@ def test_features_are_those_of_a_trained_network_and_made_once():
 
 def test_fold_brings_the_named_axis_to_the_named_place():
     x = torch.arange(2 * 24.0).reshape(2, 24)
-    fold = ablations.Fold(ablations.numbers("2x3x4"), ablations.numbers("3,1,2"))
+    fold = ablations.Fold((2, 3, 4), (3, 1, 2))
     y = fold(x)
     assert fold.sizes == (4, 2, 3) and y.shape == (2, 4, 2, 3)
     assert y[1, 3, 0, 2] == x[1].reshape(2, 3, 4)[0, 2, 3]
@@ -135,7 +190,7 @@ def test_judging_several_parts(parts, found):
     [(98, 100, True), (98.5, 99, True), (97, 97.9, False), (100.1, 101, False), (97, 99, None)],
 )
 def test_whether_an_interval_lies_inside_a_range(low, high, found):
-    assert ablations.within(low, high, 98, 100) is found
+    assert lab.inside((low, high), 98, 100) is found
 
 
 def test_span_shows_one_count_or_a_range():

@@ -4,6 +4,7 @@ import itertools
 import math
 
 import lab
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -162,7 +163,7 @@ def made_up_runs(seeds=6):
 
 def test_pairs_are_differences_by_seed():
     runs = made_up_runs()
-    found = bump.pairs(runs[runs["width"] == 16], "end_test")
+    found = bump.by_pair(runs[runs["width"] == 16], "end_test")
     assert list(found.index) == [(s, 16, d) for s in (0.1, 0.3) for d in (2, 3)]
     assert bump.pair_names(found.index).to_numpy().tolist() == [
         [s, f"16, {d}"] for s in (0.1, 0.3) for d in (2, 3)
@@ -172,7 +173,7 @@ def test_pairs_are_differences_by_seed():
     mean, low, high = lab.interval(values["ndlinear"] - values["dense"])
     row = found.loc[0.3, 16, 2]
     assert row.tolist() == pytest.approx([mean, low, high, values["dense"].mean()])
-    wider = bump.pairs(runs[runs["width"] == 16], "end_test", level=0.999).loc[0.3, 16, 2]
+    wider = bump.by_pair(runs[runs["width"] == 16], "end_test", level=0.999).loc[0.3, 16, 2]
     assert wider["low"] < row["low"] and wider["high"] > row["high"]
     assert bump.percent(found)[2].startswith(f"{100 * mean / values['dense'].mean():+.0f} [")
 
@@ -245,10 +246,47 @@ def test_normalisers_are_those_of_the_entropy(arm, width, units):
 
 def test_opponents_are_counted():
     runs = made_up_runs()
-    text, tally = bump.opponents(runs, {(16, 2): {"label": 16, "parameters": 4, "units": 99}})
+    fair = {(16, 2): {"label": 16, "parameters": 4, "units": 99}}
+    text, tally = bump.opponents(runs, fair), bump.tally(runs, fair)
     assert list(text["sigma"]) == [0.1, 0.3] and set(text["equal units"]) == {"not run"}
     assert text["equal label"][0].startswith("-25 [") and tally.loc["label"].tolist() == [2, 0, 0]
     assert tally.loc["units"].tolist() == [0, 0, 0]
+    certain = 1 - 1e-12  # so wide that nothing is told apart
+    assert bump.tally(runs, fair, certain).loc["label"].tolist() == [0, 0, 2]
+
+
+def test_tables_of_pairs_show_sign_and_both_gaps():
+    runs = made_up_runs()
+    pairs = bump.by_pair(runs[runs["width"] == 16], "end_test")
+    printed = bump.printed("test_mse")["value"]
+    answers = pd.DataFrame({"error": [True, False, None, True]}, index=pairs.index, dtype=object)
+    shown = bump.pair_table(answers, error=(pairs, printed))
+    gap = 100 * (printed[0.3, 16, 2, "ndlinear"] / printed[0.3, 16, 2, "dense"] - 1)
+    assert [text[-1] for text in shown["error"]] == ["✓", "✗", "≈", "✓"]
+    assert shown["error, printed"][2] == f"{gap:+.0f}"
+    both = bump.two_settings(pairs, pairs, printed.xs("dense", level="arm"))
+    assert (both["dense, 1,000"] == 1e3 * pairs["dense"].to_numpy()).all()
+    assert both["dense, printed"][2] == pytest.approx(1e3 * printed[0.3, 16, 2, "dense"])
+
+
+def test_the_figure_has_a_point_for_every_run_and_a_line_for_zero():
+    runs = pd.DataFrame(
+        [
+            {"sigma": s, "arm": arm, "width": 16, "depth": d, "seed": seed, "end_test": 0.01 + seed}
+            | {"parameters": bump.costs(arm, 16 if arm == "dense" else (4, 4), d)["parameters"]}
+            for s in bump.SIGMAS
+            for arm in ("dense", "ndlinear")
+            for d in (2, 3)
+            for seed in range(3)
+        ]
+    )
+    figure, axes = plt.subplots(2, 3)
+    bump.draw_errors(axes, runs)
+    for axis, sigma in zip(axes[0], bump.SIGMAS):
+        points = [len(line.get_ydata()) for line in axis.lines if line.get_alpha() == 0.4]
+        assert points == [3] * 4
+        assert axis.lines[-1].get_ydata()[0] == bump.constant_errors(sigma)["zero"]
+    plt.close(figure)
 
 
 def test_printed_columns_are_indexed_by_cell():

@@ -1,4 +1,4 @@
-"""lab.capacity against brute force, closed forms and independent counts."""
+"""lab.chapters.capacity against brute force, closed forms and independent counts."""
 
 import itertools
 import json
@@ -97,3 +97,68 @@ def test_search_says_when_it_failed(tmp_path, monkeypatch):
 def test_weights_are_refused_when_a_pattern_is_missing():
     points = np.array([[1, 0, 0, 0], [1, 0, 0, 0]])  # two equal points are never told apart
     assert capacity.whole_weights((2, 2), points, np.random.default_rng(0), rounds=1) is None
+
+
+SMALL = [s for n in range(1, 6) for s in itertools.combinations_with_replacement(range(1, 6), n)]
+
+
+def test_composed_sets_lie_between_the_matching_bound_and_the_entries():
+    for shape in SMALL:
+        assert capacity.lower(shape) <= capacity.composed(shape) <= math.prod(shape), shape
+    assert capacity.composed((1, 1)) == 1 and capacity.composed((7,)) == 7
+
+
+def test_composed_sets_are_superadditive_and_grow_with_an_axis():
+    for one, two in itertools.product(SMALL[:18], repeat=2):
+        apart = capacity.composed(one) + capacity.composed(two) - 1
+        assert capacity.composed((*one, *two)) >= apart, (one, two)
+    for shape in SMALL:
+        longer = (*shape[:-1], shape[-1] + 1)
+        assert capacity.composed(longer) >= capacity.composed(shape) + 1, shape
+
+
+@pytest.mark.parametrize(
+    ("shape", "points"),
+    [((2,) * 6, 15), ((2,) * 12, 29), ((3,) * 4, 17), ((2, 2, 3), 10), ((2, 3, 3), 11)],
+)
+def test_composed_sets_of_certificates(shape, points):
+    assert capacity.composed(shape) == capacity.composed(shape[::-1]) == points
+
+
+def test_without_certificates_the_matching_bound_is_left(tmp_path, monkeypatch):
+    monkeypatch.setattr(capacity, "FOLDER", tmp_path)
+    plain = capacity.composed.__wrapped__
+    monkeypatch.setattr(capacity, "composed", plain)
+    for shape in SMALL:
+        assert plain(shape) == capacity.lower(shape), shape
+
+
+@pytest.mark.parametrize(
+    ("dims", "hidden"), [((3, 3), (2, 2)), ((5, 4), (2, 9)), ((6, 3, 3), (6, 2, 2)), ((4,), (7,))]
+)
+def test_tucker_parameters_are_the_rank_of_the_jacobian(dims, hidden):
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    sizes = [math.prod(hidden), *(d * h for d, h in zip(dims, hidden))]
+
+    def functional(theta):
+        core, *factors = theta.split(sizes)
+        tensor = core.reshape(hidden)
+        for k, (factor, d, h) in enumerate(zip(factors, dims, hidden)):
+            moved = torch.tensordot(tensor, factor.reshape(d, h), dims=([k], [1]))
+            tensor = moved.movedim(-1, k)
+        return tensor.flatten()
+
+    theta = torch.randn(sum(sizes), generator=generator, dtype=torch.float64)
+    rank = torch.linalg.matrix_rank(torch.func.jacrev(functional)(theta)).item()
+    assert capacity.tucker_parameters(dims, hidden) == rank
+
+
+def test_tucker_bound_is_the_last_size_that_fits():
+    assert capacity.tucker_upper((1000, 1000), (2, 2)) == 32_102
+    p = capacity.tucker_parameters((1000, 1000), (2, 2))
+    assert p == 4 + 2 * 2 * 998
+    fits = [m <= p * math.log2(12 * math.e * m / p) for m in (32_102, 32_103)]
+    assert fits == [True, False]
+    assert capacity.tucker_upper((3, 3), (2, 2)) == 9  # never more than the entries

@@ -2,11 +2,15 @@
 
 import math
 
+import lab
+import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from lab import LabError, models
 from lab.chapters import classifiers
+from lab.data import Data
 from sklearn.metrics import accuracy_score, f1_score
 from torch import nn
 from torch.nn import functional as F
@@ -181,6 +185,121 @@ def test_training_is_seeded_and_learns():
         )
 
 
+def test_training_is_the_loop_written_out_with_torchs_adam():
+    x, y = torch.randn(20, 9, 1), torch.arange(20) % 5
+    torch.manual_seed(1)
+    plain = classifiers.build("ECG5000", "base*", 9)
+    torch.manual_seed(1)
+    net = classifiers.build("ECG5000", "base*", 9)
+    adam = torch.optim.Adam(plain.parameters(), lr=0.01, weight_decay=0)
+    draw, losses = torch.Generator().manual_seed(5), []
+    for _ in range(2):
+        order, total = torch.randperm(20, generator=draw), 0.0
+        for rows in (order[:8], order[8:16], order[16:]):
+            loss = -plain(x[rows]).log_softmax(1)[range(len(rows)), y[rows]].mean()
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+            total += loss.item() * len(rows)
+        losses.append(total / 20)
+    curve = classifiers.train(net, x, y, epochs=2, lr=0.01, batch_size=8, seed=5)
+    assert [p["train_loss"] for p in curve] == pytest.approx(losses, rel=1e-5)
+    for found, expected in zip(net.cpu().parameters(), plain.parameters()):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
+    with torch.no_grad():
+        assert classifiers.predict(net, x).tolist() == net(x).argmax(1).tolist()
+
+
+def plain_classifier(channels, width, outputs, block):
+    """The parts of a classifier in torch's own layers, made in the order in which they are drawn."""
+    embed = nn.Linear(channels, width)
+    inner = block()
+    attention = nn.MultiheadAttention(width, 4, batch_first=True)
+    norms = nn.LayerNorm(width), nn.LayerNorm(width)
+    out = nn.Linear(width, outputs)
+
+    def forward(x):
+        x = embed(x)
+        x = norms[0](x + attention(x, x, x)[0])
+        return out(norms[1](x + inner(x)).mean(1))
+
+    return forward, nn.ModuleList([embed, attention, *norms, inner, out])
+
+
+@pytest.mark.parametrize("arm", ["base", "base*"])
+def test_dense_classifiers_start_and_answer_as_torchs_layers(arm):
+    width, hidden = 32, {"base": 128, "base*": 32}[arm]
+    torch.manual_seed(2)
+    inner = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width))
+    forward, _ = plain_classifier(1, width, 6, lambda: inner)
+    torch.manual_seed(2)
+    net = classifiers.build("ECG5000", arm, 11)
+    x = torch.randn(3, 11, 1)
+    torch.testing.assert_close(net(x), forward(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("arm", ["ndlinear", "folded", "time"])
+def test_blocks_of_ndlinear_start_as_its_own_layers(arm):
+    width, terms, steps = 32, 32, 11
+    r = classifiers.two_axes(steps, width)
+    D, H = {
+        "ndlinear": ((width, 1), (width, terms)),
+        "folded": ((8, 4), (16, 8)),
+        "time": ((steps, width), (r, width)),
+    }[arm]
+    torch.manual_seed(2)
+    first, second = NdLinear(D, H), NdLinear(H, D)
+    torch.manual_seed(2)
+    block = classifiers.block(arm, width, terms, steps)
+    x = torch.randn(3, steps, width)
+    if arm == "time":
+        expected = second(first(x).relu())
+    else:
+        expected = second(first(x.reshape(3, steps, *D)).relu()).reshape(3, steps, width)
+    torch.testing.assert_close(block(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("arm", [arm for arm in classifiers.ARMS if arm != "learned"])
+def test_classifiers_start_as_torchs_layers(arm, starts_as_torch_does):
+    starts_as_torch_does(classifiers.build("ECG5000", arm, 20))
+
+
+def test_sizes_and_classes_are_those_of_the_data():
+    for dataset in ("ECG5000", "RacketSports", "ECGFiveDays", "ChlorineConcentration"):
+        x, y = lab.load(classifiers.SETS[dataset][0]).part("train")
+        assert set(np.unique(y)) <= set(range(classifiers.SETS[dataset][2]))
+        assert x.shape[1] == models.UCR[classifiers.SETS[dataset][1]][0]
+
+
+def test_series_are_the_published_ones_centred_and_scaled_by_channel():
+    data = lab.load("racketsports")
+    parts = classifiers.parts("RacketSports", 0)
+    x = data.part("train")[0]
+    for name in ("train", "test"):
+        raw, classes = data.part(name)
+        centred = raw.astype(np.float64) - x.mean((0, 2), keepdims=True)
+        expected = centred / x.std((0, 2), keepdims=True)
+        found, found_classes = parts[name]
+        assert np.allclose(found.numpy().swapaxes(1, 2), expected, rtol=1e-4, atol=1e-5)
+        assert found_classes.tolist() == classes.tolist()
+
+
+def test_the_stand_in_for_heartbeat_holds_out_a_fifth_and_averages_over_time(monkeypatch):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(50, 2, 54)), (np.arange(50) % 5 == 0).astype(int)
+    data = Data("heartbeat", x, y, ("a", "b"), "", False, {"train": slice(0, 50)}, "")
+    monkeypatch.setattr(classifiers, "load", lambda name: data)
+    parts = classifiers.heartbeat(3)
+    sizes = {name: np.bincount(part[1]).tolist() for name, part in parts.items()}
+    assert sizes == {"train": [32, 8], "test": [8, 2]}
+    pairs = (x[..., ::2] + x[..., 1::2]) / 2
+    (found, classes), (held, held_classes) = parts["train"], parts["test"]
+    assert found.mean((0, 1)).abs().max() < 1e-5
+    for series, label in zip(torch.cat([found, held]), torch.cat([classes, held_classes])):
+        fits = [np.corrcoef(series[:, 0], pairs[i, 0])[0, 1] for i in range(50)]
+        assert max(fits) > 1 - 1e-6 and y[int(np.argmax(fits))] == int(label)
+
+
 def test_scores_are_those_of_scikit_learn():
     rng = np.random.default_rng(0)
     y, predicted = (
@@ -207,3 +326,55 @@ def test_models_that_are_no_networks(kind):
     assert kind in ("rocket", "linear") or (again == predicted).all(), "blind to the order of time"
     if kind == "rocket":
         assert classifiers.scores(parts["test"][1], predicted)["accuracy"] > 0.5
+
+
+def made_runs(datasets=("ECGFiveDays", "ECG5000")) -> pd.DataFrame:
+    """Every network, MiniRocket and the models that are none on two sets, four seeds."""
+    draw, rows = np.random.default_rng(0), []
+    for dataset in datasets:
+        for arm in classifiers.NAMES:
+            for seed in range(4):
+                scores = dict(zip(classifiers.READINGS.values(), draw.uniform(0.4, 0.9, 3)))
+                rows.append({"data": dataset, "arm": arm, "seed": seed, "parameters": 10} | scores)
+    return pd.DataFrame(rows)
+
+
+def test_printed_scores_stand_beside_the_means_of_ours():
+    runs = made_runs()
+    table = classifiers.beside(runs, ["ECG5000"])
+    wanted = lab.facts(classifiers.TABLE, metric="f1", dataset="ECG5000").set_index("method")
+    assert table["method"].tolist() == [*classifiers.METHODS.values()]
+    assert table["printed F1"].tolist() == [wanted["value"][m] for m in table["method"]]
+    ours = runs.query("data == 'ECG5000' and arm == 'base*'")["accuracy"].mean()
+    assert table["micro"].iloc[1].startswith(f"{ours:.3f} [")
+    one = classifiers.beside(runs[runs["seed"] == 0], ["ECG5000"])
+    assert "[" not in one["micro"].iloc[0]  # one run has no interval
+
+
+def test_the_table_of_a_set_counts_only_networks():
+    table = classifiers.overview(made_runs(["ECG5000"])).set_index("arm")
+    cost = table["multiply-adds"]
+    assert cost["Base"] == classifiers.cost("ECG5000", "base") and np.isnan(cost["MiniRocket"])
+    assert classifiers.spread([]) == ""
+    with pytest.raises(ValueError, match="too many values"):
+        classifiers.overview(made_runs())  # two sets have no table together
+
+
+def test_differences_are_drawn_seed_by_seed():
+    runs = made_runs()
+    figure, axes = plt.subplots(1, 2)
+    classifiers.draw_differences(axes, runs, ["ECGFiveDays", "ECG5000"])
+    at = runs.query("data == 'ECG5000'").pivot(index="seed", columns="arm", values="macro_f1")
+    mean, low, high = lab.interval(at["ndlinear"] - at["base"])
+    drawn = [line.get_xdata() for line in axes[1].lines]
+    assert drawn[0] == pytest.approx([low, high]) and drawn[1] == pytest.approx([mean])
+    plt.close(figure)
+
+
+def test_the_figure_of_scores_has_three_stars_a_panel():
+    figure, axes = plt.subplots(2, 2)
+    classifiers.draw_f1(axes, made_runs(), ["ECGFiveDays", "ECG5000"])
+    for axis in axes.flat:
+        stars = [line for line in axis.lines if line.get_marker() == "*"]
+        assert [round(line.get_xdata()[0]) for line in stars] == [0, 1, 2]
+    plt.close(figure)

@@ -2,12 +2,14 @@
 
 import math
 
+import lab
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from lab.chapters import dial
 from lab.modes import LabError
+from lab.train import Split
 from torch import nn
 from torch.nn import functional as F
 
@@ -116,6 +118,51 @@ def test_fit_keeps_the_weights_of_the_best_look_and_repeats():
         dial.fit(model, data, lr=1e30, schedule="constant", steps=4, seed=0, checks=2)
 
 
+@pytest.mark.parametrize("schedule", ["constant", "cosine"])
+def test_fit_is_the_loop_written_out_with_torchs_adam(schedule):
+    data = dial.draw("linear", 0.5, 100, 0, tests=10)  # 80 samples for training: 32, 32 and 16
+    x, y = data.train
+    torch.manual_seed(3)
+    plain = nn.Sequential(nn.Flatten(), nn.Linear(1024, 1))
+    adam = torch.optim.Adam(plain.parameters(), lr=2e-3)
+    draw, queue, errors = torch.Generator().manual_seed(4), [], []
+    for step in range(8):
+        if not queue:
+            order = torch.randperm(80, generator=draw)
+            queue = [order[64:], order[32:64], order[:32]]
+        if schedule == "cosine":
+            adam.param_groups[0]["lr"] = 2e-3 * math.cos(math.pi / 2 * step / 8) ** 2
+        rows = queue.pop(0)
+        error = ((plain(x[rows]) - y[rows]) ** 2).mean()
+        adam.zero_grad()
+        error.backward()
+        adam.step()
+        errors.append((error.item() * len(rows), len(rows)))
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(1024, 1))
+    curve, _ = dial.fit(
+        model, data, lr=2e-3, schedule=schedule, steps=8, seed=4, batch_size=32, checks=2
+    )
+    means = [sum(e for e, _ in part) / sum(n for _, n in part) for part in (errors[:4], errors[4:])]
+    assert [p["train_mse"] for p in curve] == pytest.approx(means, rel=1e-5)
+    val = ((plain(data.val[0]) - data.val[1]) ** 2).mean().item()
+    assert curve[-1]["val_mse"] == pytest.approx(val, rel=1e-5)
+
+
+def test_draws_are_these_numbers():
+    data = dial.draw("text", 0.3, 10, 6, tests=5)
+    raw = torch.rand(10, 32, 32, generator=torch.Generator().manual_seed(6))
+    test = torch.rand(5, 32, 32, generator=torch.Generator().manual_seed(1_000_006))
+    torch.testing.assert_close(data.train[0], (raw[:8] - 0.5) * 12**0.5)
+    torch.testing.assert_close(data.val[0], (raw[8:] - 0.5) * 12**0.5)
+    torch.testing.assert_close(data.test[0], (test - 0.5) * 12**0.5)
+    parts = dial.components(test)
+    separable = sum(parts[f"{a} {b}"] for a in ("row", "column") for b in ("means", "variances"))
+    entangled = parts["checkerboard"] + parts["xor"]
+    expected = 0.7 * separable / 2 + 0.3 * entangled / 2**0.5
+    torch.testing.assert_close(data.test[1][:, 0], expected)
+
+
 def test_cosine_halves_the_sum_of_the_rates():
     data = dial.draw("linear", 0.5, 40, 0, tests=10)
     moved = {}
@@ -136,6 +183,19 @@ def test_ridge_solves_a_linear_target_and_shrinks_where_data_are_few():
     few = dial.draw("linear-scrambled", 0.4, 200, 0, tests=500)
     error = F.mse_loss(dial.predict(dial.ridge(few), few.test[0]), few.test[1]).item()
     assert 0.1 < error < dial.spread(0.4) * 1.05
+
+
+def test_ridge_is_least_squares_with_rows_for_the_penalty():
+    x, y = torch.randn(90, 4, 4).double() + 1, torch.randn(90, 1).double() + 3
+    data = Split(*[(x.float(), y.float())] * 3)
+    found = dial.ridge(data, penalties=(0.4,))[1]
+    flat = x.flatten(1)
+    rows = torch.cat([flat - flat.mean(0), (90 * 0.4) ** 0.5 * torch.eye(16).double()])
+    targets = torch.cat([y - y.mean(0), torch.zeros(16, 1).double()])
+    expected = torch.linalg.lstsq(rows, targets).solution
+    assert torch.allclose(found.weight.T.double(), expected, atol=1e-5)
+    offset = y.mean(0) - flat.mean(0) @ expected
+    assert torch.allclose(found.bias.double(), offset, atol=1e-4)
 
 
 def test_learnt_tells_the_components_apart():
@@ -248,19 +308,7 @@ def test_ends_lists_each_end_once(runs):
     assert row["dense"] == pytest.approx(0.02) and row["ndlinear"] == pytest.approx(1.02, rel=0.01)
 
 
-def test_decisions():
-    assert (
-        dial.within(40, 60, 49)
-        and dial.within(1, 3, 49) is False
-        and dial.within(20, 60, 49) is None
-    )
-    assert dial.within(110, 120, 49) is False and dial.within(0.011, 0.03, 1 / 49)
-    sure = {"once": 1.0, "low": 0.42, "high": 0.6}
-    assert dial.crosses(sure, 0.4, 0.5) and dial.crosses(sure | {"low": 0.55}, 0.4, 0.5) is False
-    assert (
-        dial.crosses(sure | {"once": 0.5}, 0.4, 0.5) is None
-        and dial.crosses(sure | {"once": 0.0}, 0.4, 0.5) is False
-    )
+def test_another_reading_counts_as_a_condition():
     assert dial.over_readings({"text": True, "linear": False}) == (True, None)
     assert dial.over_readings({"text": None, "linear": True}) == (False, True)
     assert dial.over_readings({"text": None, "linear": False}) == (None, None)
@@ -297,12 +345,26 @@ def test_band_draws_every_ratio_and_the_printed_ends(runs):
     plt.close(figure)
 
 
+def test_ratios_along_the_dial(runs):
+    found = dial.along(runs, "linear-scrambled")
+    of = dial.of(runs, "linear-scrambled").set_index(["model", "alpha", "seed"])
+    errors = of["test_mse"].sort_index()
+    for alpha, row in found.iterrows():
+        logs = np.log(errors["ndlinear", alpha] / errors["dense", alpha])
+        mean, low, high = lab.interval(logs)
+        assert [row["ratio"], row["low"], row["high"]] == pytest.approx(
+            [math.exp(mean), math.exp(low), math.exp(high)]
+        )
+
+
 def test_panels_have_errors_above_and_ratios_below(runs):
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(2, 2)
     dial.panels(axes, runs, ("text", "linear"), (1 / 49, 64), printed=0.45)
-    assert [axis.get_xlabel() for axis in axes[0]] == ["alpha\ntext", "alpha\nlinear"]
+    assert [axis.get_xlabel() for axis in axes[0]] == [
+        f"alpha\n{dial.PANELS[reading]}" for reading in ("text", "linear")
+    ]
     stars = [[1 / 49, 64] in [list(line.get_ydata()) for line in axis.lines] for axis in axes.flat]
     assert stars == [False, False, True, True]
     plt.close(figure)
@@ -362,3 +424,16 @@ def test_factors_and_the_decision_over_goals(sized):
     assert dial.over_goals(mixed, 0.05, 2.5) == (False, True) and dial.over_goals(
         mixed, 0.2, 2.5
     ) == (None, None)
+
+
+def test_the_figure_of_samples_has_every_seed_and_the_printed_marks(sized):
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots()
+    models = {m: m for m in sized["model"].unique()}
+    alpha = sized["alpha"].iloc[0]
+    dial.draw_samples(axis, sized, alpha, models, goal=0.05, marks={"dense": 15_000})
+    rows = sized[sized["alpha"] == alpha].groupby(["model", "seed"]).ngroups
+    assert sum(line.get_alpha() == 0.4 for line in axis.lines) == rows
+    assert axis.lines[-1].get_xdata() == [15_000] and axis.get_xscale() == "log"
+    plt.close(figure)

@@ -3,7 +3,9 @@
 import hashlib
 import pathlib
 
+import matplotlib.pyplot as plt
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from lab import LabError, Split, fit
@@ -372,3 +374,84 @@ def test_heads_must_divide_the_width():
         encoder.Bert(10, 8, 10, 8, 1, heads=3)(
             torch.zeros(1, 2, dtype=torch.long), torch.ones(1, 2)
         )
+
+
+def made_runs() -> pd.DataFrame:
+    """All arms on both data sets, official and re-drawn, two rates of which the second is better, five seeds."""
+    draw, rows = np.random.default_rng(0), []
+    for name in encoder.SETS:
+        for how in ("official", "re-drawn"):
+            for k, arm in enumerate(encoder.NAMES):
+                for lr, loss in ((5e-3, 0.9), (5e-4, 0.5)):
+                    for seed in range(5):
+                        where = {"data": name, "split": how, "arm": arm, "lr": lr, "seed": seed}
+                        found = dict(zip(encoder.METRICS, 0.5 + 0.01 * k + 0.001 * draw.random(4)))
+                        counts = {"parameters": 10 + k, "macs": 5, "val_loss": loss}
+                        rows.append(where | found | counts)
+    return pd.DataFrame(rows)
+
+
+def test_each_arm_takes_the_rate_of_its_lowest_validation_loss():
+    runs = made_runs()
+    better = (runs["arm"] == "dense") & (runs["lr"] == 5e-3)
+    runs.loc[better, "val_loss"] = 0.1
+    found = encoder.tuned(runs)
+    assert len(found) == len(runs) / 2
+    assert set(found.query("arm == 'dense'")["lr"]) == {5e-3}
+    assert set(found.query("arm != 'dense'")["lr"]) == {5e-4}
+
+
+@pytest.mark.parametrize(
+    ("found", "word"),
+    [
+        ((2, 1.5, 2.5), "better"),
+        ((-2, -2.5, -1.5), "worse"),
+        ((0.5, 0.2, 0.8), "better, within a point"),
+        ((0, -0.5, 0.5), "within a point"),
+        ((0, -2, 2), "undecided"),
+    ],
+)
+def test_the_words_of_the_rule(found, word):
+    assert encoder.word(found) == word
+
+
+def test_tables_are_in_percent_and_in_points():
+    runs = encoder.tuned(made_runs())
+    table = encoder.overview(runs, "cola", "official").set_index("arm")
+    at = runs.query("data == 'cola' and split == 'official' and arm == 'dense'")["accuracy"]
+    assert table.loc["dense", "accuracy"] == pytest.approx(100 * at.mean())
+    pairs = encoder.comparisons(runs, "official")
+    assert len(pairs) == 2 * len(encoder.PAIRS)
+    official = runs[(runs["data"] == "cola") & (runs["split"] == "official")]
+    mean = official.groupby("arm")["accuracy"].mean()
+    gap = 100 * (mean["ndlinear"] - mean["dense"])
+    assert pairs["accuracy"].iloc[0].startswith(f"{gap:+.1f} [")
+    facing = encoder.beside(runs)
+    said = [text.replace(",", "") for text in facing["parameters, printed"]]
+    assert said == ["1544", "222"] * 2 and facing["here"].tolist() == [12, 15] * 2
+
+
+def test_what_survives_the_number_of_comparisons():
+    draw = np.random.default_rng(1)
+    noise = [pd.Series(draw.normal(size=10)) for _ in range(9)]
+    clear = pd.Series(draw.normal(size=10) - 5)
+    assert encoder.survives([*noise, clear]) == [False] * 9 + [True]
+    assert encoder.survives([-clear]) == [True]  # on either side
+
+
+def test_the_figures_of_the_heads():
+    runs = encoder.tuned(made_runs())
+    figure, axes = plt.subplots(1, 2)
+    encoder.draw_differences(axes, runs)
+    triangles = [line for line in axes[1].lines if line.get_marker() == "^"]
+    assert len(triangles) == len(encoder.PAIRS)
+    plt.close(figure)
+    figure, axes = plt.subplots(1, 2)
+    encoder.draw_accuracies(axes, runs)
+    stars = [line.get_ydata()[0] for line in axes[0].lines if line.get_marker() == "*"]
+    assert stars == pytest.approx([0.7790, 0.7906])
+    plt.close(figure)
+    figure, axes = plt.subplots(1, 2)
+    encoder.draw_ranks(axes, runs, {1: "ndlinear (1, 1)", 2: "ndlinear"})
+    assert [label.get_text() for label in axes[0].get_xticklabels()] == ["1", "2"]
+    plt.close(figure)

@@ -2,6 +2,7 @@
 
 import math
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -10,8 +11,11 @@ from lab import models
 from lab.chapters import forecast
 from lab.modes import LabError
 from lab.train import Split, fit, seed_everything, stacked
+from scipy import stats as scipy_stats
 from torch import nn
 from torch.nn import functional as F
+
+from ndlinear import NdLinear
 
 ARMS = ("dense", "dense-width", "ndlinear", "ndlinear-modes", "dense-params")
 
@@ -94,6 +98,151 @@ def test_the_encoder_layer_is_pytorchs(everywhere):
         mine.load_state_dict(other.state_dict())
     x = torch.randn(3, 24, 32)
     assert torch.allclose(ours(x), theirs(x)[:, -1], atol=1e-4)
+
+
+def attention_by_hand(own, asks, x, dropout):
+    """Two heads of attention by sums over positions; (B, queries, width) and (B, steps, width)."""
+    width = x.shape[-1]
+    half = width // 2
+    q, k, v = (
+        F.linear(part, own.in_proj_weight[rows], own.in_proj_bias[rows])
+        for part, rows in zip((asks, x, x), (slice(i * width, (i + 1) * width) for i in range(3)))
+    )
+    shape = (2, half)
+    scores = torch.einsum("bqhd,bkhd->bhqk", q.unflatten(-1, shape), k.unflatten(-1, shape))
+    weights = dropout(
+        (scores / math.sqrt(half)).exp() / (scores / math.sqrt(half)).exp().sum(-1, True)
+    )
+    mixed = torch.einsum("bhqk,bkhd->bqhd", weights, v.unflatten(-1, shape)).flatten(-2)
+    return mixed @ own.out_proj.weight.T + own.out_proj.bias
+
+
+def gelu(x):
+    return x * (1 + torch.erf(x / math.sqrt(2))) / 2
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("training", [True, False])
+def test_transformers_are_the_formula_with_dropout_of_a_tenth(arm, training):
+    net, x = forecast.transformer(arm).train(training), torch.randn(3, 24, 6)
+    dropout = lambda t: F.dropout(t, 0.1, training)  # noqa: E731
+    torch.manual_seed(1)
+    found = net(x)
+    torch.manual_seed(1)
+    embedded = x @ net.embed.weight.T + net.embed.bias
+    layer = net.layer
+    asks = embedded if arm == "ndlinear-modes" else embedded[:, -1:]
+    after = layer.norms[0](
+        asks + dropout(attention_by_hand(layer.attention, asks, embedded, dropout))
+    )
+    first, last = (
+        m
+        for m in layer.block.modules()
+        if isinstance(m, (nn.Linear, NdLinear)) and is_outer(m, layer.block)
+    )
+    column = arm == "ndlinear"
+    inner = first(after[..., None]).flatten(-2) if column else first(after)
+    inner = dropout(gelu(inner))
+    inner = last(inner[..., None]).flatten(-2) if column else last(inner)
+    expected = net.out(layer.norms[1](after + dropout(inner))[:, -1])
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def is_outer(module, block):
+    """Whether a module is no part of an NdLinear."""
+    inside = {
+        id(m)
+        for nd in block.modules()
+        if isinstance(nd, NdLinear)
+        for m in nd.modules()
+        if m is not nd
+    }
+    return id(module) not in inside
+
+
+@pytest.mark.parametrize("arm", ARMS)
+@pytest.mark.parametrize("training", [True, False])
+def test_recurrent_networks_are_the_formula_with_dropout_of_three_tenths(arm, training):
+    net, x = forecast.recurrent(arm).train(training), torch.randn(3, 24, 6)
+    torch.manual_seed(1)
+    found = net(x)
+    torch.manual_seed(1)
+    weights = dict(net.rnn.named_parameters())
+    state, states = torch.zeros(3, net.rnn.hidden_size), []
+    for t in range(24):
+        inputs = x[:, t] @ weights["weight_ih_l0"].T + weights["bias_ih_l0"]
+        state = torch.tanh(inputs + state @ weights["weight_hh_l0"].T + weights["bias_hh_l0"])
+        states.append(state)
+    first, last = (
+        m
+        for m in net.head.modules()
+        if isinstance(m, (nn.Linear, NdLinear)) and is_outer(m, net.head)
+    )
+    inner = torch.stack(states, 1) if arm == "ndlinear-modes" else state
+    inner = first(inner[..., None] if arm == "ndlinear" else inner).clamp_min(0)
+    out = last(F.dropout(inner, 0.3, training))
+    torch.testing.assert_close(found, out.reshape(3, 12), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("arm", (*ARMS, "released", "released-own"))
+def test_transformers_start_as_torchs_layers(arm, starts_as_torch_does):
+    starts_as_torch_does(forecast.transformer(arm))
+
+
+@pytest.mark.parametrize("arm", ARMS)
+def test_recurrent_networks_start_as_torchs_layers(arm, starts_as_torch_does):
+    starts_as_torch_does(forecast.recurrent(arm))
+
+
+def test_a_step_of_training_is_torchs_adam_written_out(table):
+    """Both networks of the chapter, with dropout, in the loop that it uses alone."""
+    data = small(table)
+    for make in (forecast.transformer, forecast.recurrent):
+        seed_everything(3)
+        plain = make("ndlinear")
+        adam = torch.optim.Adam(plain.parameters(), lr=0.003)
+        order = torch.randperm(len(data.train[0]), generator=torch.Generator().manual_seed(3))
+        losses = []
+        for rows in order.split(32):
+            error = ((plain.train()(data.train[0][rows]) - data.train[1][rows]) ** 2).mean()
+            adam.zero_grad()
+            error.backward()
+            adam.step()
+            losses.append(error.item() * len(rows))
+        seed_everything(3)
+        how = {"loss": F.mse_loss, "epochs": 1, "lr": 0.003, "batch_size": 32, "seed": 3}
+        found = fit(make("ndlinear"), data, device="cpu", **how)
+        assert found.metrics["train_loss"] == pytest.approx(sum(losses) / len(order), rel=1e-5)
+        for ours, theirs in zip(found.model.parameters(), plain.parameters()):
+            torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+def test_shuffled_is_this_permutation_of_the_windows(table):
+    scaled = (table - table.min(0)) / (table.max(0) - table.min(0))
+    starts = range(0, 400 - 36, 2)  # the last window is left out
+    x = torch.tensor(np.stack([scaled[i : i + 24, :6] for i in starts]), dtype=torch.float32)
+    y = torch.tensor(np.stack([scaled[i + 24 : i + 36, 6] for i in starts]), dtype=torch.float32)
+    order = torch.randperm(len(x), generator=torch.Generator().manual_seed(5))
+    half = len(x) // 2
+    data = forecast.shuffled(table, seed=5, every=2)
+    for part, rows in ((data.train, order[:half]), (data.val, order[half:])):
+        assert torch.allclose(part[0], x[rows]) and torch.allclose(part[1], y[rows])
+
+
+def test_chronological_parts_are_scaled_by_the_first_and_in_order(table):
+    low, high = table[:240].min(0), table[:240].max(0)
+    scaled = (table - low) / (high - low)
+    data = forecast.chronological(table, every=4)
+    for part, begin, end, every in (
+        (data.train, 0, 240, 4),
+        (data.val, 240, 320, 4),
+        (data.test, 320, 400, 1),
+    ):
+        starts = range(begin, end - 35, every)
+        assert np.allclose(part[0], np.stack([scaled[i : i + 24, :6] for i in starts]), atol=1e-6)
+        assert np.allclose(
+            part[1], np.stack([scaled[i + 24 : i + 36, 6] for i in starts]), atol=1e-6
+        )
 
 
 def test_dropout_acts_in_training_only():
@@ -192,6 +341,19 @@ def test_constant_and_last_value(table):
         forecast.without_network("oracle", data)
 
 
+def test_ridge_is_least_squares_with_rows_for_the_penalty():
+    x, y = torch.randn(200, 24, 6).double() + 2, torch.randn(200, 12).double() + 3
+    data = Split(*[(x.float(), y.float())] * 3)
+    found = forecast.ridge(data, penalties=(70.0,))[1]
+    flat = x.flatten(1)
+    rows = torch.cat([flat - flat.mean(0), 70**0.5 * torch.eye(144).double()])
+    targets = torch.cat([y - y.mean(0), torch.zeros(144, 12).double()])
+    expected = torch.linalg.lstsq(rows, targets).solution
+    assert torch.allclose(found.weight.T.double(), expected, atol=1e-5)
+    offset = y.mean(0) - flat.mean(0) @ expected
+    assert torch.allclose(found.bias.double(), offset, atol=1e-4)
+
+
 def test_ridge_is_least_squares_and_its_penalty_comes_from_validation():
     seed_everything(0)
     x, w = torch.randn(900, 24, 6), torch.randn(144, 12)
@@ -229,7 +391,7 @@ def test_reductions_are_paired_ratios():
     assert low < share < high and share == pytest.approx(1 - (1.5 / 2 * 0.5 * 0.5) ** (1 / 3))
     wide = forecast.reduction(pd.DataFrame(rows), "mse", level=0.999)
     assert wide[1] < low and wide[2] > high
-    with pytest.raises(LabError, match="different seeds"):
+    with pytest.raises(LabError, match="need the same seeds"):
         forecast.reduction(pd.DataFrame(rows[1:]), "mse")
 
 
@@ -270,6 +432,77 @@ def test_half_the_printed_reduction_decides():
     assert judge((0.1, 0.5), (0.1, 0.3)) is None
     assert judge((0.1, 0.19), (0.1, 0.3)) is False
     assert judge((0.1, 0.5), (-0.3, 0.09)) is False
+
+
+def many_runs() -> pd.DataFrame:
+    """Two families on two sets in two protocols, dense and NdLinear, a constant answer, four seeds."""
+    draw, rows = np.random.default_rng(0), []
+    for protocol in ("chronological", "shuffled"):
+        for dataset in ("ETTh1", "ETTm1"):
+            where = {"protocol": protocol, "dataset": dataset}
+            for family in ("RNN", "Transformer"):
+                for model in ("dense", "ndlinear"):
+                    for seed in range(4):
+                        error = 0.02 * np.exp(0.3 * draw.normal())
+                        kind = {"family": family, "model": model, "seed": seed}
+                        rows.append(where | kind | {"mse": error, "mae": error**0.5})
+            for model in ("mean", "last value"):
+                kind = {"family": "none", "model": model, "seed": 0}
+                rows.append(where | kind | {"mse": 0.03, "mae": 0.1})
+    return pd.DataFrame(rows)
+
+
+def as_printed() -> pd.DataFrame:
+    cells = [("RNN", "Transformer"), ("ETTh1", "ETTm1"), ("mse", "mae")]
+    index = pd.MultiIndex.from_product(cells, names=["model", "dataset", "metric"])
+    return pd.DataFrame({"reduction": np.linspace(0.1, 0.6, 8)}, index=index)
+
+
+def test_a_p_value_is_the_largest_over_the_ways_and_one_on_the_other_side():
+    runs = many_runs().query("protocol == 'shuffled' and family == 'RNN' and dataset == 'ETTh1'")
+    other = runs[runs["model"] == "ndlinear"].assign(model="text", mse=lambda r: 2 * r["mse"])
+    runs = pd.concat([runs, other])
+    found = {}
+    for arm in ("ndlinear", "text"):
+        by_seed = runs.pivot(index="seed", columns="model", values="mse")
+        gain = np.log(by_seed["dense"] / by_seed[arm])
+        test = scipy_stats.ttest_1samp(gain, -np.log(1 - 0.3))
+        found[arm] = test.pvalue if test.statistic < 0 else 1
+        assert forecast.p_value(runs, "mse", [arm], 0.3) == pytest.approx(found[arm])
+    both = forecast.p_value(runs, "mse", ["ndlinear", "text"], 0.3)
+    assert both == pytest.approx(max(found.values()))
+    assert forecast.p_value(runs, "mse", ["text"], -9.0) == 1  # it is not that much worse
+
+
+def test_the_table_of_reductions_has_a_column_for_each_protocol():
+    runs = many_runs()
+    runs = runs[runs["family"] != "none"]
+    found = {p: forecast.reductions(runs, p) for p in ("chronological", "shuffled")}
+    table = forecast.reduction_table(found, as_printed())
+    assert list(table) == ["model", "set", "metric", "printed", "chronological", "shuffled"]
+    assert len(table) == 8 and table["printed"].iloc[0] == "10.0%"
+    assert table["shuffled"].iloc[-1] == forecast.share(
+        found["shuffled"]["Transformer", "ETTm1", "mae"]
+    )
+    assert forecast.share((0.274, -0.011, 0.456)) == "27% [−1%, 46%]"
+
+
+def test_the_figures_show_every_seed_and_the_printed_factor():
+    runs, printed = many_runs(), as_printed()
+    figure, axis = plt.subplots()
+    forecast.draw_factors(axis, runs, printed)
+    stars = [line for line in axis.lines if line.get_marker() == "*"]
+    shown = [star.get_xdata()[0] for star in stars]
+    factors = 1 / (1 - printed["reduction"].xs("mse", level="metric"))
+    assert shown == pytest.approx(factors.tolist())
+    strokes = [line for line in axis.lines if line.get_marker() == "|"]
+    assert [len(line.get_xdata()) for line in strokes] == [4] * 8
+    plt.close(figure)
+    figure, axes = plt.subplots(1, 2)
+    forecast.draw_errors(axes, runs, ["dense", "ndlinear"])
+    points = [len(line.get_xdata()) for line in axes[0].lines if line.get_alpha() == 0.45]
+    assert points == [4] * 4  # two sets, two arms
+    plt.close(figure)
 
 
 def test_readings_are_a_table_of_seven_columns(monkeypatch):

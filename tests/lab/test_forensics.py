@@ -4,6 +4,7 @@ import itertools
 import math
 
 import lab
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import torch
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from lab import LabError, counts, models
 from lab.chapters import forensics
 from lab.chapters.forensics import Sheet, classify
+from matplotlib.collections import PathCollection
 from torch import nn
 
 
@@ -235,3 +237,36 @@ def test_released_files_have_a_commit():
         assert ((frame["file"] == "") == (frame["commit"] == "")).all()
     code = lab.facts("released_code")
     assert set(code["experiment"]) == set(lab.protocols()) and isinstance(code, pd.DataFrame)
+
+
+def test_figures_count_every_cell():
+    rows = [
+        ("radius_010", "params", "exact", 1.0),
+        ("radius_010", "flops", "differs", 2.0),
+        ("ts_tf_classify_final", "params", "rounded", 1.0),
+        ("ts_tf_classify_final_revised", "params", "exact", 1.0),
+        ("opt_pretrain", "params", "no configuration", None),
+    ]
+    frame = pd.DataFrame(rows, columns=["table", "metric", "match", "ratio"])
+    assert list(forensics.places(frame)) == [
+        "Radius Bump",
+        "Radius Bump: FLOPs",
+        "tabular",
+        "UCR",
+        "OPT",
+    ]
+    figure, (left, right) = plt.subplots(1, 2)
+    forensics.draw_matches(left, frame)
+    forensics.draw_ratios(right, frame)
+    assert sum(bar.get_width() for bar in left.patches) == len(frame)
+    assert sum(len(dots.get_offsets()) for dots in right.collections) == 4
+    plt.close(figure)
+
+
+def test_figure_of_shapes_has_a_marker_for_every_stack():
+    shapes = forensics.released_shapes()
+    figure, axis = plt.subplots()
+    forensics.draw_shapes(axis, shapes)
+    dots = [c for c in axis.collections if isinstance(c, PathCollection)]
+    assert sum(len(c.get_offsets()) for c in dots) == len(shapes)
+    plt.close(figure)

@@ -31,10 +31,86 @@ def test_same_seed_same_numbers_other_seed_other_numbers():
     assert train().metrics != train(seed=1).metrics
 
 
-def test_numbers_of_this_revision():
-    """If this fails because `fit` was changed on purpose, raise training.REVISION: older records are then refused."""
-    assert training.REVISION == 1
-    assert train().metrics["test_loss"] == pytest.approx(0.0275430, rel=1e-3)
+def by_hand(model, data, update, batch_size, seed, epochs):
+    """Weights and training losses after each epoch of the plainest loop; ``update``: from torch.optim, on the model."""
+    x, y = data
+    draw = torch.Generator().manual_seed(seed)
+    losses, states = [], []
+    for _ in range(epochs):
+        order = torch.randperm(len(x), generator=draw).tolist()
+        size = batch_size or len(x)
+        total = 0.0
+        for start in range(0, len(x), size):
+            rows = order[start : start + size]
+            error = ((model(x[rows]) - y[rows]) ** 2).mean()
+            model.zero_grad()
+            error.backward()
+            update.step()
+            total += error.item() * len(rows)
+        losses.append(total / len(x))
+        states.append({k: v.clone() for k, v in model.state_dict().items()})
+    return losses, states
+
+
+OPTIMISERS = {
+    "adam": lambda p: torch.optim.Adam(p, lr=0.05, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1),
+    "adamw": lambda p: torch.optim.AdamW(
+        p, lr=0.05, betas=(0.9, 0.999), eps=1e-8, weight_decay=0.1
+    ),
+    "sgd": lambda p: torch.optim.SGD(p, lr=0.05, momentum=0, weight_decay=0.1),
+}
+
+
+@pytest.mark.parametrize("optimiser", OPTIMISERS)
+@pytest.mark.parametrize("batch_size", [0, 16])
+def test_fit_is_the_loop_written_out_with_torchs_optimiser(optimiser, batch_size):
+    data = problem()
+    seed_everything(5)
+    plain = nn.Linear(3, 1)
+    update = OPTIMISERS[optimiser](plain.parameters())
+    losses, states = by_hand(plain, data.train, update, batch_size, 2, 12)
+    seed_everything(5)
+    found = fit(
+        nn.Linear(3, 1),
+        data,
+        loss=mse,
+        epochs=12,
+        lr=0.05,
+        batch_size=batch_size,
+        seed=2,
+        optimiser=optimiser,
+        weight_decay=0.1,
+        device="cpu",
+    )
+    assert [p["train_loss"] for p in found.curve] == pytest.approx(losses, rel=1e-5)
+    for name, value in found.model.state_dict().items():
+        torch.testing.assert_close(value, states[found.best_epoch - 1][name], rtol=1e-5, atol=1e-6)
+
+
+def test_fixed_epochs_are_the_loop_written_out_and_the_last_weights_stay():
+    x, y = problem().train
+    torch.manual_seed(1)
+    plain = nn.Linear(3, 1)
+    update = torch.optim.Adam(plain.parameters(), lr=0.02)
+    losses, states = by_hand(plain, (x, y), update, 16, 7, 5)
+    torch.manual_seed(1)
+    model = nn.Linear(3, 1)
+    curve = training.train_epochs(model, (x, y), loss=mse, epochs=5, lr=0.02, batch_size=16, seed=7)
+    assert [p["train_loss"] for p in curve] == pytest.approx(losses, rel=1e-5)
+    assert [p["epoch"] for p in curve] == [1, 2, 3, 4, 5]
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(value, states[-1][name], rtol=1e-5, atol=1e-6)
+
+
+def test_training_drops_and_evaluation_does_not():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Dropout(0.5), nn.Linear(3, 1))
+    modes = []
+    model.register_forward_hook(lambda module, *_: modes.append(module.training))
+    fit(model, problem(), loss=mse, epochs=2, lr=0.01, batch_size=30, seed=0)
+    assert modes == [True, True, False, True, True, False, False]  # two batches, validation; test
+    x = torch.randn(5, 3)
+    assert torch.equal(training.predict(model.train(), x, batch=2), model[1](x))
 
 
 def test_it_learns_what_least_squares_finds():

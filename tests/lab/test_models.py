@@ -61,6 +61,179 @@ def test_cnn_runs_and_every_parameter_gets_a_gradient(head):
     assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
 
 
+def features_by_hand(net, x):
+    """The two convolutions with the statistics of the batch, as in training."""
+    for block in (net[0][:5], net[0][5:]):
+        conv, norm = block[0], block[1]
+        x = nn.functional.conv2d(x, conv.weight, conv.bias, padding=1)
+        mean, spread = x.mean((0, 2, 3), keepdim=True), x.var((0, 2, 3), keepdim=True, correction=0)
+        x = (x - mean) / (spread + 1e-5).sqrt()
+        x = x * norm.weight[:, None, None] + norm.bias[:, None, None]
+        x = x.clamp_min(0).unflatten(2, (-1, 2)).unflatten(4, (-1, 2)).amax((3, 5))
+        x = nn.functional.dropout2d(x, 0.2)
+    return x
+
+
+@pytest.mark.parametrize("head", ["dense", "ndlinear", "affine"])
+def test_cnns_are_the_formula_with_their_dropout(head):
+    net, x = models.cnn(head, 7).train(), torch.randn(4, 3, 32, 32)
+    torch.manual_seed(3)
+    found = net(x)
+    torch.manual_seed(3)
+    out = features_by_hand(net, x)
+    layers = net[1]
+    if head == "dense":
+        out = out.flatten(1) @ layers[1].weight.T + layers[1].bias
+        out = nn.functional.dropout(out.clamp_min(0), 0.3)
+    elif head == "ndlinear":
+        for axis, mode in enumerate(layers[0].align_layers, start=1):
+            out = torch.tensordot(out, mode.weight, ([axis], [1])).movedim(-1, axis)
+            out = out + mode.bias.reshape(-1, *[1] * (3 - axis))
+    expected = out.flatten(1) @ layers[-1].weight.T + layers[-1].bias
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def relu_chain(net, x):
+    """Linear layers with max(0, x) between them."""
+    layers = [m for m in net if isinstance(m, nn.Linear)]
+    for layer in layers[:-1]:
+        x = (x @ layer.weight.T + layer.bias).clamp_min(0)
+    return x @ layers[-1].weight.T + layers[-1].bias
+
+
+def einsum_nd(layer, x):
+    """NdLinear of two modes by one sum for each, biases after each."""
+    (w1, w2), (b1, b2) = layer.weights, layer.biases
+    x = torch.einsum("...ij,hi->...hj", x, w1) + b1[:, None]
+    return torch.einsum("...hj,kj->...hk", x, w2) + b2
+
+
+def test_dense_networks_have_relu_between_their_layers():
+    x = torch.randn(5, 768)
+    nets = [models.mlp(768, 9, 8, 3), models.text_head(hidden=16)]
+    assert all(torch.allclose(net(x), relu_chain(net, x), atol=1e-5) for net in nets)
+    for width, depth in ((16, 2), (32, 3)):
+        net = models.radius_mlp("dense", width, depth)
+        assert torch.allclose(net(x[:, :10]), relu_chain(net, x[:, :10]), atol=1e-5)
+    net = models.tabular("Cardio Disease")
+    assert torch.allclose(net(x[:, :11]), relu_chain(net, x[:, :11]), atol=1e-5)
+    assert not any(p.shape == (9,) for p in models.mlp(768, 9, 3, bias=False).parameters())
+
+
+@pytest.mark.parametrize(
+    ("net", "shape", "ending"),
+    [
+        (lambda: models.radius_mlp("NdLinear", 16, 3), (2, 5), False),
+        (lambda: models.radius_mlp("NdLinear", (3, 6), 2), (2, 5), False),
+        (lambda: models.tabular("Cardio Disease", "NdLinear"), (11, 1), True),
+        (lambda: models.tabular("Delivery Time", "NdLinear"), (14, 1), True),
+        (lambda: models.text_head("NdLinear"), (96, 8), True),
+    ],
+)
+def test_networks_of_ndlinear_have_relu_between_their_layers(net, shape, ending):
+    net, x = net(), torch.randn(5, math.prod(shape))
+    layers, out = [m for m in net if isinstance(m, NdLinear)], x.reshape(5, *shape)
+    for k, layer in enumerate(layers):
+        out = einsum_nd(layer, out)
+        if ending or k + 1 < len(layers):
+            out = out.clamp_min(0)
+    out = out.flatten(1)
+    if ending:
+        out = out @ net[-1].weight.T + net[-1].bias
+    torch.testing.assert_close(net(x), out, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("act", "formula"), [(nn.ReLU, lambda t: t.clamp_min(0)), (nn.Tanh, torch.tanh)]
+)
+def test_blocks_are_the_formula(act, formula):
+    x = torch.randn(2, 7, 6)
+    block = models.feed_forward(6, 9, act=act)
+    expected = formula(x @ block[0].weight.T + block[0].bias) @ block[2].weight.T + block[2].bias
+    torch.testing.assert_close(block(x), expected, rtol=1e-4, atol=1e-5)
+    block = models.feed_forward(6, 9, 4, act=act)
+    expected = einsum_nd(block[3], formula(einsum_nd(block[1], x[..., None])))[..., 0]
+    torch.testing.assert_close(block(x), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_recurrent_heads_are_the_formula(training):
+    x = torch.randn(4, 24, 6)
+    for method in ("Linear", "NdLinear"):
+        net = models.recurrent(method).train(training)
+        torch.manual_seed(2)
+        found = net(x)
+        torch.manual_seed(2)
+        state = net.rnn(x)[0][:, -1]
+        if method == "Linear":
+            inner = state @ net.head[0].weight.T + net.head[0].bias
+            inner = nn.functional.dropout(inner.clamp_min(0), 0.3, training)
+            expected = inner @ net.head[3].weight.T + net.head[3].bias
+        else:
+            inner = einsum_nd(net.head[1], state[..., None]).clamp_min(0)
+            expected = einsum_nd(net.head[4], nn.functional.dropout(inner, 0.3, training))[..., 0]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_encoders_are_their_parts():
+    x = torch.randn(3, 9, 6)
+    net = models.forecaster()
+    middle = net.layer(x @ net.embed.weight.T + net.embed.bias).mean(1)
+    torch.testing.assert_close(net(x), middle @ net.out.weight.T + net.out.bias)
+    linear, last = net.layer.block[0], net.layer.block[2]
+    inner = x.repeat(1, 1, 6)[..., :32] @ linear.weight.T + linear.bias
+    inner = inner * (1 + torch.erf(inner / math.sqrt(2))) / 2
+    expected = inner @ last.weight.T + last.bias
+    torch.testing.assert_close(net.layer.block(x.repeat(1, 1, 6)[..., :32]), expected)
+
+
+def test_networks_start_as_torchs_layers(starts_as_torch_does):
+    nets = [models.cnn("dense"), models.cnn("ndlinear"), models.forecaster(), models.recurrent()]
+    nets += [models.recurrent("NdLinear"), models.tabular("Cardio Disease", "NdLinear")]
+    nets += [models.tabular("Delivery Time"), models.text_head(), models.text_head("NdLinear")]
+    nets += [models.radius_mlp(m, 64, 3) for m in ("dense", "NdLinear")]
+    nets += [models.series_classifier("LSST", m) for m in ("Base Model", "Base Model*", "NdLinear")]
+    for net in nets:
+        starts_as_torch_does(net)
+
+
+def test_factors_start_with_the_stated_variance():
+    layer = models.CPLinear(400, 300, rank=50)
+    assert layer.left.std().item() == pytest.approx(50**-0.5, rel=0.05)
+    assert layer.right.std().item() == pytest.approx(400**-0.5, rel=0.05)
+    assert torch.all(layer.weights == 1) and not torch.any(layer.bias)
+    layer = models.TTLinear((20, 20), (20, 20), rank=30)
+    for core in layer.cores:
+        n = core.shape[0] * core.shape[1]
+        assert core.std().item() == pytest.approx(n**-0.5, rel=0.15)
+    assert not torch.any(layer.bias)
+
+
+def test_vit_is_the_formula():
+    net, images = models.ViT("Naive ViT", 24, 1, 5, hidden=7), torch.randn(2, 3, 224, 224)
+    nn.init.normal_(net.positions), nn.init.normal_(net.token)
+    rows = images.unflatten(3, (14, 16)).unflatten(2, (14, 16))  # B, 3, 14, 16, 14, 16
+    patches = rows.permute(0, 2, 4, 1, 3, 5).reshape(2, 196, 768)
+    x = torch.cat([net.token.expand(2, 1, 24), net.embed(patches)], 1) + net.positions
+    block = net.blocks[0]
+    q, k, v = block.qkv(block.norms[0](x)).reshape(2, 197, 3, 8, 64).permute(2, 0, 3, 1, 4)
+    mixed = torch.softmax(q @ k.mT / 8, -1) @ v
+    x = x + block.out(mixed.transpose(1, 2).reshape(2, 197, 512))
+    inner, last = block.block[0], block.block[2]
+    h = block.norms[1](x) @ inner.weight.T + inner.bias
+    x = x + (h * (1 + torch.erf(h / math.sqrt(2))) / 2) @ last.weight.T + last.bias
+    with torch.no_grad():
+        torch.testing.assert_close(net(images), net.out(net.norm(x[:, 0])), rtol=1e-3, atol=1e-4)
+
+
+def test_lora_is_the_sum_of_two_maps():
+    base = nn.Linear(6, 4)
+    layer, x = models.LoRA(base, rank=2), torch.randn(3, 6)
+    nn.init.normal_(layer.up.weight)
+    expected = base(x) + x @ layer.down.weight.T @ layer.up.weight.T
+    torch.testing.assert_close(layer(x), expected)
+
+
 def test_cp_layer_is_a_sum_of_outer_products():
     layer, x = models.CPLinear(5, 4, rank=3).double(), torch.randn(6, 5).double()
     torch.nn.init.normal_(layer.bias), torch.nn.init.normal_(layer.weights)

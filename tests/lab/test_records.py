@@ -128,6 +128,72 @@ def test_torn_last_line_is_set_aside_and_run_again(results, monkeypatch, capsys)
     assert len(lines(path)) == 4
 
 
+def test_a_row_without_its_last_newline_is_not_run_again(results):
+    records.record("double", grid(2), double)
+    path = results / "double.jsonl"
+    path.write_bytes(path.read_bytes().rstrip(b"\n"))
+    records.record("double", grid(3), double)
+    assert [row["config"]["x"] for row in lines(path)] == [0, 1, 2]
+
+
+def test_a_writer_that_got_in_beside_the_lock_is_noticed(results):
+    def two_at_once(config):
+        store.append(results / "double.jsonl", {"status": "ok", "by": "another process"})
+        return {"metrics": {"y": 1.0}}
+
+    with pytest.raises(RecordError, match="changed by another process"):
+        records.record("double", grid(2), two_at_once)
+    assert len(lines(results / "double.jsonl")) == 1, "the other's row is whole"
+
+
+def test_a_folder_that_cannot_be_written_is_named(results, monkeypatch):
+    monkeypatch.setenv("NDL_RESULTS", "/proc/no-such-folder")
+    with pytest.raises(RecordError, match=r"/proc/no-such-folder cannot be written.*NDL_RESULTS"):
+        records.record("double", grid(1), double)
+
+
+def test_a_full_disk_is_reported_and_keeps_the_rows(results, monkeypatch):
+    records.record("double", grid(2), double)
+    before = (results / "double.jsonl").read_bytes()
+
+    def no_space(descriptor):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(store.os, "fsync", no_space)
+    with pytest.raises(RecordError, match=r"No space left on device.*run again"):
+        records.record("double", grid(3), double)
+    assert (results / "double.jsonl").read_bytes().startswith(before)
+
+
+def test_new_rows_go_where_they_are_asked_to(results, monkeypatch, tmp_path_factory):
+    """NDL_RESULTS: the project's rows count as done, its file stays untouched, new rows go to the folder."""
+    records.record("double", grid(2), double)
+    before = (results / "double.jsonl").read_bytes()
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    monkeypatch.setenv("NDL_RESULTS", str(elsewhere))
+    assert list(records.record("double", grid(4), double)["y"]) == [0, 2, 4, 6]
+    assert (results / "double.jsonl").read_bytes() == before
+    assert [row["config"]["x"] for row in lines(elsewhere / "double.jsonl")] == [2, 3]
+
+
+def test_a_budget_of_time_begins_nothing_that_would_not_finish(results, monkeypatch, capsys):
+    def slow(config):
+        time.sleep(0.3)
+        return {"metrics": {"y": 1.0}}
+
+    left = time.monotonic() - records.budget.BEGAN + 1.0
+    monkeypatch.setenv("NDL_BUDGET_S", str(left))
+    with pytest.raises(SystemExit) as ended:
+        records.record("slow", grid(20), slow)
+    assert ended.value.code == 0
+    done = len(lines(results / "slow.jsonl"))
+    assert 1 <= done <= 3 and f"{20 - done} runs are left" in capsys.readouterr().out
+    monkeypatch.setenv("NDL_BUDGET_S", "soon")
+    with pytest.raises(records.LabError, match="not a number of seconds"):
+        records.record("slow", grid(20), slow)
+    monkeypatch.delenv("NDL_BUDGET_S")
+
+
 def test_second_writer_is_kept_out(results):
     with (
         store.only_writer(results / "double.jsonl"),

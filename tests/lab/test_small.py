@@ -277,3 +277,41 @@ def test_card_names_claims_reading_time_and_gpu(jupyter, capsys):
     assert (
         "no claim" in jupyter[1] and "not recorded yet" in jupyter[1] and "not needed" in jupyter[1]
     )
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
+def test_holm_is_the_closed_test_of_bonferroni(p_values):
+    """Its adjusted p-value is the largest Bonferroni p-value of all families that contain the comparison."""
+    families = [
+        family
+        for size in range(1, len(p_values) + 1)
+        for family in itertools.combinations(range(len(p_values)), size)
+    ]
+    wanted = [
+        max(
+            min(1, len(family) * min(p_values[k] for k in family))
+            for family in families
+            if i in family
+        )
+        for i in range(len(p_values))
+    ]
+    assert stats.holm(p_values) == pytest.approx(wanted)
+
+
+def test_p_below_agrees_with_the_interval_and_with_scipy():
+    values = np.random.default_rng(3).normal(-0.3, 1, 12)
+    for bound in (-0.9, -0.3, 0.2, 0.5):
+        below = values.mean() < bound
+        wanted = scipy_stats.ttest_1samp(values, bound).pvalue if below else 1
+        assert stats.p_below(values, bound) == pytest.approx(wanted)
+        shown = stats.interval(values)[2] < bound
+        assert (stats.p_below(values, bound) < 0.05) == shown
+    assert stats.p_below([1.0, 1.0], 2) == 0 and stats.p_below([1.0, 1.0], 1) == 1
+    assert stats.p_below([1.0], 2) == 1  # one run decides nothing
+
+
+def test_a_family_fails_by_one_comparison_that_survives_their_number():
+    assert stats.of_family(True, [0.2, 0.3]) is True
+    assert stats.of_family(False, [0.02, 0.9]) is False  # 2 x 0.02
+    assert stats.of_family(False, [0.03, 0.9]) is None  # 2 x 0.03: the number of comparisons counts
+    assert stats.of_family(None, [1.0, 1.0]) is None

@@ -180,6 +180,9 @@ def test_ratios_and_geometric_mean():
     assert np.allclose(ours["ratio_low"], ours["ratio"]) and (table["us"] > 0).all()
     assert timing.geometric_mean(runs(), "ndlinear") == pytest.approx((4.0, 4.0, 4.0))
     assert "ratio" not in timing.ratios(runs(), baseline="nobody")
+    more = timing.increases(table)
+    assert (more["time"] - 100 * (1 / table["ratio"] - 1)).abs().max() == 0
+    assert (more["time_low"] <= more["time"]).all() and (more["time"] <= more["time_high"]).all()
     gain = timing.speedup(table, "released", "ndlinear")
     assert gain["forward"].to_dict() == pytest.approx({"a": 2.0, "b": 8.0})
 
@@ -311,11 +314,8 @@ def test_machine_names_threads():
 
 
 def test_what_is_not_recorded_yet_is_said_to_be_open(monkeypatch, capsys):
-    monkeypatch.setattr(
-        bench.records,
-        "read",
-        lambda name: [{"key": bench.records.canonical({"seed": 0}), "status": "ok"}],
-    )
+    rows = [{"code": "a", "config": {"seed": 0}, "status": "ok"}]
+    monkeypatch.setattr(bench.store, "read", lambda name: rows)
     monkeypatch.setenv("NDL_MODE", "replay")
     assert not bench.still_open("x", [{"seed": 0}]) and capsys.readouterr().out == ""
     assert (
@@ -324,3 +324,27 @@ def test_what_is_not_recorded_yet_is_said_to_be_open(monkeypatch, capsys):
     )
     monkeypatch.setenv("NDL_MODE", "full")
     assert not bench.still_open("x", [{"seed": 1}])
+
+
+def test_figures_have_every_case_once():
+    import matplotlib.pyplot as plt
+
+    rows = [
+        {"case": case, "pass": "forward", "peer": peer, "ratio": 2.0, "us": 10.0}
+        | {"ratio_low": 1.5, "ratio_high": 2.5}
+        for case in ("4^1", "4^2")
+        for peer in ("dense", "low-rank", "ndlinear")
+    ]
+    frame = pd.DataFrame(rows)
+    figure, (left, right) = plt.subplots(1, 2)
+    bench.draw_ratios(left, frame, ["4^1", "4^2"], "forward")
+    assert [list(line.get_ydata()) for line in left.lines[:3]] == [[0, 1]] * 3
+    cubes = [bench.Case(f"4^{n}", (4,) * n, (4,) * n, 16, "cube") for n in (1, 2)]
+    times = frame.assign(**{"pass": "training"})
+    product = {"case": "4^1", "pass": "training", "peer": "gemm", "us": 100.0}
+    times = pd.concat([times, pd.DataFrame([product])])
+    bench.draw_growth(right, times, cubes, ["dense", "ndlinear"], batch=16)
+    dense, modewise = right.lines[:2]
+    assert list(dense.get_xdata()) == [3 * 16 * 4**2, 3 * 16 * 4**4]
+    assert list(modewise.get_xdata()) == [3 * 16 * 4**2, 3 * 16 * 2 * 4**3]
+    plt.close(figure)

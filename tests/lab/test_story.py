@@ -143,3 +143,13 @@ def test_lists_are_folded_by_area(shown):
 
 def test_every_verdict_has_a_colour():
     assert set(story.COLOURS) == set(ledger.VERDICTS) and set(story.SETTLED) < set(ledger.VERDICTS)
+
+
+def test_the_figure_has_one_square_for_each_claim():
+    import matplotlib.pyplot as plt
+
+    figure, axis = plt.subplots()
+    story.draw_claims(axis, story.frame())
+    assert len(axis.patches) == len(CLAIMS)
+    assert len(axis.texts) == sum(c["verdict"] != "open" for c in CLAIMS.values())
+    plt.close(figure)

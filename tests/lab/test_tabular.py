@@ -1,6 +1,7 @@
 """Small networks on tables: many members in one training, each as it would be alone, and the models that are no networks."""
 
 import lab
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -80,6 +81,37 @@ def test_every_member_trains_as_lab_fit_would_train_it(name):
                 (alone.model(data[i].test[0]).argmax(1) == data[i].test[1]).double().mean().item()
             )
             assert found["accuracy"] == pytest.approx(right, abs=0.02)
+
+
+@pytest.mark.parametrize("outputs", [2, 1])
+def test_one_epoch_is_torchs_adamw_written_out(outputs):
+    data = parts(4, 11, outputs)
+    x, y = data.train
+    lab.seed_everything(4)
+    plain = nn.Sequential(nn.Linear(11, 9), nn.ReLU(), nn.Linear(9, outputs))
+    adamw = torch.optim.AdamW(plain.parameters(), lr=0.01, weight_decay=0.01)
+    order = torch.randperm(70, generator=torch.Generator().manual_seed(4))
+    for rows in (order[:32], order[32:64], order[64:]):
+        out = plain(x[rows])
+        if outputs == 2:
+            loss = -out.log_softmax(1)[range(len(rows)), y[rows]].mean()
+        else:
+            loss = ((out[:, 0] - y[rows]) ** 2).mean()
+        adamw.zero_grad()
+        loss.backward()
+        adamw.step()
+    make = lambda: models.mlp(11, 9, outputs)  # noqa: E731
+    loss = tabular.cross_entropy if outputs == 2 else tabular.squared_error
+    options = {"loss": loss, "epochs": 1, "lr": 0.01, "batch_size": 32}
+    stack = tabular.fit(make, [data], seeds=[4], device="cpu", **options)
+    for name, value in plain.state_dict().items():
+        torch.testing.assert_close(stack.weights["end"][name][0], value, rtol=1e-4, atol=1e-6)
+
+
+def test_scores_of_members_are_those_of_each():
+    out, y = torch.randn(3, 20, 4), torch.randint(4, (3, 20))
+    shares = [(out[i].argmax(1) == y[i]).double().mean().item() for i in range(3)]
+    assert tabular.accuracy(out, y).tolist() == pytest.approx(shares)
 
 
 def test_best_and_last_weights_are_those_of_their_epochs():
@@ -193,3 +225,45 @@ def test_pairs_are_those_of_the_seeds_that_both_arms_have():
     assert table.loc["a", "score"] == pytest.approx(a.mean())
     assert table.loc["a", "difference_low"] == pytest.approx(expected.low)
     assert np.isnan(table.loc["NdLinear", "difference"]) and table["score"].is_monotonic_increasing
+
+
+def test_differences_use_the_splits_that_both_arms_have():
+    rows = [{"arm": "a", "seed": s, "score": float(s)} for s in range(4)]
+    rows += [{"arm": "b", "seed": s, "score": 1.0} for s in range(2, 6)]
+    found = tabular.differences(pd.DataFrame(rows), "a", "b")
+    assert found.to_dict() == {2: 1.0, 3: 2.0}
+
+
+def made_runs() -> pd.DataFrame:
+    """Every arm on both data sets, three splits; the models without layers have no protocol of their own."""
+    rows = []
+    for dataset in tabular.PANELS:
+        for arm in tabular.NAMES:
+            scaling = None if arm in tabular.PEERS else "standardised"
+            for seed in range(3):
+                where = {"dataset": dataset, "arm": arm, "scaling": scaling, "seed": seed}
+                rows.append(where | {"score": 0.7 + 0.01 * seed})
+    rows.append(
+        {"dataset": "Delivery Time", "arm": "dense", "scaling": "raw", "seed": 0, "score": 9}
+    )
+    return pd.DataFrame(rows)
+
+
+def test_the_figure_of_arms_leaves_out_the_raw_protocol():
+    figure, axes = plt.subplots(1, 2)
+    tabular.draw_arms(axes, made_runs())
+    points = [line for line in axes[1].lines if line.get_alpha() == 0.45]
+    assert [len(line.get_ydata()) for line in points] == [3] * len(tabular.NAMES)
+    stars = [line.get_ydata()[0] for line in axes[0].lines if line.get_marker() == "*"]
+    assert stars == pytest.approx([0.7265, 0.7321])
+    plt.close(figure)
+
+
+def test_every_split_has_a_line_of_its_own():
+    curve = [{"epoch": e, "val_score": 0.1 * e} for e in (1, 2)]
+    runs = pd.DataFrame([{"arm": arm, "curve": curve} for arm in ("dense", "dense", "NdLinear")])
+    figure, axes = plt.subplots(1, 2)
+    tabular.draw_curves(axes, {"one": runs, "two": runs}, ["dense", "NdLinear"])
+    assert [len(axis.lines) for axis in axes] == [3, 3]
+    assert axes[0].lines[0].get_ydata() == pytest.approx([0.1, 0.2])
+    plt.close(figure)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from lab import models
 from lab.chapters import vision
-from lab.data import Data
+from lab.data import Data, splits
 from torch import nn
 from torch.nn import functional as F
 
@@ -52,7 +52,7 @@ def test_pictures_say_when_there_are_too_few(small):
 
 
 def test_pictures_leave_the_exact_part_when_more_are_asked_for(small, monkeypatch):
-    monkeypatch.setattr(vision, "EXACT", 9)
+    monkeypatch.setattr(splits, "EXACT", 9)
     assert len(vision.pictures("small", 9, 0)[0][0]) == 9  # all of the exact part
     assert len(vision.pictures("small", 12, 0)[0][0]) == 12
 
@@ -89,9 +89,14 @@ def test_a_cp_map_factor_by_factor_is_the_map_multiplied_out_and_cheaper():
 def test_spread_keeps_the_variance_of_the_input():
     torch.manual_seed(0)
     layer = vision.spread(models.TTLinear((8, 8), (8, 8), 16), 2)
+    torch.manual_seed(0)
+    untouched = models.TTLinear((8, 8), (8, 8), 16)
+    for k, (core, before) in enumerate(zip(layer.cores, untouched.cores)):
+        torch.testing.assert_close(core, before * (8**0.5 if k < 2 else 1))
+    draws = [vision.spread(models.TTLinear((8, 8), (8, 8), 16), 2) for _ in range(20)]
     with torch.no_grad():
-        outputs = [layer(torch.randn(200, 64)).std() for _ in range(3)]
-    assert 0.6 < outputs[0] < 1.6
+        squares = [each(torch.randn(200, 64)).square().mean().item() for each in draws]
+    assert 0.8 < np.mean(squares) < 1.25
 
 
 def test_a_kept_map_is_the_map_and_holds_its_matrix():
@@ -121,7 +126,9 @@ def test_trl_is_a_tucker_weight_and_starts_small():
     assert torch.allclose(
         layer(x), torch.einsum("bijk,ijkn->bn", x, weight) + layer.bias, atol=1e-8
     )
-    assert core.shape == (32, 4, 4, 10) and 0.3 < weight.std() * math.sqrt(3 * 4096) < 3
+    assert core.shape == (32, 4, 4, 10)
+    squares = [vision.trl(10).weight.to_tensor().square().mean().item() for _ in range(10)]
+    assert 0.7 < math.sqrt(3 * 4096 * np.mean(squares)) < 1.4
 
 
 @pytest.mark.parametrize("classes, bias", [*itertools.product((10, 100), (False, True))])
@@ -157,6 +164,45 @@ def test_training_learns_and_repeats_itself():
     assert vision.train(again, data(), seed=1, **settings) == curve
     assert vision.train(other, data(), seed=2, **settings) != curve
     assert not torch.equal(model[0].weight, other[0].weight)
+
+
+def test_training_is_the_loop_written_out_in_bfloat16_with_torchs_adam():
+    (x, y), model, plain = data(20), toy(4), toy(4)
+    curve = vision.train(model, (x, y), epochs=2, lr=0.01, batch_size=8, seed=3, device="cpu")
+    plain = plain.to(memory_format=torch.channels_last).train()
+    adam = torch.optim.Adam(plain.parameters(), lr=0.01, weight_decay=0)
+    draw, losses = torch.Generator().manual_seed(3), []
+    for _ in range(2):
+        order, total = torch.randperm(20, generator=draw), 0.0
+        for rows in (order[:8], order[8:16], order[16:]):
+            with torch.autocast("cpu", torch.bfloat16):
+                out = plain(x[rows].contiguous(memory_format=torch.channels_last))
+            assert out.dtype == torch.bfloat16
+            loss = -out.float().log_softmax(1)[range(len(rows)), y[rows]].mean()
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+            total += loss.item() * len(rows)
+        losses.append(total / 20)
+    assert [p["train_loss"] for p in curve] == pytest.approx(losses, rel=1e-5)
+    for found, expected in zip(model.parameters(), plain.parameters()):
+        torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_pictures_keep_their_classes_and_are_scaled_by_the_drawn_ones(small):
+    (x, y), (x_test, y_test) = vision.pictures("small", 6, 2)
+    raw, classes = small.part("train_exact")
+    draw = np.random.default_rng(2)
+    places = sorted(i for c in range(3) for i in draw.permutation(np.flatnonzero(classes == c))[:2])
+    chosen = torch.from_numpy(raw[places].astype(np.float64))
+    mean, deviation = chosen.mean((0, 2, 3)), chosen.std((0, 2, 3), correction=0)
+    assert y.tolist() == classes[places].tolist()
+    scaled = (chosen - mean[:, None, None]) / deviation[:, None, None]
+    torch.testing.assert_close(x.double(), scaled, rtol=1e-4, atol=1e-4)
+    raw_test = torch.from_numpy(small.part("test")[0].astype(np.float64))
+    scaled = (raw_test - mean[:, None, None]) / deviation[:, None, None]
+    torch.testing.assert_close(x_test.double(), scaled, rtol=1e-4, atol=1e-4)
+    assert y_test.tolist() == small.part("test")[1].tolist()
 
 
 def test_training_stops_at_a_loss_that_is_not_finite():
@@ -226,38 +272,68 @@ def test_a_claim_against_maps_applied_in_two_ways(out, piece, expected):
     assert vision.both_ways(out, piece) == expected
 
 
-def test_sign_of_an_interval():
-    assert [vision.sign(*ends) for ends in ((1, 2), (-2, -1), (-1, 1))] == [True, False, None]
+def made_runs(data: str = "cifar10") -> pd.DataFrame:
+    """Three seeds of two heads and one seed of a third."""
+    rows = []
+    for arm, seeds, gain in (("dense", 3, 0.0), ("ndlinear", 3, 0.02), ("cp", 1, 0.0)):
+        for seed in range(seeds):
+            score = 0.5 + 0.01 * seed + gain * (1 + seed)
+            row = {"data": data, "arm": arm, "seed": seed, "parameters": 5, "train_loss": 1.0}
+            rows.append(row | {f"test_{vision.METRIC[data]}": score})
+    return pd.DataFrame(rows)
 
 
 def test_the_table_of_heads():
-    rows = [
-        {
-            "arm": arm,
-            "parameters": 5,
-            "seed": seed,
-            "test_accuracy": 0.5 + 0.01 * seed,
-            "train_loss": 1.0,
-        }
-        for arm, seeds in (("dense", 3), ("ndlinear", 3), ("cp", 1))
-        for seed in range(seeds)
-    ]
-    asked = []
-    table = vision.accuracies(
-        pd.DataFrame(rows),
-        "accuracy",
-        {"dense": 70.0}.get,
-        lambda arm: asked.append(arm) or (1.0, 0.5, 1.5),
-    ).set_index("arm")
-    text = [
-        f"51.0 [{51 - 4.303 / math.sqrt(3):.1f}, {51 + 4.303 / math.sqrt(3):.1f}]"
-    ] * 2  # t, two degrees of freedom
-    assert table["percent"].tolist() == [*text, "50.0"] and table.loc["dense", "printed"] == 70
-    assert (
-        asked == ["ndlinear"]
-        and table["seeds"].tolist() == [3, 3, 1]
-        and table["minus dense"].tolist() == ["", "+1.0 [+0.5, +1.5]", ""]
-    )
+    table = vision.accuracies(made_runs(), "cifar10").set_index("head")
+    half = 4.303 / math.sqrt(3)  # t, two degrees of freedom; the deviation is one point
+    dense, nd, cp = (vision.NAMES[arm] for arm in ("dense", "ndlinear", "cp"))
+    assert table.loc[dense, "percent"] == f"51.0 [{51 - half:.1f}, {51 + half:.1f}]"
+    assert table.loc[cp, "percent"] == "50.0"  # one seed has no interval
+    assert table["seeds"].tolist() == [3, 3, 1]
+    assert table.loc[nd, "minus dense"] == f"+4.0 [{4 - 2 * half:+.1f}, {4 + 2 * half:+.1f}]"
+    assert table.loc[[dense, cp], "minus dense"].tolist() == ["", ""]  # cp has other seeds
+
+
+def test_printed_accuracies_are_in_percent_or_absent():
+    assert vision.stated("cifar10", "dense") == pytest.approx(74.26)
+    assert vision.stated("cifar100", "cp") == pytest.approx(69.35)
+    assert vision.stated("cifar10", "cp") is None and vision.stated("cifar100", "relu") is None
+
+
+def test_the_panels_show_the_heads_that_were_run():
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 1, squeeze=False)
+    runs = pd.concat([made_runs("cifar10"), made_runs("cifar100")])
+    vision.draw_accuracies(axes, {"a budget": runs})
+    names = [label.get_text() for label in axes[0, 0].get_xticklabels()]
+    assert names == [vision.NAMES[arm] for arm in ("dense", "ndlinear", "cp")]
+    stars = [sum(line.get_marker() == "*" for line in axis.lines) for axis in axes[:, 0]]
+    assert stars == [2, 3]  # TRL/TCL is printed for CIFAR-100 alone
+    plt.close(figure)
+
+
+def test_the_sweep_shows_every_cell_and_its_printed_value():
+    import matplotlib.pyplot as plt
+
+    keys = pd.MultiIndex.from_product([(0.001, 0.01), ("a", "b"), (32, 64)])
+    cell = pd.DataFrame(np.arange(24.0).reshape(3, 8), columns=keys)
+    figure, axes = plt.subplots(1, 2)
+    looks = {"a": "ndlinear", "b": "dense"}
+    vision.draw_sweep(axes, cell, pd.Series(range(50, 58), keys), looks)
+    stars = [line.get_ydata()[0] for line in axes[1].lines if line.get_marker() == "*"]
+    assert stars == [54, 55, 56, 57]
+    plt.close(figure)
+
+
+def test_memory_is_met_within_the_margin():
+    ways = ("", ", multiplied out", ", matrix kept")
+    memory = pd.Series({f"{arm}{way}": 10.0 for arm in ("cp", "tt") for way in ways})
+    memory["ndlinear"], memory["tt, matrix kept"] = 5.0, 20.01
+    printed = pd.Series({"NdLinear": 5.03, "TRL/TCL": 10.0, "TT": 20.0})
+    table = vision.memory_table(memory, printed, 0.02)
+    assert table["met"].tolist() == [False, True, True, True, False, False, True]
+    assert table["applied"].tolist()[:2] == ["", "piece by piece"]
 
 
 def test_dots_draw_every_seed_its_mean_and_the_printed_value():

@@ -1,10 +1,15 @@
 """The same grid on a dask cluster of two worker processes: same rows, and a killed worker loses nothing."""
 
+import concurrent.futures
+import linecache
 import os
 import signal
 import sys
+import threading
 import time
+import types
 
+import lab
 import pytest
 from lab import LabError, modes, records
 from lab.records import where as cluster
@@ -66,6 +71,36 @@ def test_killed_worker_loses_nothing(full, scheduler, monkeypatch):
     assert flag.exists(), "a worker was killed"
     rows = records.read("killed-worker")
     assert len(frame) == len(rows) == 12 and {r["status"] for r in rows} == {"ok"}
+
+
+def test_a_worker_with_another_lab_is_refused_and_both_are_shown(full, scheduler, monkeypatch):
+    """The coordinator's definition of a helper is another one than the workers': as from another checkout."""
+
+    def with_helper(config):
+        return {"metrics": {"y": float(lab.stats.above((1, 2)))}}
+
+    monkeypatch.setenv("NDL_CLUSTER", scheduler)
+    file = lab.stats.__file__
+    source = [line.replace("low > bound", "low > 2 * bound") for line in linecache.getlines(file)]
+    monkeypatch.setitem(linecache.cache, file, (0, None, source, file))
+    with pytest.raises(
+        records.RecordError, match=r"lab\.stats:above is \w+ on the worker and \w+ here"
+    ):
+        records.record("poisoned", [{"seed": 0}, {"seed": 1}], with_helper)
+    assert not (full / "poisoned.jsonl").exists() or not records.read("poisoned")
+
+
+@pytest.mark.parametrize(("workers", "said"), [({}, True), ({"one": {}}, False)])
+def test_waiting_without_workers_is_said(workers, said, capsys):
+    client = types.SimpleNamespace(
+        scheduler_info=lambda: {"workers": workers},
+        scheduler=types.SimpleNamespace(address="tcp://a"),
+    )
+    future = concurrent.futures.Future()
+    threading.Timer(0.5, future.set_result, args=(1,)).start()
+    pool = types.SimpleNamespace(_client=client)
+    assert list(cluster.as_completed(pool, [future], patience=0.1)) == [future]
+    assert ("no worker is connected to tcp://a" in capsys.readouterr().out) == said
 
 
 def test_unreachable_scheduler_says_what_to_do(monkeypatch):

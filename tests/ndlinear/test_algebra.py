@@ -245,16 +245,61 @@ def test_nearest_works_in_double_and_leaves_the_matrix_alone():
     assert error == pytest.approx((values[1:].norm() / values.norm()).item(), rel=1e-9)
 
 
+@pytest.mark.parametrize("dims, hidden", [((6,), (4,)), ((4, 5), (3, 2)), ((2, 3, 2), (3, 2, 2))])
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
+def test_complex_matrices(dims, hidden, dtype):
+    """The error is that of the terms, an exact product is found, and rank 1 of two modes is the SVD's."""
+    tol = 1e-6 if dtype is torch.complex64 else 1e-12
+    factors = [torch.randn(h, d, dtype=torch.complex128) for h, d in zip(hidden, dims)]
+    exact = functools.reduce(torch.kron, factors)
+    (term,), error = nd.nearest_kronecker(exact.to(dtype), dims, hidden)
+    assert error < tol and all(factor.dtype == dtype for factor in term)
+    torch.testing.assert_close(kron_sum([term]), exact.to(dtype), atol=100 * tol, rtol=100 * tol)
+    matrix = torch.randn(*exact.shape, dtype=torch.complex128)
+    terms, error = nd.nearest_kronecker(matrix, dims, hidden, 1)
+    true = (matrix - kron_sum(terms)).norm() / matrix.norm()
+    assert error == pytest.approx(true.item(), abs=1e-12)
+    if len(dims) == 2:
+        values = torch.linalg.svdvals(blocks(matrix, dims, hidden))
+        assert error == pytest.approx((values[1:].norm() / values.norm()).item(), abs=1e-12)
+
+
+def test_complex_least_squares_ends_where_no_factor_can_be_better():
+    torch.manual_seed(0)
+    matrix = torch.randn(12, 12, dtype=torch.complex128)
+    (term,), error = nd.nearest_kronecker(matrix, (2, 3, 2), (3, 2, 2), sweeps=5000, tol=1e-16)
+    free = [f.clone().requires_grad_() for f in term]
+    distance = (matrix - functools.reduce(torch.kron, free)).norm() / matrix.norm()
+    assert distance.item() == pytest.approx(error)
+    assert all(g.abs().max() < 1e-5 for g in torch.autograd.grad(distance, free)), "stationary"
+
+
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+def test_from_linear_of_a_complex_layer():
+    source = randomise(nd.NdLinear((4, 5), (3, 2), dtype=torch.complex128))
+    linear = nd.to_linear(source)
+    layer = nd.NdLinear.from_linear(linear, (4, 5), (3, 2))
+    assert layer.approximation.weight_error < 1e-12 and layer.approximation.bias_error < 1e-12
+    x = torch.randn(7, 4, 5, dtype=torch.complex128)
+    torch.testing.assert_close(layer(x), source(x), **close)
+    total = nd.NdLinearSum.from_linear(linear, (4, 5), (3, 2), 2)
+    torch.testing.assert_close(total(x), source(x), **close)
+
+
 # --------------------------------------------------------------------------------------------------------- from_linear
 @QUICK
 @given(layers(4))
 def test_a_layer_survives_the_way_through_a_dense_layer(layer):
     linear = nd.to_linear(layer)
     back = nd.NdLinear.from_linear(linear, layer.input_dims, layer.hidden_size)
-    assert type(back) is nd.NdLinear and back.transform_outer and back.fit.weight_error < 1e-6
+    assert (
+        type(back) is nd.NdLinear
+        and back.transform_outer
+        and back.approximation.weight_error < 1e-6
+    )
     torch.testing.assert_close(nd.kronecker_weight(back), linear.weight, atol=1e-6, rtol=1e-6)
     if layer.transform_outer and linear.bias is not None:
-        assert back.fit.bias_error < 1e-6
+        assert back.approximation.bias_error < 1e-6
         torch.testing.assert_close(nd.total_bias(back).flatten(), linear.bias, atol=1e-5, rtol=1e-5)
     assert (back.biases[0] is None) == (linear.bias is None)
 
@@ -271,10 +316,10 @@ def test_rank_one_bias_is_the_least_squares_fit(dims, hidden):
     basis, target = torch.stack(columns, 1).detach().numpy(), linear.bias.detach().numpy()
     best = basis @ np.linalg.lstsq(basis, target, rcond=None)[0]
     np.testing.assert_allclose(nd.total_bias(layer).detach().flatten().numpy(), best, atol=1e-10)
-    assert layer.fit.bias_error == pytest.approx(
+    assert layer.approximation.bias_error == pytest.approx(
         np.linalg.norm(target - best) / np.linalg.norm(target)
     )
-    assert 0.01 < layer.fit.bias_error < 1
+    assert 0.01 < layer.approximation.bias_error < 1
 
 
 @pytest.mark.parametrize("rank", [1, 2, 5, 12])
@@ -283,20 +328,31 @@ def test_more_terms_and_the_full_bias(rank, bias):
     linear = dense(12, 20, bias)
     layer = nd.NdLinearSum.from_linear(linear, (4, 5), (3, 4), rank)
     values = torch.linalg.svdvals(blocks(linear.weight, (4, 5), (3, 4)))
-    assert layer.fit.weight_error == pytest.approx(
+    assert layer.approximation.weight_error == pytest.approx(
         (values[rank:].norm() / values.norm()).item(), abs=1e-12
     )
-    assert layer.fit.bias_error == 0 and layer.rank == len(layer.terms) == rank
+    assert layer.approximation.bias_error == 0 and layer.rank == len(layer.terms) == rank
     x = torch.randn(7, 20, dtype=torch.float64)
     gap = (layer(x.unflatten(1, (4, 5))).flatten(1) - linear(x)).abs().max()
     assert gap < 1e-10 if rank == 12 else gap > 1e-2
     if bias:
         assert torch.equal(layer.bias.flatten(), linear.bias)
     if rank > 1:
-        other = nd.NdLinear.from_linear(linear, (4, 5), (3, 4), rank)
-        assert type(other) is nd.NdLinearSum and torch.equal(
-            other(x.unflatten(1, (4, 5))), layer(x.unflatten(1, (4, 5)))
+        cure = (
+            rf"rank={rank}; .* NdLinearSum.from_linear\(linear, \(4, 5\), \(3, 4\), rank={rank}\)"
         )
+        with pytest.raises(ValueError, match=cure):
+            nd.NdLinear.from_linear(linear, (4, 5), (3, 4), rank)
+
+
+@pytest.mark.parametrize("kind", [nd.NdLinear, nd.NdLinearSum])
+def test_from_linear_of_a_class_returns_that_class(kind):
+    class Mine(kind):
+        pass
+
+    layer = Mine.from_linear(dense(6, 20), (4, 5), (3, 2))
+    assert type(layer) is Mine and layer.approximation.weight_error > 0
+    assert repr(layer).startswith("Mine((4, 5), (3, 2), ")
 
 
 def test_dense_equivalents_and_fits_draw_no_random_numbers():
@@ -309,7 +365,7 @@ def test_dense_equivalents_and_fits_draw_no_random_numbers():
     nd.to_linear(layer)
     adapter.merge()
     nd.NdLinear.from_linear(linear, (2, 3, 2), (2, 2, 2), restarts=3)
-    nd.NdLinear.from_linear(linear, (3, 4), (2, 4), rank=2)
+    nd.NdLinearSum.from_linear(linear, (3, 4), (2, 4), rank=2)
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -317,10 +373,14 @@ def test_from_linear_keeps_the_dtype_trains_and_passes_the_search_on():
     linear = nn.Linear(12, 8, dtype=torch.bfloat16)
     layer = nd.NdLinear.from_linear(linear, (2, 3, 2), (2, 2, 2), restarts=2, sweeps=3)
     assert all(p.dtype == torch.bfloat16 and p.requires_grad for p in layer.parameters())
-    assert 0 < layer.fit.weight_error < 1
-    assert nd.NdLinear((2, 3), (3, 2)).fit is None
-    rough = nd.NdLinear.from_linear(dense(8, 12), (2, 3, 2), (2, 2, 2), sweeps=1).fit.weight_error
-    fine = nd.NdLinear.from_linear(dense(8, 12), (2, 3, 2), (2, 2, 2), restarts=20).fit.weight_error
+    assert 0 < layer.approximation.weight_error < 1
+    assert nd.NdLinear((2, 3), (3, 2)).approximation is None
+    rough = nd.NdLinear.from_linear(
+        dense(8, 12), (2, 3, 2), (2, 2, 2), sweeps=1
+    ).approximation.weight_error
+    fine = nd.NdLinear.from_linear(
+        dense(8, 12), (2, 3, 2), (2, 2, 2), restarts=20
+    ).approximation.weight_error
     assert fine < rough
 
 
@@ -404,4 +464,9 @@ def test_near_square_by_trying_all():
         a, b = nd.near_square(n)
         assert a * b == n and a <= b
         assert all(n % c or c <= a or c > b for c in range(a + 1, b))
-    assert nd.near_square(14336) == (112, 128)
+    assert nd.near_square(14336) == (112, 128) and nd.near_square(0) == (1, 0)
+
+
+def test_a_layer_without_inputs_is_refused_by_an_adapter():
+    with pytest.raises(ValueError, match=r"input_dims=\(1, 0\)"):
+        nd.NdLinearLoRA(nn.Linear(0, 6, device="meta"))

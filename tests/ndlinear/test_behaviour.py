@@ -609,6 +609,8 @@ def test_distributed_training_wrappers(layer, how, one_process):
 
 @pytest.mark.parametrize("how", ["ddp", "fsdp"])
 def test_two_processes_have_the_gradients_of_one(how):
+    if how == "fsdp" and not hasattr(torch.distributed.fsdp, "fully_shard"):
+        pytest.skip("before torch 2.6 sharding needs a GPU")
     gap = behaviour.two_processes(nd.__file__)[how]
     assert isinstance(gap, float) and gap < 1e-12, gap
 

@@ -210,7 +210,7 @@ def test_matrices_that_do_not_fold():
         lambda: nd.rearrange(torch.zeros(6, 20), (4, 4), (3, 2)),
         lambda: nd.nearest_kronecker(torch.zeros(6, 20), (4, 4), (3, 2)),
         lambda: nd.NdLinear.from_linear(nn.Linear(20, 6), (4, 4), (3, 2)),
-        lambda: nd.NdLinear.from_linear(nn.Linear(20, 6), (4, 4), (3, 2), rank=2),
+        lambda: nd.NdLinearSum.from_linear(nn.Linear(20, 6), (4, 4), (3, 2), rank=2),
         lambda: nd.NdLinearSum.from_linear(nn.Linear(20, 6), (4, 4), (3, 2)),
     ):
         check(ValueError, call, parts)

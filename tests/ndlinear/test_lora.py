@@ -1,11 +1,13 @@
 """NdLinearLoRA: zero at start, exact to merge and to take back, small to save, hard to lose."""
 
 import copy
+import json
 import sys
 
 import pytest
 import torch
 from ndlinear_cases import randomise
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -339,6 +341,23 @@ def test_apply_changes_nothing_if_one_layer_does_not_fit():
     with pytest.raises(ValueError, match=r"\(4, 4\)"):
         nd.apply_ndlinear_lora(model, ["q_proj", "head"], input_dims=(4, 4), hidden_size=(4, 4))
     assert not any(isinstance(m, nd.NdLinearLoRA) for m in model.modules())
+    assert all(p.requires_grad for p in model.parameters()), "not even frozen"
+
+
+def test_a_failed_apply_draws_nothing_and_loses_no_gradient():
+    model = network()
+    state = torch.get_rng_state()
+    for wrong in (
+        {"input_dims": (4, 4), "hidden_size": (4, 4)},
+        {"dropout": 2.0},
+        {"init": "none"},
+    ):
+        with pytest.raises(ValueError):
+            nd.apply_ndlinear_lora(model, ["q_proj", "head"], **wrong)
+    with pytest.raises(TypeError):
+        nd.apply_ndlinear_lora(model, ["q_proj", "head"], colour="red")
+    assert all(p.requires_grad for p in model.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_modes_of_an_ndlinear_are_not_adapted():
@@ -443,6 +462,63 @@ def test_load_refuses_a_file_of_somebody_else(tmp_path):
     )
     with pytest.raises(ValueError, match=r"other.safetensors"):
         nd.load_lora(network(), tmp_path / "other.safetensors")
+
+
+def rewritten(path, change):
+    """A copy of an adapter file whose tensors were changed by somebody."""
+    with safe_open(path, "pt") as file:
+        metadata, tensors = file.metadata(), {n: file.get_tensor(n) for n in file.keys()}  # noqa: SIM118
+    other = path.with_name("changed.safetensors")
+    save_file(change(tensors), other, metadata)
+    return other
+
+
+CHANGES = {
+    "a base weight": (
+        lambda t: t | {"head.base_layer.weight": torch.zeros(3, 4)},
+        r"foreign \['head.base_layer.weight'\]",
+    ),
+    "another layer": (
+        lambda t: t | {"body.0.norm.bias": torch.zeros(16)},
+        r"foreign \['body.0.norm.bias'\]",
+    ),
+    "one tensor lacks": (
+        lambda t: {n: v for n, v in t.items() if n != "head.adapter.align_layers.0.weight"},
+        r"missing \['head.adapter.align_layers.0.weight'\]",
+    ),
+    "empty": (lambda t: {}, r"missing \['body.0.q_proj.adapter.align_layers.0.weight'"),
+    "another shape": (
+        lambda t: t | {"head.adapter.align_layers.0.weight": torch.zeros(2, 2)},
+        r"of other sizes \['head.adapter.align_layers.0.weight \(2, 2\), not \(1, 2\)'\]",
+    ),
+}
+
+
+@pytest.mark.parametrize("adapted_already", [True, False])
+@pytest.mark.parametrize("change", CHANGES)
+def test_load_refuses_a_file_that_holds_anything_but_its_adapters(
+    change, adapted_already, tmp_path
+):
+    edit, message = CHANGES[change]
+    nd.save_lora(adapted(), tmp_path / "adapter.safetensors")
+    path = rewritten(tmp_path / "adapter.safetensors", edit)
+    model = adapted() if adapted_already else network()
+    before, kinds = copy.deepcopy(model.state_dict()), [type(m) for m in model.modules()]
+    trainable = [p.requires_grad for p in model.parameters()]
+    with pytest.raises(ValueError, match=message):
+        nd.load_lora(model, path)
+    assert [type(m) for m in model.modules()] == kinds
+    assert [p.requires_grad for p in model.parameters()] == trainable
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+
+
+def test_load_refuses_a_config_that_nobody_can_build(tmp_path):
+    config = {"head": {"input_dims": [2, 2], "hidden_size": [1, 3], "colour": "red"}}
+    save_file({}, tmp_path / "odd.safetensors", {"ndlinear_lora": json.dumps(config)})
+    model = network()
+    with pytest.raises(ValueError, match=r"odd.safetensors does not fit layer head: .*colour"):
+        nd.load_lora(model, tmp_path / "odd.safetensors")
+    assert type(model["head"]) is nn.Linear and model["head"].weight.requires_grad
 
 
 def test_models_without_adapters(tmp_path):

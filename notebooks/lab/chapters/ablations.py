@@ -1,7 +1,8 @@
-"""What the ablations share: small parts of networks and of tables, and features of CIFAR-100 pictures.
+"""What the ablations share: small parts of networks and of tables, and features of CIFAR-100
+pictures.
 
-Frozen features are a cheap design, not the paper's: every arm gets the same numbers, and what differs between two arms is the
-head on top of them alone.
+Frozen features are a cheap design, not the paper's: every arm gets the same numbers, and what
+differs between two arms is the head on top of them alone.
 """
 
 from __future__ import annotations
@@ -18,20 +19,19 @@ from torch import Tensor, nn
 from .. import models
 from ..counts import count_macs
 from ..data import load, official
-from ..train.loop import Split, fit, seed_everything
+from ..data.splits import some_of_each
+from ..page import figures
+from ..page.facts import fact
+from ..stats import interval
+from ..train.loop import Split, fit, predict, seed_everything
 from ..train.stacked import Stack
 
 COORDINATES = 10  # of the inputs of Radius Bump
-EXACT = 20_000  # pictures of the part "train_exact" in the form of CIFAR-100 that has one
-
-
-def numbers(text: str) -> tuple[int, ...]:
-    """Sizes or modes that a configuration writes as text: "8x4x2" or "1,3,2"."""
-    return tuple(int(n) for n in text.replace("x", ",").split(","))
 
 
 class Fold(nn.Module):
-    """(B, ...) -> (B, D_1, ..., D_N), then the axes of the data in another order: axis ``axes[k]``, counted from 1, comes k-th."""
+    """(B, ...) -> (B, D_1, ..., D_N), then the axes of the data in another order: axis ``axes[k]``,
+    counted from 1, comes k-th."""
 
     def __init__(self, D: tuple[int, ...], axes: tuple[int, ...]):
         super().__init__()
@@ -45,11 +45,12 @@ class Fold(nn.Module):
 def rays(cells: int = 1000, nodes: int = 60) -> tuple[Tensor, Tensor, Tensor]:
     """A uniform input of Radius Bump by its direction and its length, as a quadrature rule.
 
-    A direction meets the surface of the cube at a distance R, where one coordinate is +-1 and the other nine are uniform:
-    R^2 is one plus nine squares. Along it (r / R)^10 is uniform on [0, 1].
+    A direction meets the surface of the cube at a distance R, where one coordinate is +-1 and the
+    other nine are uniform: R^2 is one plus nine squares. Along it (r / R)^10 is uniform on [0, 1].
 
     Returns:
-        Probabilities p of R (n,), lengths r on each ray (n, nodes), and their weights w (nodes,): E f = p @ (f(r) @ w).
+        Probabilities p of R (n,), lengths r on each ray (n, nodes), and their weights w (nodes,): E
+        f = p @ (f(r) @ w).
     """
     square = np.diff(np.sqrt(np.linspace(0, 1, cells + 1)))  # P(x^2 in a cell)
     p = functools.reduce(fftconvolve, [square] * (COORDINATES - 1)).clip(0)
@@ -63,7 +64,8 @@ def rays(cells: int = 1000, nodes: int = 60) -> tuple[Tensor, Tensor, Tensor]:
 def results(
     stack: Stack, metrics: list[dict], sample: Tensor, moment: str = "best", points: int = 15
 ) -> list[dict]:
-    """What a record keeps of each member of a stack: its metrics, thinned curve, parameters and multiply-adds."""
+    """What a record keeps of each member of a stack: its metrics, thinned curve, parameters and
+    multiply-adds."""
     model = stack.model(0, moment)
     counts = {
         "parameters": sum(p.numel() for p in model.parameters()),
@@ -81,34 +83,34 @@ def span(counts: pd.Series) -> str:
 
 
 def tuned(runs: pd.DataFrame, key: list[str], metric: str = "val_accuracy") -> pd.DataFrame:
-    """The runs of each arm (columns ``key``) at the learning rate with its best mean ``metric`` over seeds."""
+    """The runs of each arm (columns ``key``) at the learning rate with its best mean ``metric``
+    over seeds."""
     means = runs.groupby([*key, "lr"])[metric].transform("mean")
     order = means.sort_values(ascending=False, kind="stable").index
     return runs.loc[order].drop_duplicates([*key, "seed"]).sort_index()
 
 
 def pictures(images: int, seed: int = 0) -> Split:
-    """CIFAR-100, channels centred and scaled: the first ``images`` training pictures, equally many of each class, a tenth of
-    them for validation, and the official test part. Pictures kept exactly are taken, where the data set names them."""
+    """CIFAR-100, channels centred and scaled: the first ``images`` training pictures, equally many
+    of each class, a tenth of them for validation, and the official test part."""
     data = load("cifar100")
-    exact = images <= EXACT and "train_exact" in data.splits
-    (x, y), (x_test, y_test) = data.part("train_exact" if exact else "train"), data.part("test")
-    of_each = max(images // len(data.names), 1)
-    chosen = np.sort(
-        np.concatenate([np.flatnonzero(y == c)[:of_each] for c in range(len(data.names))])
+    x, y = some_of_each(data, images)
+    x_test, y_test = data.part("test")
+    parts = {"train": slice(0, len(y)), "test": slice(len(y), len(y) + len(y_test))}
+    small = dataclasses.replace(
+        data, x=np.concatenate([x, x_test]), y=np.concatenate([y, y_test]), splits=parts
     )
-    x, y = np.concatenate([x[chosen], x_test]), np.concatenate([y[chosen], y_test])
-    parts = {"train": slice(0, len(chosen)), "test": slice(len(chosen), len(y))}
-    small = dataclasses.replace(data, x=x, y=y, splits=parts)
-    return official(small, seed=seed, val=0.1 if of_each >= 10 else 0.5, standardise="channel")
+    few = len(y) < 10 * len(data.names)
+    return official(small, seed=seed, val=0.5 if few else 0.1, standardise="channel")
 
 
 @functools.lru_cache(maxsize=1)
 def features(images: int, epochs: int, seed: int = 0) -> Split:
     """The features (64, 8, 8) of `pictures`, by the convolutions of the paper's CNN.
 
-    They are trained once, for ``epochs`` epochs under a bare linear classifier, and then frozen, with all arms of an
-    experiment on top of the same features. Validation chose the epoch; no test picture is used in training.
+    They are trained once, for ``epochs`` epochs under a bare linear classifier, and then frozen,
+    with all arms of an experiment on top of the same features. Validation chose the epoch; no test
+    picture is used in training.
     """
     split = pictures(images, seed)
     seed_everything(seed)
@@ -122,11 +124,41 @@ def features(images: int, epochs: int, seed: int = 0) -> Split:
         batch_size=128,
         seed=seed,
     )
-    body = trained.model[0].eval()
-    device = next(body.parameters()).device
+    body = trained.model[0]
+    parts = (split.train, split.val, split.test)
+    return Split(*[(predict(body, x, batch=256), y) for x, y in parts])
 
-    @torch.no_grad()
-    def see(x: Tensor) -> Tensor:
-        return torch.cat([body(part.to(device)).cpu() for part in x.split(256)])
 
-    return Split(*[(see(x), y) for x, y in (split.train, split.val, split.test)])
+# --------------------------------------------------------------------------------------------- tables and figures
+def words(span, form: str = "{:+.1f}") -> str:
+    """A value, or a mean with its interval, as text; nothing for None."""
+    if span is None:
+        return ""
+    return (
+        f"{form} [{form}, {form}]".format(*span) if isinstance(span, tuple) else form.format(span)
+    )
+
+
+def draw_bias(axis, runs: pd.DataFrame, looks: dict[str, str], bound: float, constant: float):
+    """Test error of every arm at every width, each seed a point, with printed means, bound and constant.
+
+    looks: arm -> the method whose colour and marker it takes; the first two arms have printed means.
+    """
+    widths = sorted(runs["width"].unique())
+    for (width, arm), at in runs.groupby(["width", "arm"]):
+        j = list(looks).index(arm)
+        place = 5 * widths.index(width) + j
+        low, high = interval(at["mse"])[1:]
+        figures.seeds(axis, place, at["mse"], looks[arm], low=low, high=high)
+        if j < 2:
+            bias = ("false", "true")[j]
+            star = fact("app_bias", width=width, bias=bias, metric="test_mse")
+            fill = {"fillstyle": "full" if j else "none", "color": figures.colour("paper")}
+            axis.plot(place - 0.35, star, figures.marker("paper"), ms=9, zorder=5, **fill)
+    for arm, like in looks.items():
+        axis.plot([], [], figures.marker(like), color=figures.colour(like), label=arm)
+    axis.axhline(constant, color="0.5", linestyle=":", label="constant")
+    axis.axhline(bound, color="0.5", linestyle="--", label="bound without biases")
+    axis.set_xticks([5 * k + 1.5 for k in range(len(widths))], [f"width {w}" for w in widths])
+    axis.set(ylabel="test mean squared error")
+    axis.legend(fontsize=8, ncol=2)

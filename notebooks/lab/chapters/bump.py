@@ -1,7 +1,8 @@
-"""Radius Bump: ten uniform coordinates, a target that depends on their length alone, and networks of two kinds.
+"""Radius Bump: ten uniform coordinates, a target that depends on their length alone, and networks
+of two kinds.
 
-The target is exp(-(|x| - 0.8)^2 / (2 sigma^2)) for x uniform on [-1, 1]^10. Lengths concentrate near 1.8, so the smaller
-sigma, the rarer are inputs whose target is not close to zero.
+The target is exp(-(|x| - 0.8)^2 / (2 sigma^2)) for x uniform on [-1, 1]^10. Lengths concentrate
+near 1.8, so the smaller sigma, the rarer are inputs whose target is not close to zero.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 
-from ndlinear import NdLinear, cheapest_order, count_macs, count_parameters
+from ndlinear import cheapest_order, count_macs, count_parameters
 
+from .. import models
 from ..modes import LabError
 from ..page.facts import facts
-from ..page.figures import label
-from ..stats import interval, summary
+from ..page.figures import colour, label, marker
+from ..stats import below, interval, paired, summary
 
-INPUTS, DIMS, RADIUS = 10, (2, 5), 0.8
+INPUTS = 10
+DIMS = (2, 5)
+RADIUS = 0.8
 SIGMAS = (0.1, 0.2, 0.3)  # the difficulties of the paper
-POOL, TEST_SEED = (
-    2000,
-    1_000_000,
-)  # samples that a seed may draw from; the seed of the test set that all runs share
+POOL = 2000  # samples that a seed may draw from
+TEST_SEED = 1_000_000  # of the test set that all runs share
 
 
 def inputs(count: int, seed: int) -> Tensor:
@@ -41,7 +43,8 @@ def target(x: Tensor, sigma: float) -> Tensor:
 
 
 def draw(seed: int, train: int, test: int) -> tuple[Tensor, Tensor]:
-    """The training and the small test inputs of a seed. A smaller training set is the beginning of a larger one."""
+    """The training and the small test inputs of a seed. A smaller training set is the beginning of
+    a larger one."""
     if train + test > POOL:
         raise LabError(f"{train} + {test} samples; a seed has {POOL}")
     x = inputs(POOL, seed)
@@ -49,23 +52,23 @@ def draw(seed: int, train: int, test: int) -> tuple[Tensor, Tensor]:
 
 
 def network(arm: str, size: int | tuple[int, ...], depth: int, bias: bool = True) -> nn.Sequential:
-    """(n, 10) -> (n,): ``depth`` layers with ReLU between. Dense: ``size`` units a layer; NdLinear: the hidden shape ``size``,
-    for inputs arranged as (2, 5)."""
-    if arm == "dense":
-        sizes, layer = [INPUTS, *[size] * (depth - 1), 1], nn.Linear
-        start: list[nn.Module] = []
-    elif arm == "ndlinear":
-        sizes, layer = [DIMS, *[tuple(size)] * (depth - 1), (1,) * len(size)], NdLinear
-        start = [nn.Unflatten(1, DIMS)]
-    else:
+    """`lab.models.radius_mlp` with one number as answer, (n, 10) -> (n,).
+
+    ``size``: units of each hidden layer ("dense"), or the hidden shape ("ndlinear").
+    """
+    methods = {"dense": "dense", "ndlinear": "NdLinear"}
+    if arm not in methods:
         raise LabError(f"arm {arm!r}: 'dense' or 'ndlinear'")
-    layers = [layer(a, b, bias=bias) for a, b in itertools.pairwise(sizes)]
-    body = [part for one in layers for part in (one, nn.ReLU())][:-1]
-    return nn.Sequential(*start, *body, nn.Flatten(0))
+    layers = models.radius_mlp(methods[arm], size, depth, bias)
+    kept = [
+        layer for layer in layers if not isinstance(layer, nn.Flatten)
+    ]  # one at the end, not two
+    return nn.Sequential(*kept, nn.Flatten(0))
 
 
 def lengths(cells: int = 1 << 14) -> tuple[np.ndarray, np.ndarray]:
-    """Distribution of |x|: values and their probabilities, by convolving that of one squared coordinate with itself."""
+    """Distribution of |x|: values and their probabilities, by convolving that of one squared
+    coordinate with itself."""
     edge = np.linspace(0, 1, cells + 1)
     one = np.diff(np.sqrt(edge))  # P(x^2 in a cell)
     size = 1 << math.ceil(math.log2(INPUTS * cells))
@@ -77,7 +80,8 @@ def lengths(cells: int = 1 << 14) -> tuple[np.ndarray, np.ndarray]:
 
 
 def constant_errors(sigma: float) -> dict[str, float]:
-    """Population mean squared error of the answers "always zero" and "always the mean", and the mean itself."""
+    """Population mean squared error of the answers "always zero" and "always the mean", and the
+    mean itself."""
     r, p = lengths()
     y = np.exp(-((r - RADIUS) ** 2) / (2 * sigma**2))
     mean, square = float(p @ y), float(p @ y**2)
@@ -88,8 +92,8 @@ def costs(arm: str, size: int | tuple[int, ...], depth: int) -> dict[str, int]:
     """Parameters and multiply-adds per sample (1 = 2 FLOPs) of `network`.
 
     ``forward``: modes in the defined order 1..N; ``cheapest``: each layer in its cheapest order;
-    ``training``: forward and backward in that order; every product costs two more backwards, the first one alone, as
-    nobody asks for the gradient of the inputs.
+    ``training``: forward and backward in that order; every product costs two more backwards, the
+    first one alone, as nobody asks for the gradient of the inputs.
     """
     if arm == "dense":
         sizes = [INPUTS, *[size] * (depth - 1), 1]
@@ -108,10 +112,12 @@ def costs(arm: str, size: int | tuple[int, ...], depth: int) -> dict[str, int]:
 
 
 def equal_dense(width: int, depth: int) -> dict[str, int]:
-    """Dense widths to compare NdLinear with hidden shape (width/4, width/4) with, by what they have in common.
+    """Dense widths to compare NdLinear with hidden shape (width/4, width/4) with, by what they have
+    in common.
 
-    "label": the printed pair; "parameters", "multiply-adds" (cheapest order, which favours NdLinear): the width with the
-    nearest count; "units": as many hidden units. 256 stands in where the nearest width is 257.
+    "label": the printed pair; "parameters", "multiply-adds" (cheapest order, which favours
+    NdLinear): the width with the nearest count; "units": as many hidden units. 256 stands in where
+    the nearest width is 257.
     """
     modewise = costs("ndlinear", (width // 4,) * 2, depth)
     found = {"label": width}
@@ -123,15 +129,16 @@ def equal_dense(width: int, depth: int) -> dict[str, int]:
 
 
 def spread_of_zero(sigma: float, samples: int) -> float:
-    """Standard deviation of the error of "always zero" over test sets of a size: what the draw of the test set alone does."""
+    """Standard deviation of the error of "always zero" over test sets of a size: what the draw of
+    the test set alone does."""
     r, p = lengths()
     squares = np.exp(-((r - RADIUS) ** 2) / sigma**2)
     return float(np.sqrt((p @ squares**2 - (p @ squares) ** 2) / samples))
 
 
 def constants() -> pd.DataFrame:
-    """By difficulty: how rare a target above one tenth is, the errors of the two constant answers, and how much the error of
-    "always zero" varies between test sets of 200."""
+    """By difficulty: how rare a target above one tenth is, the errors of the two constant answers,
+    and how much the error of "always zero" varies between test sets of 200."""
     r, p = lengths()
     rows = {}
     for sigma in SIGMAS:
@@ -142,7 +149,8 @@ def constants() -> pd.DataFrame:
 
 
 def grid(cells: Iterable[tuple[str, int, int]], seeds: int, **fixed) -> list[dict]:
-    """Configurations of (arm, width, depth) cells for all difficulties and seeds, narrow ones first."""
+    """Configurations of (arm, width, depth) cells for all difficulties and seeds, narrow ones
+    first."""
     return [
         {"sigma": sigma, "arm": arm, "width": width, "depth": depth, "seed": seed} | fixed
         for (arm, width, depth), sigma in itertools.product(
@@ -152,68 +160,95 @@ def grid(cells: Iterable[tuple[str, int, int]], seeds: int, **fixed) -> list[dic
     ]
 
 
-# ------------------------------------------------------------------------------------------- reading the records
+# ------------------------------------------------------------------------------ reading the records
 GROUP = ["sigma", "arm", "width", "depth"]
 
 
 def printed(metric: str) -> pd.DataFrame:
-    """A column of the paper's three tables: ``value`` and ``std`` by difficulty, width, depth and arm."""
+    """A column of the paper's three tables: ``value`` and ``std`` by difficulty, width, depth and
+    arm."""
     tables = [facts(f"radius_0{s}", metric=metric) for s in (10, 20, 30)]
     found = pd.concat(tables).astype({"width": int, "depth": int, "sigma": float})
     found["arm"] = found["method"].map({"dense": "dense", "NdLinear": "ndlinear"})
     return found.set_index(["sigma", "width", "depth", "arm"])[["value", "std"]].sort_index()
 
 
-def pairs(runs: pd.DataFrame, metric: str, level: float = 0.95) -> pd.DataFrame:
+def by_pair(runs: pd.DataFrame, metric: str, level: float = 0.95) -> pd.DataFrame:
     """NdLinear minus dense of the same label, paired by seed: ``difference``, ``low``, ``high`` and the ``dense`` mean, one row
     for each difficulty, width and depth."""
     rows = {}
     for key, group in runs.groupby(["sigma", "width", "depth"]):
-        wide = group.pivot(index="seed", columns="arm", values=metric)
-        rows[key] = (*interval(wide["ndlinear"] - wide["dense"], level=level), wide["dense"].mean())
+        dense = group[group["arm"] == "dense"][metric].mean()
+        rows[key] = (*paired(group, metric, "ndlinear", "dense", level=level), dense)
     frame = pd.DataFrame(rows, index=["difference", "low", "high", "dense"]).T
     return frame.rename_axis(["sigma", "width", "depth"])
 
 
 def against(
-    runs: pd.DataFrame, sigma: float, width: int, depth: int, opponent: int
+    runs: pd.DataFrame, sigma: float, width: int, depth: int, opponent: int, level: float = 0.95
 ) -> tuple[float, float, float] | None:
-    """Test error of NdLinear minus that of the dense network of width ``opponent``: percent of the latter's mean, with interval.
+    """Test error of NdLinear minus that of the dense network of width ``opponent``: percent of the
+    latter's mean, with interval.
 
     Paired by the seeds that both have; None where there are fewer than two.
     """
     some = runs[(runs["sigma"] == sigma) & (runs["depth"] == depth)]
-    arms = {"ndlinear": width, "dense": opponent}
-    wide = pd.DataFrame(
-        {
-            a: some[(some["arm"] == a) & (some["width"] == w)].set_index("seed")["end_test"]
-            for a, w in arms.items()
-        }
-    )
-    wide = wide.dropna()
-    if len(wide) < 2:
+    dense = some[(some["arm"] == "dense") & (some["width"] == opponent)]
+    modewise = some[(some["arm"] == "ndlinear") & (some["width"] == width)]
+    both = pd.concat([dense, modewise])
+    both = both[both["seed"].isin(dense["seed"]) & both["seed"].isin(modewise["seed"])]
+    if both["seed"].nunique() < 2:
         return None
-    return tuple(100 * v / wide["dense"].mean() for v in interval(wide["ndlinear"] - wide["dense"]))
+    found = paired(both, "end_test", "ndlinear", "dense", level=level)
+    scale = both[both["arm"] == "dense"]["end_test"].mean()
+    return tuple(100 * value / scale for value in found)
 
 
 def percent(frame: pd.DataFrame) -> list[str]:
-    """Rows of `pairs` as text: the difference in percent of the dense mean, with its interval."""
+    """Rows of `by_pair` as text: the difference in percent of the dense mean, with its interval."""
     parts = [100 * frame[k] / frame["dense"] for k in ("difference", "low", "high")]
     return [f"{a:+.0f} [{b:+.0f}, {c:+.0f}]" for a, b, c in zip(*parts)]
 
 
 def pair_names(index: pd.MultiIndex) -> pd.DataFrame:
-    """The first columns of a table of pairs: ``sigma``, and label and depth in one column, "64, 3"."""
+    """The first columns of a table of pairs: ``sigma``, and label and depth in one column, "64,
+    3"."""
     frame = index.to_frame(index=False)
     names = [f"{w}, {d}" for w, d in zip(frame["width"], frame["depth"])]
     return pd.DataFrame({"sigma": frame["sigma"], "label, depth": names})
 
 
-def rank_correlation(runs: pd.DataFrame, x: str, y: str) -> tuple[float, float, float]:
-    """Spearman's correlation over the seeds of a group, averaged over the groups that have all seeds: (mean, low, high).
+def pair_table(answers: pd.DataFrame, **columns: tuple[pd.DataFrame, pd.Series]) -> pd.DataFrame:
+    """The pairs of equal label as text: for each column of ``answers`` the printed gap, the measured one and a sign.
 
-    The interval is the wider of two: t over the groups, and a jackknife over the seeds, which the groups share. A group in
-    which one of the two does not vary counts as 0.
+    columns: name -> (measured as `by_pair` gives it, printed values by difficulty, width, depth and arm).
+    """
+    signs = {True: "✓", False: "✗", None: "≈"}
+    shown = pair_names(answers.index)
+    for name, (found, values) in columns.items():
+        before = values.unstack("arm").loc[answers.index]
+        gap = 100 * (before["ndlinear"] / before["dense"] - 1)
+        shown[f"{name}, printed"] = [f"{value:+.0f}" for value in gap]
+        shown[name] = [f"{text} {signs[v]}" for text, v in zip(percent(found), answers[name])]
+    return shown
+
+
+def two_settings(small: pd.DataFrame, large: pd.DataFrame, dense: pd.Series) -> pd.DataFrame:
+    """The pairs with 1,000 and with 1,200 training samples side by side, and the dense error beside the printed one."""
+    shown = pair_names(large.index)
+    shown["1,000 samples"], shown["1,200 samples"] = percent(small), percent(large)
+    for name, frame in (("dense, 1,000", small), ("dense, 1,200", large)):
+        shown[name] = 1e3 * frame["dense"].to_numpy()
+    shown["dense, printed"] = 1e3 * dense.loc[large.index].to_numpy()
+    return shown
+
+
+def rank_correlation(runs: pd.DataFrame, x: str, y: str) -> tuple[float, float, float]:
+    """Spearman's correlation over the seeds of a group, averaged over the groups that have all
+    seeds: (mean, low, high).
+
+    The interval is the wider of two: t over the groups, and a jackknife over the seeds, which the
+    groups share. A group in which one of the two does not vary counts as 0.
     """
     seeds = runs["seed"].unique()
     full = runs.groupby(GROUP).filter(lambda group: len(group) == len(seeds))
@@ -236,9 +271,11 @@ def rank_correlation(runs: pd.DataFrame, x: str, y: str) -> tuple[float, float, 
 def table(
     runs: pd.DataFrame, sigma: float, printed: pd.DataFrame, constants: dict[str, float]
 ) -> pd.DataFrame:
-    """Rows of a paper's table as text: train and test error, the small test set, what is printed; the constants last.
+    """Rows of a paper's table as text: train and test error, the small test set, what is printed;
+    the constants last.
 
-    Test errors are in thousandths. printed: ``value`` and ``std`` by difficulty, width, depth and arm.
+    Test errors are in thousandths. printed: ``value`` and ``std`` by difficulty, width, depth and
+    arm.
     """
     some, keys = runs[runs["sigma"] == sigma], ["arm", "width", "depth"]
     found = summary(some, [*keys, "parameters"], ["end_train", "end_test"]).sort_values(
@@ -260,9 +297,11 @@ def table(
 
 
 def normalised(runs: pd.DataFrame, when: str, samples: int) -> pd.DataFrame:
-    """Entropy of the last hidden representation under every normaliser of `lab.entropy`, and without centring, with unit rows.
+    """Entropy of the last hidden representation under every normaliser of `lab.entropy`, and
+    without centring, with unit rows.
 
-    when: "init", "stop" or "end"; samples: how many inputs the entropy was taken on. Last column: AveEntropy.
+    when: "init", "stop" or "end"; samples: how many inputs the entropy was taken on. Last column:
+    AveEntropy.
     """
     units = np.where(runs["arm"] == "dense", runs["width"], (runs["width"] // 4) ** 2)
     sizes = {
@@ -281,7 +320,8 @@ def normalised(runs: pd.DataFrame, when: str, samples: int) -> pd.DataFrame:
 
 
 def entropies(runs: pd.DataFrame, samples: int) -> pd.DataFrame:
-    """`normalised` entropies before and after training, "0.78 → 0.75", means over difficulties and seeds: one row per network."""
+    """`normalised` entropies before and after training, "0.78 → 0.75", means over difficulties and
+    seeds: one row per network."""
     keys, means = ["arm", "width", "depth"], []
     for when in ("init", "end"):
         values = normalised(runs, when, samples).join(runs[["sigma", *keys]])
@@ -295,33 +335,38 @@ def entropies(runs: pd.DataFrame, samples: int) -> pd.DataFrame:
     return text
 
 
-def opponents(
-    runs: pd.DataFrame, fair: dict[tuple[int, int], dict[str, int]]
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """`against` for all difficulties and the dense networks of ``fair``: a table of text, and in how many cells NdLinear has
-    the lower or the higher error, or neither is certain."""
-    rows, tally = (
-        [],
-        {name: {"lower": 0, "higher": 0, "open": 0} for name in next(iter(fair.values()))},
-    )
+def opponents(runs: pd.DataFrame, fair: dict[tuple[int, int], dict[str, int]]) -> pd.DataFrame:
+    """`against` for all difficulties and the dense networks of ``fair``, as a table of text."""
+    rows = []
     for sigma in sorted(runs["sigma"].unique()):
         for (width, depth), widths in fair.items():
             row = {"sigma": sigma, "NdLinear, depth": f"{width // 4} × {width // 4}, {depth}"}
             for name, opponent in widths.items():
                 found = against(runs, sigma, width, depth, opponent)
-                row[f"equal {name}"] = (
-                    f"{found[0]:+.0f} [{found[1]:+.0f}, {found[2]:+.0f}]" if found else "not run"
-                )
-                if found:
-                    tally[name][
-                        "lower" if found[2] < 0 else "higher" if found[1] > 0 else "open"
-                    ] += 1
+                text = "{:+.0f} [{:+.0f}, {:+.0f}]".format(*found) if found else "not run"
+                row[f"equal {name}"] = text
             rows.append(row)
-    return pd.DataFrame(rows), pd.DataFrame(tally).T
+    return pd.DataFrame(rows)
+
+
+def tally(
+    runs: pd.DataFrame, fair: dict[tuple[int, int], dict[str, int]], level: float = 0.95
+) -> pd.DataFrame:
+    """In how many cells NdLinear has the lower or the higher error than each kind of opponent, or neither is certain."""
+    words = {True: "lower", False: "higher", None: "open"}
+    counts = {name: dict.fromkeys(words.values(), 0) for name in next(iter(fair.values()))}
+    for sigma in sorted(runs["sigma"].unique()):
+        for (width, depth), widths in fair.items():
+            for name, opponent in widths.items():
+                found = against(runs, sigma, width, depth, opponent, level)
+                if found:
+                    counts[name][words[below(found)]] += 1
+    return pd.DataFrame(counts).T.rename_axis("equal")
 
 
 def cuts(runs: pd.DataFrame, samples: int) -> pd.DataFrame:
-    """How far NdLinear lies below dense of the same label, in percent, under each normaliser, before and after training."""
+    """How far NdLinear lies below dense of the same label, in percent, under each normaliser,
+    before and after training."""
     rows = []
     for when, name in (("init", "untrained"), ("end", "trained")):
         values = normalised(runs, when, samples)
@@ -337,8 +382,8 @@ def cuts(runs: pd.DataFrame, samples: int) -> pd.DataFrame:
 
 
 def stopping(runs: pd.DataFrame) -> pd.DataFrame:
-    """By difficulty, arm and depth: the share of runs that the stopping rule ends, and how the test error there differs from
-    that of the last epoch, in percent, for those runs."""
+    """By difficulty, arm and depth: the share of runs that the stopping rule ends, and how the test
+    error there differs from that of the last epoch, in percent, for those runs."""
     rows = []
     for (sigma, arm, depth), group in runs.groupby(["sigma", "arm", "depth"]):
         ended = group[group["stopped"] == 1]
@@ -347,3 +392,53 @@ def stopping(runs: pd.DataFrame) -> pd.DataFrame:
             (sigma, label(arm), depth, len(ended) / len(group), change.mean(), change.std())
         )
     return pd.DataFrame(rows, columns=["sigma", "network", "depth", "stopped", "change, %", "sd"])
+
+
+# ----------------------------------------------------------------------------------------------------------- figures
+def cheapest_macs(runs: pd.DataFrame) -> list[int]:
+    """Multiply-adds per sample of each run's network, in the cheapest order."""
+    sizes = {"dense": lambda width: width, "ndlinear": lambda width: (width // 4,) * 2}
+    cells = zip(runs["arm"], runs["width"], runs["depth"])
+    return [costs(arm, sizes[arm](width), depth)["cheapest"] for arm, width, depth in cells]
+
+
+def draw_errors(axes, runs: pd.DataFrame) -> None:
+    """Test error against parameters (first row of axes) and multiply-adds (second row), a column for each difficulty."""
+    runs = runs.assign(macs=cheapest_macs(runs))
+    for (row, cost), (column, sigma) in itertools.product(
+        enumerate(("parameters", "macs")), enumerate(SIGMAS)
+    ):
+        axis, some = axes[row, column], runs[runs["sigma"] == sigma]
+        for (name, depth), group in some.groupby(["arm", "depth"]):
+            _draw_networks(axis, group, cost, name, depth)
+            _draw_printed(axis, group, cost, printed("test_mse").loc[sigma], name, depth)
+        axis.axhline(constant_errors(sigma)["zero"], color=colour("constant"))
+        axis.set(xscale="log", yscale="log", xlabel={"macs": "multiply-adds"}.get(cost, cost))
+        axis.set_title(f"σ = {sigma}" if row == 0 else "", fontsize=10)
+        _plain_ticks(axis)
+    for axis in axes[:, 0]:
+        axis.set(ylabel="test error")
+
+
+def _draw_networks(axis, group: pd.DataFrame, cost: str, name: str, depth: int) -> None:
+    """Every seed as a point, and a line through the means of the networks that the paper has."""
+    look = {"color": colour(name), "marker": marker(name)}
+    fill = colour(name) if depth == 2 else "none"
+    axis.plot(group[cost], group["end_test"], ls="", ms=3.5, alpha=0.4, mfc=fill, **look)
+    mean = group[group["width"].isin((16, 32, 64, 128))].groupby(cost)["end_test"].mean()
+    axis.plot(mean, color=colour(name), ls="-" if depth == 2 else "--", lw=1)
+
+
+def _draw_printed(axis, group: pd.DataFrame, cost: str, table: pd.DataFrame, name, depth) -> None:
+    """The paper's values as stars, each at the cost of its network."""
+    stars = table.xs((depth, name), level=("depth", "arm"))["value"]
+    at = group.groupby("width")[cost].first().reindex(stars.index)
+    axis.plot(at, stars, marker("paper"), color=colour("paper"), ms=5)
+
+
+def _plain_ticks(axis) -> None:
+    """Ticks of a logarithmic axis as plain decimals."""
+    low, high = axis.get_ylim()
+    ticks = [t for t in (2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 1e-1) if low < t < high]
+    axis.minorticks_off()
+    axis.set_yticks(ticks, [f"{t:g}" for t in ticks])

@@ -7,6 +7,7 @@ The class: X of shape (D_1, ..., D_N) is labelled by the sign of <w_1 o ... o w_
 
 from __future__ import annotations
 
+import functools
 import itertools
 import json
 import math
@@ -64,6 +65,26 @@ def long_axis(d: int, others: int, degree: int) -> int:
     return largest(
         lambda m: subset_bits(m, d) + warren_bits(m, others, 2 * d * degree), max(d, others)
     )
+
+
+def tucker_ranks(dims: Sequence[int], hidden: Sequence[int]) -> tuple[int, ...]:
+    """r_k = min(D_k, H_k), lowered where necessary to at most the product of the others."""
+    ranks = [min(d, h) for d, h in zip(dims, hidden)]
+    for k in range(len(ranks)):
+        ranks[k] = min(ranks[k], math.prod(ranks[:k] + ranks[k + 1 :]))
+    return tuple(ranks)
+
+
+def tucker_parameters(dims: Sequence[int], hidden: Sequence[int]) -> int:
+    """P' = prod r_k + sum r_k (D_k - r_k): a core and, below an identity, the free rows of each factor."""
+    ranks = tucker_ranks(dims, hidden)
+    return math.prod(ranks) + sum(r * (d - r) for d, r in zip(dims, ranks))
+
+
+def tucker_upper(dims: Sequence[int], hidden: Sequence[int]) -> int:
+    """The smaller of prod D_k and the largest m with 2^m <= (4 e (N + 1) m / P')^P'."""
+    p, degree = tucker_parameters(dims, hidden), len(dims) + 1
+    return min(math.prod(dims), largest(lambda m: warren_bits(m, p, degree), p))
 
 
 def warren(shape: Sequence[int]) -> int:
@@ -159,6 +180,45 @@ def certificate(shape: Sequence[int]) -> tuple[list[list[int]], list[list[list[i
     """
     found = json.loads((FOLDER / f"{'x'.join(map(str, shape))}.json").read_text(encoding="utf-8"))
     return found["points"], found["weights"]
+
+
+def certified(shape: Sequence[int]) -> int:
+    """Points that a certificate shows for this shape, lengthened entry by entry; 0 if none fits."""
+    best = 0
+    for file in FOLDER.glob("*.json"):
+        small = sorted(int(d) for d in file.stem.split("x"))
+        longer = [d - e for d, e in zip(sorted(shape), small)]
+        if len(small) == len(shape) and min(longer) >= 0:
+            best = max(best, len(certificate(small)[0]) + sum(longer))
+    return best
+
+
+@functools.cache
+def composed(shape: tuple[int, ...]) -> int:
+    """Largest strictly shattered set that axes, pairs of axes and certificates give when they are put together.
+
+    A block of axes counts its own points; n blocks together count their sum less n - 1.
+    """
+    shape = tuple(sorted(d for d in shape if d > 1))
+    if len(shape) <= 1:
+        return sum(shape) or 1
+    first, others = shape[0], range(1, len(shape))
+    best = 0
+    for size in range(4):
+        for chosen in {tuple(shape[k] for k in c) for c in itertools.combinations(others, size)}:
+            rest = list(shape[1:])
+            for d in chosen:
+                rest.remove(d)
+            best = max(best, block((first, *chosen)) + composed(tuple(rest)) - 1)
+    return best
+
+
+def block(shape: tuple[int, ...]) -> int:
+    """Points strictly shattered by one axis, by one pair, or by a certificate; 0 if nothing is known."""
+    if len(shape) == 1:
+        return shape[0]
+    pair = 2 * max(shape) + min(shape) - 2 if len(shape) == 2 else 0
+    return max(pair, certified(shape))
 
 
 def sample(

@@ -1,9 +1,12 @@
-"""Classifiers of time series: the arms of chapter 42, their training and their scores, and two exact short cuts.
+"""Classifiers of time series: the arms of chapter 42, their training and their scores, and two
+exact short cuts.
 
-The networks are those of `models.series_classifier`, at the sizes that give the printed counts. With one channel and without
-positions, attention needs no products of queries and keys (`TiltedMean`), and an NdLinear block with an axis of length one is a
-dense block with a piecewise linear activation (`PiecewiseLinear`). Both are the same functions of the same parameters with
-the same gradients, several times faster; tests/test_lab_classifiers.py holds them against the plain modules.
+The networks are those of `models.series_classifier`, at the sizes that give the printed counts.
+With one channel and without positions, attention needs no products of queries and keys
+(`TiltedMean`), and an NdLinear block with an axis of length one is a dense block with a piecewise
+linear activation (`PiecewiseLinear`). Both are the same functions of the same parameters with the
+same gradients, several times faster; tests/lab/test_classifiers.py holds them against the plain
+modules.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import functools
 import math
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -23,6 +27,9 @@ from ..counts import count_macs
 from ..data import load
 from ..machine import require
 from ..modes import mode
+from ..page import figures
+from ..page.facts import facts
+from ..stats import differences, interval
 from ..train import loop
 
 # what the page calls it: (registry of the data, row of models.UCR that gives the sizes, classes)
@@ -52,12 +59,13 @@ FOLDS = {
 }  # width: its two modes, the hidden two
 
 
-# ----------------------------------------------------------------------------------------------------------- short cuts
+# --------------------------------------------------------------------------------------- short cuts
 class TiltedMean(torch.autograd.Function):
-    """Mean of x_1..x_T under weights proportional to exp(theta x_s), for every theta: what a head computes of one channel.
+    """Mean of x_1..x_T under weights proportional to exp(theta x_s), for every theta: what a head
+    computes of one channel.
 
-    x: (B, T), without a gradient. theta: (B, R). Result: (B, R). Its derivative by theta is the variance under the same weights,
-    so nothing of size R x T is kept for the backward pass.
+    x: (B, T), without a gradient. theta: (B, R). Result: (B, R). Its derivative by theta is the
+    variance under the same weights, so nothing of size R x T is kept for the backward pass.
     """
 
     CHUNK = 300_000  # weights at a time: they stay in the cache
@@ -76,7 +84,8 @@ class TiltedMean(torch.autograd.Function):
                 for values, t, s, p in zip(*parts)
             ]
         )
-        mean, square = sums[:, 1] / sums[:, 0], sums[:, 2] / sums[:, 0]
+        mean = sums[:, 1] / sums[:, 0]
+        square = sums[:, 2] / sums[:, 0]
         ctx.save_for_backward(square - mean * mean)
         return mean
 
@@ -86,7 +95,8 @@ class TiltedMean(torch.autograd.Function):
 
 
 class PiecewiseLinear(torch.autograd.Function):
-    """slopes[k] t + offsets[k], where k counts the knots below t. knots: (m,) ascending; slopes, offsets: (m + 1,); t of any shape.
+    """slopes[k] t + offsets[k], where k counts the knots below t. knots: (m,) ascending; slopes,
+    offsets: (m + 1,); t of any shape.
 
     Meant for continuous functions: the gradient by the knots, which then is zero, is not given.
     """
@@ -115,24 +125,21 @@ def hinges(t: Tensor, w: Tensor, c: Tensor, v: Tensor) -> Tensor:
     at = torch.where(w == 0, torch.where(c > 0, -math.inf, math.inf), -c / w).detach()
     knots, order = at.sort()
     w, c, v = w[order], c[order], v[order]
-    rank, piece = (
-        torch.arange(len(w), device=w.device),
-        torch.arange(len(w) + 1, device=w.device)[:, None],
-    )
+    rank = torch.arange(len(w), device=w.device)
+    piece = torch.arange(len(w) + 1, device=w.device)[:, None]
     active = torch.where(w >= 0, rank < piece, rank >= piece).to(w.dtype)  # (pieces, units)
     return PiecewiseLinear.apply(t, knots, active @ (v * w), active @ (v * c))
 
 
-# --------------------------------------------------------------------------------------------------- feed-forward blocks
+# ------------------------------------------------------------------------------ feed-forward blocks
 class SingletonBlock(nn.Module):
-    """NdLinear (d, 1) -> (h, m), ReLU, NdLinear (h, m) -> (d, 1), computed as what it is: Theorem 11.5 (b)."""
+    """NdLinear (d, 1) -> (h, m), ReLU, NdLinear (h, m) -> (d, 1), computed as what it is: Theorem
+    11.5 (b)."""
 
     def __init__(self, width: int, hidden: int, terms: int):
         super().__init__()
-        self.first, self.second = (
-            NdLinear((width, 1), (hidden, terms)),
-            NdLinear((hidden, terms), (width, 1)),
-        )
+        self.first = NdLinear((width, 1), (hidden, terms))
+        self.second = NdLinear((hidden, terms), (width, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         (inner, w), (bias, c) = self.first.weights, self.first.biases
@@ -142,7 +149,8 @@ class SingletonBlock(nn.Module):
 
 
 class Spline(nn.Module):
-    """A learned activation: its values at ``knots`` even places on [-4, 4], linear between and beyond; starts as ReLU."""
+    """A learned activation: its values at ``knots`` even places on [-4, 4], linear between and
+    beyond; starts as ReLU."""
 
     REACH = 4.0
 
@@ -162,7 +170,8 @@ class Spline(nn.Module):
 
 
 class TwoModes(nn.Module):
-    """NdLinear from (D_1, D_2) to (H_1, H_2), ReLU, and back, on inputs (..., D_1, D_2) or with these two axes as one."""
+    """NdLinear from (D_1, D_2) to (H_1, H_2), ReLU, and back, on inputs (..., D_1, D_2) or with
+    these two axes as one."""
 
     def __init__(self, D: tuple[int, int], H: tuple[int, int], folded: bool, layer=NdLinear):
         super().__init__()
@@ -174,7 +183,8 @@ class TwoModes(nn.Module):
 
 
 def two_axes(steps: int, width: int) -> int:
-    """The largest r for which (steps, width) -> (r, width) and back has no more parameters than a dense block of 4 widths."""
+    """The largest r for which (steps, width) -> (r, width) and back has no more parameters than a
+    dense block of 4 widths."""
     dense = 2 * 4 * width * width + 5 * width
     return (dense - 2 * width * (width + 1) - steps) // (2 * steps + 1)
 
@@ -182,9 +192,10 @@ def two_axes(steps: int, width: int) -> int:
 def block(arm: str, width: int, terms: int, steps: int, layer=NdLinear) -> nn.Module:
     """The feed-forward block of an arm, (..., width) -> (..., width).
 
-    "base" and "base*": dense, of 4 widths and of one. "ndlinear": (d, 1) -> (d, m) -> (d, 1). "learned": dense of one width with a
-    `Spline` of as many parameters as NdLinear has more than "base*". "folded": the width as two modes, the hidden size
-    of "base". "time": the modes are time and channel, and the hidden shape is the largest that the parameters of "base" allow.
+    "base" and "base*": dense, of 4 widths and of one. "ndlinear": (d, 1) -> (d, m) -> (d, 1).
+    "learned": dense of one width with a `Spline` of as many parameters as NdLinear has more than
+    "base*". "folded": the width as two modes, the hidden size of "base". "time": the modes are time
+    and channel, and the hidden shape is the largest that the parameters of "base" allow.
     """
     if arm == "folded":
         return TwoModes(*FOLDS[width], folded=True, layer=layer)
@@ -197,15 +208,17 @@ def block(arm: str, width: int, terms: int, steps: int, layer=NdLinear) -> nn.Mo
     return models.feed_forward(width, {"base": 4 * width, "base*": width}[arm])
 
 
-# -------------------------------------------------------------------------------------------------------------- networks
+# ----------------------------------------------------------------------------------------- networks
 def sines(steps: int, width: int) -> Tensor:
-    """The fixed positions of a Transformer, (steps, width): sines and cosines of geometrically spaced periods."""
+    """The fixed positions of a Transformer, (steps, width): sines and cosines of geometrically
+    spaced periods."""
     t = torch.arange(steps)[:, None] * torch.exp(-math.log(1e4) * torch.arange(0, width, 2) / width)
     return torch.stack([t.sin(), t.cos()], -1).flatten(1)
 
 
 class Classifier(models.Encoder):
-    """`models.Encoder`, with fixed positions or without; of one channel without positions by its short form."""
+    """`models.Encoder`, with fixed positions or without; of one channel without positions by its
+    short form."""
 
     def __init__(self, channels, width, outputs, block, heads, steps, positions=False):
         super().__init__(channels, width, outputs, block, heads)
@@ -215,28 +228,29 @@ class Classifier(models.Encoder):
         )
 
     def forward(self, x: Tensor) -> Tensor:
-        x = (
-            self.attend(x)
-            if self.short
-            else self.embed(x)
-            if self.positions is None
-            else self.embed(x) + self.positions
-        )
         if self.short:
-            after = self.layer.norms[0](x)
+            after = self.layer.norms[0](self.attend(x))
             return self.out(self.layer.norms[1](after + self.layer.block(after)).mean(1))
+        x = self.embed(x)
+        if self.positions is not None:
+            x = x + self.positions
         return self.out(self.layer(x).mean(1))
 
     def attend(self, x: Tensor) -> Tensor:
         """(B, T, 1) -> (B, T, d): the embedded series plus its attention, before the first norm."""
-        attention, values = self.layer.attention, x[..., 0]
-        heads, width = attention.num_heads, attention.embed_dim
-        by, const = self.embed.weight[:, 0], self.embed.bias
-        # a token is x_t by + const; so are its query, key and value, head by head: (3, heads, d / heads)
+        attention = self.layer.attention
+        heads = attention.num_heads
+        width = attention.embed_dim
+        values = x[..., 0]
+        by = self.embed.weight[:, 0]
+        const = self.embed.bias
+        # a token is x_t by + const; so are its query, key and value, head by head:
+        # (3, heads, d / heads)
         scaled = (attention.in_proj_weight @ by).view(3, heads, -1)
         fixed = F.linear(const, attention.in_proj_weight, attention.in_proj_bias).view(3, heads, -1)
         root = math.sqrt(width // heads)
-        tilt, start = (scaled[0] * scaled[1]).sum(-1) / root, (fixed[0] * scaled[1]).sum(-1) / root
+        tilt = (scaled[0] * scaled[1]).sum(-1) / root
+        start = (fixed[0] * scaled[1]).sum(-1) / root
         theta = values[..., None] * tilt + start  # (B, T, heads)
         means = TiltedMean.apply(values, theta.flatten(1)).view_as(theta)
         out = attention.out_proj.weight.view(width, heads, -1)
@@ -248,7 +262,8 @@ class Classifier(models.Encoder):
 def build(
     dataset: str, arm: str, steps: int, channels: int | None = None, heads: int = 4, positions=False
 ) -> Classifier:
-    """The classifier of an arm for a data set: sizes of `models.UCR`, one output more than there are classes."""
+    """The classifier of an arm for a data set: sizes of `models.UCR`, one output more than there
+    are classes."""
     _, row, classes = SETS[dataset]
     printed, width, _, terms = models.UCR[row]
     return Classifier(
@@ -265,19 +280,20 @@ def build(
 def plain(
     dataset: str, arm: str, steps: int, channels: int | None = None, heads: int = 4, layer=NdLinear
 ) -> models.Encoder:
-    """The same classifier from plain modules alone, without short cuts: to compare with, and (`models.Cheapest`) to count."""
+    """The same classifier from plain modules alone, without short cuts: to compare with, and
+    (`models.Cheapest`) to count."""
     _, row, classes = SETS[dataset]
     printed, width, _, terms = models.UCR[row]
-    inner = (
-        models.feed_forward(width, width, terms, layer=layer)
-        if arm == "ndlinear"
-        else block(arm, width, terms, steps, layer)
-    )
+    if arm == "ndlinear":
+        inner = models.feed_forward(width, width, terms, layer=layer)
+    else:
+        inner = block(arm, width, terms, steps, layer)
     return models.Encoder(channels or printed, width, classes + 1, inner, heads)
 
 
 def macs(model: models.Encoder, steps: int) -> int:
-    """Multiply-adds of one case, attention included; a learned activation's look-ups are not multiply-adds."""
+    """Multiply-adds of one case, attention included; a learned activation's look-ups are not
+    multiply-adds."""
     from torch.nn.attention import SDPBackend, sdpa_kernel
 
     fused = torch.backends.mha.get_fastpath_enabled()
@@ -291,27 +307,32 @@ def macs(model: models.Encoder, steps: int) -> int:
 
 @functools.lru_cache
 def cost(dataset: str, arm: str) -> int:
-    """Multiply-adds of one case, NdLinear in its cheapest order, whatever the engine of the layer makes of it."""
+    """Multiply-adds of one case, NdLinear in its cheapest order, whatever the engine of the layer
+    makes of it."""
     return macs(plain(dataset, arm, STEPS[dataset], layer=models.Cheapest), STEPS[dataset])
 
 
-# ------------------------------------------------------------------------------------------------------ data and training
+# -------------------------------------------------------------------------------- data and training
 def parts(dataset: str, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Parts "train" and "test" of a set: the official ones, or for Heartbeat's training part a cut of its own for each seed."""
+    """Parts "train" and "test" of a set: the official ones, or for Heartbeat's training part a cut
+    of its own for each seed."""
     return heartbeat(seed) if dataset == "Heartbeat, training part" else series(dataset)
 
 
 @functools.lru_cache(maxsize=4)
 def series(dataset: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """The official parts, (n, steps, channels) and classes from 0; channels centred and scaled by the training part."""
+    """The official parts, (n, steps, channels) and classes from 0; channels centred and scaled by
+    the training part."""
     data = load(SETS[dataset][0])
     return _scaled({name: data.part(name) for name in data.splits})
 
 
 def _scaled(parts: dict) -> dict[str, tuple[Tensor, Tensor]]:
-    """(n, channels, steps) to (n, steps, channels), each channel centred and scaled by the training part."""
+    """(n, channels, steps) to (n, steps, channels), each channel centred and scaled by the training
+    part."""
     x = parts["train"][0]
-    mean, deviation = x.mean((0, 2), keepdims=True), x.std((0, 2), keepdims=True)
+    mean = x.mean((0, 2), keepdims=True)
+    deviation = x.std((0, 2), keepdims=True)
     scale = np.where(deviation > 0, deviation, 1)
     return {
         name: (
@@ -324,12 +345,14 @@ def _scaled(parts: dict) -> dict[str, tuple[Tensor, Tensor]]:
 
 @functools.lru_cache(maxsize=16)
 def heartbeat(seed: int, frames: int = 27, held: float = 0.2) -> dict[str, tuple[Tensor, Tensor]]:
-    """A stand-in for Heartbeat: its training part cut in two at random, class by class; blocks of time averaged to ``frames`` steps."""
+    """A stand-in for Heartbeat: its training part cut in two at random, class by class; blocks of
+    time averaged to ``frames`` steps."""
     data = load("heartbeat")
     x, y = data.part("train")
     block = x.shape[2] // frames
     x = x[..., : frames * block].reshape(len(x), x.shape[1], frames, block).mean(-1)
-    rng, kept = np.random.default_rng(seed), np.ones(len(y), bool)
+    rng = np.random.default_rng(seed)
+    kept = np.ones(len(y), bool)
     for k in np.unique(y):
         kept[rng.permutation(np.flatnonzero(y == k))[: round(held * np.sum(y == k))]] = False
     return _scaled({"train": (x[kept], y[kept]), "test": (x[~kept], y[~kept])})
@@ -354,7 +377,8 @@ def predict(model: nn.Module, x: Tensor, batch: int = 64) -> np.ndarray:
 
 
 def scores(y, predicted) -> dict[str, float]:
-    """Accuracy; F1 as the plain mean over the classes of ``y`` (macro), and as their mean by number of cases (weighted)."""
+    """Accuracy; F1 as the plain mean over the classes of ``y`` (macro), and as their mean by number
+    of cases (weighted)."""
     y, predicted = np.asarray(y), np.asarray(predicted)
     classes, cases = np.unique(y, return_counts=True)
     hits = np.array([np.sum((y == k) & (predicted == k)) for k in classes])
@@ -367,15 +391,16 @@ def scores(y, predicted) -> dict[str, float]:
     }
 
 
-# ----------------------------------------------------------------------------------------------------------- without networks
+# --------------------------------------------------------------------------------- without networks
 def classical(
     kind: str, train: tuple[Tensor, Tensor], test: Tensor, seed: int, kernels: int = 10_000
 ):
     """Predictions (n,) for the test series, and the number of fitted coefficients.
 
-    "rocket": MiniRocket's features of random convolutions and a ridge classifier whose penalty is cross-validated; "linear":
-    logistic regression on the raw series; "sorted": the same on the sorted values of each channel, all that is left of a series
-    when the order of time is forgotten; "majority": always the most frequent class.
+    "rocket": MiniRocket's features of random convolutions and a ridge classifier whose penalty is
+    cross-validated; "linear": logistic regression on the raw series; "sorted": the same on the
+    sorted values of each channel, all that is left of a series when the order of time is forgotten;
+    "majority": always the most frequent class.
     """
     from sklearn.linear_model import LogisticRegression, RidgeClassifierCV
     from sklearn.pipeline import make_pipeline
@@ -402,10 +427,126 @@ def classical(
 
 
 def _minirocket():
-    """aeon's MiniRocket; in smoke mode without its compiler, which takes longer than everything else."""
+    """aeon's MiniRocket; in smoke mode without its compiler, which takes longer than everything
+    else."""
     numba = require("numba")
     before, numba.config.DISABLE_JIT = numba.config.DISABLE_JIT, mode() == "smoke"
     try:
         return require("aeon.transformations.collection.convolution_based").MiniRocket
     finally:
         numba.config.DISABLE_JIT = before
+
+
+# ---------------------------------------------------------------------------------------------------- tables and figures
+READINGS = {"macro": "macro_f1", "weighted": "weighted_f1", "micro": "accuracy"}
+METHODS = {"base": "Base Model", "base*": "Base Model*", "ndlinear": "NdLinear"}  # as printed
+TABLE = "ts_tf_classify_final_revised"
+NAMES = {
+    "base": "Base",
+    "base*": "Base*",
+    "ndlinear": "NdLinear as counted",
+    "learned": "learned activation",
+    "folded": "NdLinear, folded width",
+    "time": "NdLinear, time and channel",
+    "rocket": "MiniRocket",
+    "linear": "linear, raw series",
+    "sorted": "linear, sorted values",
+    "majority": "most frequent class",
+}
+LOOKS = {  # arm: whose colour and marker it has
+    "base": "dense",
+    "base*": "dense-width",
+    "ndlinear": "ndlinear",
+    "learned": "dense-params",
+    "folded": "tcl",
+    "time": "ndlinear-modes",
+    "rocket": "low-rank",
+}
+
+
+def spread(values) -> str:
+    """Mean and 95 % interval as text; one value alone; nothing if there is none."""
+    form = "{:.3f} [{:.3f}, {:.3f}]" if len(values) > 1 else "{:.3f}"
+    return form.format(*interval(values)) if len(values) else ""
+
+
+def overview(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row for each arm of a data set: parameters, multiply-adds of one series, F1 in three readings with intervals."""
+    (dataset,) = set(runs["data"])
+    rows = []
+    for arm, at in runs.groupby("arm", sort=False):
+        row = {"arm": NAMES[arm], "parameters": at["parameters"].iloc[0]}
+        row["multiply-adds"] = cost(dataset, arm) if arm in ARMS else None
+        rows.append(row | {f"F1, {name}": spread(at[key]) for name, key in READINGS.items()})
+    return pd.DataFrame(rows)
+
+
+def stated(dataset: str) -> pd.Series:
+    """The printed F1 of a data set, by arm."""
+    rows = facts(TABLE, metric="f1", dataset=SETS[dataset][1]).set_index("method")["value"]
+    return pd.Series({arm: rows[method] for arm, method in METHODS.items()})
+
+
+def beside(runs: pd.DataFrame, datasets) -> pd.DataFrame:
+    """The printed F1 of the three networks of the paper, and ours in three readings."""
+    by_arm, rows = runs.set_index(["data", "arm"]).sort_index(), []
+    for dataset in datasets:
+        for arm, value in stated(dataset).items():
+            at = by_arm.loc[[(dataset, arm)]]
+            row = {"data set": dataset, "method": METHODS[arm], "printed F1": value}
+            rows.append(row | {name: spread(at[key]) for name, key in READINGS.items()})
+    return pd.DataFrame(rows)
+
+
+def against(runs: pd.DataFrame, dataset: str, score: str, arm: str, baseline: str) -> pd.Series:
+    """Score of one arm minus that of another on a data set, seed by seed."""
+    return differences(runs[runs["data"] == dataset], score, arm, baseline)
+
+
+def draw_differences(axes, runs: pd.DataFrame, datasets, arm: str = "ndlinear") -> None:
+    """An arm minus each other network, a panel for each data set: mean and 95 % interval in three readings of F1."""
+    others = [other for other in ARMS if other != arm]
+    marks = dict(zip(READINGS, ("o", "s", "^")))
+    for axis, dataset in zip(axes, datasets):
+        for y, other in enumerate(others):
+            for k, (name, key) in enumerate(READINGS.items()):
+                mean, low, high = interval(against(runs, dataset, key, arm, other))
+                look = {"color": figures.colour("ndlinear"), "alpha": 1 - 0.25 * k}
+                height = y + 0.22 * (k - 1)
+                axis.plot([low, high], [height] * 2, lw=1.5, **look)
+                label = name if y == 0 else None
+                axis.plot(mean, height, marks[name], ms=5, label=label, **look)
+        axis.axvline(0, color="#8a8a8a", lw=1)
+        axis.set_title(dataset, fontsize=10)
+        axis.set(xlabel="difference in F1")
+        axis.locator_params(axis="x", nbins=4)
+    axes[0].set_yticks(range(len(others)), [f"minus {NAMES[other]}" for other in others])
+    axes[0].invert_yaxis()
+    axes[0].figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=9
+    )
+
+
+def draw_f1(axes, runs: pd.DataFrame, datasets) -> None:
+    """F1 of every run, macro above and weighted below, a column for each data set; stars: printed."""
+    lines = {"linear": "-", "sorted": "--", "majority": ":"}
+    for column, dataset in enumerate(datasets):
+        by_arm = runs[runs["data"] == dataset].groupby("arm")
+        for axis, reading in zip(axes[:, column], ("macro", "weighted")):
+            values = by_arm[READINGS[reading]].apply(list)
+            for place, (arm, look) in enumerate(LOOKS.items()):
+                low, high = interval(values[arm])[1:]
+                figures.seeds(axis, place, values[arm], look, low=low, high=high)
+            star = {"marker": figures.marker("paper"), "color": figures.colour("paper")}
+            for arm, value in stated(dataset).items():
+                axis.plot([*LOOKS].index(arm) - 0.22, value, ms=9, ls="none", **star)
+            for arm, style in lines.items():
+                axis.axhline(values[arm][0], color="0.5", linestyle=style, label=NAMES[arm])
+        axes[0, column].set_title(dataset, fontsize=10)
+        names = [NAMES[arm] for arm in LOOKS]
+        axes[1, column].set_xticks(range(len(LOOKS)), names, rotation=90, fontsize=8)
+    for axis, reading in zip(axes[:, 0], ("macro", "weighted")):
+        axis.set_ylabel(f"F1, {reading}")
+    axes[0, 0].figure.legend(
+        *axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8
+    )

@@ -1,8 +1,9 @@
-"""Dial-a-bias: targets between a separable and an entangled part of a square input, training, crossing points, decisions.
+"""Dial-a-bias: targets between a separable and an entangled part of a square input, training,
+crossing points, decisions.
 
-All components have mean 0 and variance 1 over the distribution of the inputs and are uncorrelated (tests/test_lab_dial.py
-holds the formulas against samples), so the share of a target's variance that belongs to each is known, and so is the error
-of the best constant.
+All components have mean 0 and variance 1 over the distribution of the inputs and are uncorrelated
+(tests/lab/test_dial.py holds the formulas against samples), so the share of a target's variance
+that belongs to each is known, and so is the error of the best constant.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from torch.nn import functional as F
 
 from ..modes import LabError
 from ..page.figures import colour, marker
-from ..stats import interval
+from ..stats import any_of, at_least, interval
 from ..train import loop
 from ..train.loop import Split, predict
 
@@ -35,14 +36,15 @@ READINGS = {
 }
 
 
-# ------------------------------------------------------------------------------------------------------ the components
+# ----------------------------------------------------------------------------------- the components
 def inputs(count: int, seed: int, side: int = SIDE) -> Tensor:
     """(count, side, side) of independent numbers, uniform on [0, 1]."""
     return torch.rand(count, side, side, generator=torch.Generator().manual_seed(seed))
 
 
 def wave(side: int = SIDE) -> Tensor:
-    """One period of a cosine: how much each row, or column, counts. It sums to zero, its squares to side / 2."""
+    """One period of a cosine: how much each row, or column, counts. It sums to zero, its squares to
+    side / 2."""
     return torch.cos(math.tau * torch.arange(side) / side)
 
 
@@ -52,15 +54,16 @@ def halves(side: int = SIDE) -> Tensor:
 
 
 def variance_of_variance(count: int) -> float:
-    """Variance of the (biased) variance of ``count`` uniform numbers on [0, 1]: fourth moment 1/80, variance 1/12."""
+    """Variance of the (biased) variance of ``count`` uniform numbers on [0, 1]: fourth moment 1/80,
+    variance 1/12."""
     return (count - 1) ** 2 / count**3 / 80 - (count - 1) * (count - 3) / count**3 / 144
 
 
 def masks(where: str = "aligned", side: int = SIDE) -> dict[str, Tensor]:
     """The (side, side) weights of the linear functions inside the components.
 
-    ``where="scrambled"`` moves the places of the three entangled masks by one fixed permutation; for independent inputs
-    that changes nothing but how the masks lie with respect to the axes.
+    ``where="scrambled"`` moves the places of the three entangled masks by one fixed permutation;
+    for independent inputs that changes nothing but how the masks lie with respect to the axes.
     """
     if where not in ("aligned", "scrambled"):
         raise LabError(f"masks: where={where!r}; 'aligned' or 'scrambled'")
@@ -79,12 +82,14 @@ def masks(where: str = "aligned", side: int = SIDE) -> dict[str, Tensor]:
 
 
 def components(x: Tensor, where: str = "aligned") -> dict[str, Tensor]:
-    """The six components of inputs (count, side, side): name -> (count,), each with mean 0 and variance 1.
+    """The six components of inputs (count, side, side): name -> (count,), each with mean 0 and
+    variance 1.
 
-    Row and column means and variances are weighted by `wave` over the rows or columns. Checkerboard: the sum of the entries with
-    alternating signs. XOR: +1 if exactly one of two bits is set, else -1; "aligned": whether the upper half weighs more than the lower,
-    and the left more than the right; "scrambled": the checkerboard and both bits with their places permuted; "local": the XOR
-    of the bits [x > 1/2] of diagonal neighbours, summed over all of them, wrapping round.
+    Row and column means and variances are weighted by `wave` over the rows or columns.
+    Checkerboard: the sum of the entries with alternating signs. XOR: +1 if exactly one of two bits
+    is set, else -1; "aligned": whether the upper half weighs more than the lower, and the left more
+    than the right; "scrambled": the checkerboard and both bits with their places permuted; "local":
+    the XOR of the bits [x > 1/2] of diagonal neighbours, summed over all of them, wrapping round.
     """
     side, centred = x.shape[1], x - 0.5
     mask = masks("scrambled" if where == "scrambled" else "aligned", side)
@@ -103,8 +108,8 @@ def components(x: Tensor, where: str = "aligned") -> dict[str, Tensor]:
 
 
 def weights(reading: str, alpha: float) -> dict[str, float]:
-    """Component -> its factor in (1 - alpha) f_separable + alpha f_entangled; each f is the sum of its components over
-    the root of their number, so it has variance 1."""
+    """Component -> its factor in (1 - alpha) f_separable + alpha f_entangled; each f is the sum of
+    its components over the root of their number, so it has variance 1."""
     if reading not in READINGS:
         raise LabError(f"reading {reading!r}: one of {', '.join(READINGS)}")
     parts = READINGS[reading][0]
@@ -130,18 +135,22 @@ def scaled(x: Tensor) -> Tensor:
 
 
 def draw(reading: str, alpha: float, samples: int, seed: int, tests: int = 10_000) -> Split:
-    """``samples`` fresh samples, four fifths for training and one for validation, and ``tests`` further ones for testing."""
-    x, x_test = inputs(samples, seed), inputs(tests, seed + 1_000_000)
-    at, y = samples * 4 // 5, target(x, reading, alpha)
+    """``samples`` fresh samples, four fifths for training and one for validation, and ``tests``
+    further ones for testing."""
+    x = inputs(samples, seed)
+    x_test = inputs(tests, seed + 1_000_000)
+    y = target(x, reading, alpha)
+    at = samples * 4 // 5
     x = scaled(x)
     return Split(
         (x[:at], y[:at]), (x[at:], y[at:]), (scaled(x_test), target(x_test, reading, alpha))
     )
 
 
-# ------------------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 def endless(count: int, batch_size: int, seed: int) -> Iterator[Tensor]:
-    """Indices of batch after batch, epoch after epoch in a new order; the last, smaller batch of an epoch comes first."""
+    """Indices of batch after batch, epoch after epoch in a new order; the last, smaller batch of an
+    epoch comes first."""
     order = torch.Generator().manual_seed(seed)
     while True:
         yield from reversed(loop.batches(count, batch_size, order))
@@ -165,17 +174,21 @@ def fit(
     batch_size: int = 128,
     checks: int = 25,
 ) -> tuple[list[dict[str, float]], int]:
-    """Train in place by a number of Adam steps, and keep the weights of the look with the lowest validation error.
+    """Train in place by a number of Adam steps, and keep the weights of the look with the lowest
+    validation error.
 
-    Unlike `lab.fit` it counts steps, so that data sets of different sizes get the same work, and lets the rate fall.
+    Unlike `lab.fit` it counts steps, so that data sets of different sizes get the same work, and
+    lets the rate fall.
 
     Args:
         schedule: "constant", or "cosine": the rate falls to zero along half a cosine.
         seed: order of the batches; the caller seeds the weights.
-        checks: number of looks at the validation part, evenly spaced, the last one after the last step.
+        checks: number of looks at the validation part, evenly spaced, the last one after the last
+            step.
 
     Returns:
-        The looks (step, train_mse of the batches since the last look, val_mse), and the step of the best one.
+        The looks (step, train_mse of the batches since the last look, val_mse), and the step of the
+        best one.
     """
     if schedule not in ("constant", "cosine") or not 1 <= checks <= steps:
         raise LabError(
@@ -203,29 +216,37 @@ def fit(
 def ridge(
     data: Split, penalties: Sequence[float] = (1e-6, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 ) -> nn.Module:
-    """The linear model of least squares with the penalty (times the number of samples) that validates best, as a module."""
-    x, y = data.train[0].flatten(1).double(), data.train[1].double()
-    mean, level = x.mean(0), y.mean()
+    """The linear model of least squares with the penalty (times the number of samples) that
+    validates best, as a module."""
+    x = data.train[0].flatten(1).double()
+    y = data.train[1].double()
+    mean = x.mean(0)
+    level = y.mean()
     values, vectors = torch.linalg.eigh((x - mean).T @ (x - mean) / len(x))
     moments = vectors.T @ ((x - mean).T @ (y - level)) / len(x)
-    best, model = math.inf, None
+    best = math.inf
+    model = None
     for penalty in penalties:
         layer = nn.Linear(x.shape[1], 1)
         weight = vectors @ (moments / (values.clamp_min(0) + penalty)[:, None])
-        layer.weight.data, layer.bias.data = weight.T.float(), (level - mean @ weight).float()
+        layer.weight.data = weight.T.float()
+        layer.bias.data = (level - mean @ weight).float()
         candidate = nn.Sequential(nn.Flatten(), layer)
         val = F.mse_loss(predict(candidate, data.val[0]), data.val[1]).item()
         if val < best:
-            best, model = val, candidate
+            best = val
+            model = candidate
     return model
 
 
 def learnt(model: nn.Module, x: Tensor, reading: str, alpha: float) -> dict[str, float]:
-    """How much of each component of the target the model has: 1 all of it, 0 nothing (slope of the output along the component).
+    """How much of each component of the target the model has: 1 all of it, 0 nothing (slope of the
+    output along the component).
 
     ``x``: inputs as models get them, see `scaled`.
     """
-    out, parts = predict(model, x)[:, 0], components(x / math.sqrt(12) + 0.5, READINGS[reading][1])
+    parts = components(x / math.sqrt(12) + 0.5, READINGS[reading][1])
+    out = predict(model, x)[:, 0]
     out = out - out.mean()
     return {
         name: ((out * parts[name]).mean() / parts[name].square().mean() / factor).item()
@@ -233,27 +254,30 @@ def learnt(model: nn.Module, x: Tensor, reading: str, alpha: float) -> dict[str,
     }
 
 
-# ----------------------------------------------------------------------------------------------------- crossing points
+# ---------------------------------------------------------------------------------- crossing points
 def crossings(at: Sequence[float], gap: Sequence[float]) -> list[float]:
-    """Where a curve given at the points ``at`` passes through zero, by straight lines between the points."""
+    """Where a curve given at the points ``at`` passes through zero, by straight lines between the
+    points."""
     at, gap = np.asarray(at, float), np.asarray(gap, float)
     up = np.flatnonzero((gap[:-1] < 0) != (gap[1:] < 0))
     return [float(at[i] + (at[i + 1] - at[i]) * gap[i] / (gap[i] - gap[i + 1])) for i in up]
 
 
 def resampled(values: np.ndarray, draws: int = 2000, seed: int = 0) -> np.ndarray:
-    """Bootstrap over seeds: means over rows drawn with replacement; (seeds, points) -> (draws, points)."""
+    """Bootstrap over seeds: means over rows drawn with replacement; (seeds, points) -> (draws,
+    points)."""
     values = np.asarray(values, float)
     rows = np.random.default_rng(seed).integers(len(values), size=(draws, len(values)))
     return values[rows].mean(axis=1)
 
 
 def crossing(at: Sequence[float], gaps: np.ndarray, draws: int = 2000) -> dict[str, float]:
-    """Where the mean of curves (seeds, points) passes from below zero to above, with a 95 % bootstrap interval over seeds.
+    """Where the mean of curves (seeds, points) passes from below zero to above, with a 95 %
+    bootstrap interval over seeds.
 
     Returns:
-        ``alpha``, ``low``, ``high`` (nan where the mean curve, or more than 2.5 % of the resamples, do not cross), ``once``: share
-        of the resamples that cross exactly once, upwards.
+        ``alpha``, ``low``, ``high`` (nan where the mean curve, or more than 2.5 % of the resamples,
+        do not cross), ``once``: share of the resamples that cross exactly once, upwards.
     """
 
     def upwards(curve) -> float:
@@ -272,9 +296,11 @@ def crossing(at: Sequence[float], gaps: np.ndarray, draws: int = 2000) -> dict[s
 
 
 def reach(sizes: Sequence[int], errors: Sequence[float], goal: float) -> float:
-    """Number of samples from which on the error stays at or below the goal: straight lines between log size and log error.
+    """Number of samples from which on the error stays at or below the goal: straight lines between
+    log size and log error.
 
-    The first size if every error is below the goal (read: at most that many), infinity if the last one is above.
+    The first size if every error is below the goal (read: at most that many), infinity if the last
+    one is above.
     """
     gap = np.log(np.asarray(errors, float) / goal)
     if gap[-1] > 0:
@@ -290,7 +316,8 @@ def reach(sizes: Sequence[int], errors: Sequence[float], goal: float) -> float:
 def reached(
     sizes: Sequence[int], errors: np.ndarray, goal: float, draws: int = 2000
 ) -> dict[str, float]:
-    """`reach` of the geometric mean over seeds of errors (seeds, sizes), with a 95 % bootstrap interval; infinite where not reached."""
+    """`reach` of the geometric mean over seeds of errors (seeds, sizes), with a 95 % bootstrap
+    interval; infinite where not reached."""
     logs = np.log(np.asarray(errors, float))
     found = np.sort([reach(sizes, np.exp(curve), goal) for curve in resampled(logs, draws)])
     low, high = found[int(0.025 * draws)], found[math.ceil(0.975 * draws) - 1]
@@ -304,10 +331,12 @@ def reached(
 def reach_ratio(
     sizes: Sequence[int], a: np.ndarray, b: np.ndarray, goal: float, draws: int = 2000
 ) -> dict[str, float]:
-    """How many times more samples b needs than a, both (seeds, sizes) with paired seeds; a 95 % bootstrap interval.
+    """How many times more samples b needs than a, both (seeds, sizes) with paired seeds; a 95 %
+    bootstrap interval.
 
-    Where only b does not arrive, the ratio is at least last size / a's number, and that bound is taken (``bound`` says so for the
-    means); the other way round it is at most b's number / last size; where neither arrives, nan.
+    Where only b does not arrive, the ratio is at least last size / a's number, and that bound is
+    taken (``bound`` says so for the means); the other way round it is at most b's number / last
+    size; where neither arrives, nan.
     """
 
     def ratio(one, other) -> float:
@@ -327,7 +356,7 @@ def reach_ratio(
     return {"ratio": ratio(*means), "low": float(low), "high": float(high), "bound": bound}
 
 
-# ---------------------------------------------------------------------------------------------- runs of chapter 31
+# ------------------------------------------------------------------------------- runs of chapter 31
 SHARED = {
     "linear": "linear-scrambled",
     "text-scrambled": "text",
@@ -335,8 +364,18 @@ SHARED = {
 }  # the same target at alpha 0
 
 
+PANELS = {  # what a figure calls a reading
+    "text": "as the text names the parts",
+    "text-scrambled": "the same, places permuted",
+    "text-local": "the same, XOR of neighbours",
+    "linear": "linear parts alone",
+    "linear-scrambled": "linear parts, permuted",
+}
+
+
 def of(runs: pd.DataFrame, reading: str) -> pd.DataFrame:
-    """The runs of a reading; at alpha 0, where the entangled part is absent, readings with equal components share theirs."""
+    """The runs of a reading; at alpha 0, where the entangled part is absent, readings with equal
+    components share theirs."""
     shared = (runs["reading"] == SHARED.get(reading, reading)) & (runs["alpha"] == 0)
     return runs[(runs["reading"] == reading) | shared]
 
@@ -344,13 +383,15 @@ def of(runs: pd.DataFrame, reading: str) -> pd.DataFrame:
 def log_ratios(
     runs: pd.DataFrame, reading: str, over: str = "ndlinear", under: str = "dense"
 ) -> pd.DataFrame:
-    """Logarithm of one model's test error over another's on the same data: one row per seed, one column per alpha."""
+    """Logarithm of one model's test error over another's on the same data: one row per seed, one
+    column per alpha."""
     wide = of(runs, reading).pivot(index=["seed", "alpha"], columns="model", values="test_mse")
     return np.log(wide[over] / wide[under]).dropna().unstack()
 
 
 def ends(runs: pd.DataFrame, level: float = 0.95) -> pd.DataFrame:
-    """Both ends of the dial in each reading: geometric mean errors, and their ratio with a t interval of its logarithm."""
+    """Both ends of the dial in each reading: geometric mean errors, and their ratio with a t
+    interval of its logarithm."""
     rows = []
     for reading in READINGS:
         logs, found = log_ratios(runs, reading), of(runs, reading)
@@ -365,33 +406,25 @@ def ends(runs: pd.DataFrame, level: float = 0.95) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names)
 
 
-def within(low: float, high: float, printed: float, factor: float = 2.0) -> bool | None:
-    """Does the interval of a ratio lie within a factor of the printed one? False if no point does, None in between."""
-    inside, outside = (
-        printed / factor <= low and high <= printed * factor,
-        high < printed / factor or low > printed * factor,
-    )
-    return True if inside else False if outside else None
-
-
-def crosses(place: dict[str, float], low: float, high: float) -> bool | None:
-    """Does a `crossing` happen once, upwards, with an interval that meets [low, high]?"""
-    if place["once"] < 0.975:
-        return False if place["once"] <= 0.025 else None
-    return bool(place["low"] <= high and place["high"] >= low)
-
-
 def over_readings(answers: dict[str, bool | None]) -> tuple[bool | None, bool | None]:
-    """(holds, under) for `lab.verdict`: the reading "text" counts as printed, another one as a condition."""
+    """(holds, under) for `lab.verdict`: the reading "text" counts as printed, another one as a
+    condition."""
     if answers["text"]:
         return True, None
-    if any(answers.values()):
-        return False, True
-    return (None, None) if None in answers.values() else (False, None)
+    one = any_of(*answers.values())
+    return (False, True) if one else (one, None)
+
+
+def along(runs: pd.DataFrame, reading: str) -> pd.DataFrame:
+    """Error of NdLinear over that of the dense network at each alpha: geometric mean and 95 % t interval over seeds."""
+    gaps = log_ratios(runs, reading)
+    spans = np.exp([interval(gaps[alpha]) for alpha in gaps])
+    return pd.DataFrame(spans, index=gaps.columns, columns=["ratio", "low", "high"])
 
 
 def plot(axis, runs: pd.DataFrame, reading: str, printed: float) -> None:
-    """Test errors along the dial: every seed, geometric means, the best constant, and both crossings."""
+    """Test errors along the dial: every seed, geometric means, the best constant, and both
+    crossings."""
     found = of(runs, reading)
     for name in ("dense", "ndlinear", "linear"):
         at = found[found["model"] == name]
@@ -415,19 +448,23 @@ def plot(axis, runs: pd.DataFrame, reading: str, printed: float) -> None:
     if np.isfinite(place["low"]):
         axis.axvspan(place["low"], place["high"], color="#8a8a8a", alpha=0.3, linewidth=0)
     axis.axvline(printed, linestyle=":", color=colour("paper"))
-    axis.set(yscale="log", xlabel=f"alpha\n{reading}")
+    axis.set(yscale="log", xlabel=f"alpha\n{PANELS[reading]}")
 
 
 def band(axis, runs: pd.DataFrame, reading: str, ends: tuple[float, float], printed: float) -> None:
     """Error of NdLinear over that of the dense network along the dial: every seed, the geometric mean, a band of 95 % t intervals,
     and what the paper prints, a ratio at either end and the place of the crossing."""
-    gaps = log_ratios(runs, reading)
-    spans = np.exp([interval(gaps[alpha]) for alpha in gaps])
-    if np.isfinite(spans).all():
+    gaps, spans = log_ratios(runs, reading), along(runs, reading)
+    if np.isfinite(spans.to_numpy()).all():
         axis.fill_between(
-            gaps.columns, spans[:, 1], spans[:, 2], color=colour("ndlinear"), alpha=0.3, linewidth=0
+            gaps.columns,
+            spans["low"],
+            spans["high"],
+            color=colour("ndlinear"),
+            alpha=0.3,
+            linewidth=0,
         )
-    axis.plot(gaps.columns, spans[:, 0], color=colour("ndlinear"), linewidth=1.2)
+    axis.plot(gaps.columns, spans["ratio"], color=colour("ndlinear"), linewidth=1.2)
     axis.plot(
         gaps.columns,
         np.exp(gaps).T,
@@ -439,7 +476,7 @@ def band(axis, runs: pd.DataFrame, reading: str, ends: tuple[float, float], prin
     axis.plot([0, 1], ends, marker("paper"), color=colour("paper"), markersize=8, linestyle="none")
     axis.axvline(printed, linestyle=":", color=colour("paper"))
     axis.axhline(1, color=colour("constant"), alpha=0.6)
-    axis.set(yscale="log", xlabel=f"alpha\n{reading}")
+    axis.set(yscale="log", xlabel=f"alpha\n{PANELS[reading]}")
 
 
 def panels(
@@ -451,7 +488,7 @@ def panels(
         band(below, runs, reading, ends, printed)
 
 
-# ---------------------------------------------------------------------------------------------- runs of chapter 32
+# ------------------------------------------------------------------------------- runs of chapter 32
 def by_size(runs: pd.DataFrame, model: str, alpha: float) -> pd.DataFrame:
     """Error over variance: one row per seed, one column per number of samples."""
     found = runs[(runs["model"] == model) & (runs["alpha"] == alpha)]
@@ -468,7 +505,8 @@ def words(samples: float, sizes: Sequence[int]) -> str:
 def needed(
     runs: pd.DataFrame, models: Sequence[str], alpha: float, goals: Sequence[float]
 ) -> pd.DataFrame:
-    """Samples to each goal (rows: models, columns: goals) in words, with the interval in brackets."""
+    """Samples to each goal (rows: models, columns: goals) in words, with the interval in
+    brackets."""
     rows = []
     for model in models:
         errors, row = by_size(runs, model, alpha), {"model": model}
@@ -503,14 +541,32 @@ def factor_words(found: dict) -> str:
 def over_goals(
     found: dict[float, dict], goal: float, bound: float
 ) -> tuple[bool | None, bool | None]:
-    """(holds, under) for `lab.verdict`: the factor is above the bound at the goal, or, as a condition, at another one."""
-
-    def above(one) -> bool | None:
-        if not np.isfinite(one["low"]):
-            return None
-        return True if one["low"] >= bound else False if one["high"] < bound else None
-
-    answers = {g: above(one) for g, one in found.items()}
-    if answers[goal] is False and any(answers.values()):
+    """(holds, under) for `lab.verdict`: the factor is at least the bound at the goal, or, as a condition, at another one."""
+    answers = {g: at_least((one["low"], one["high"]), bound) for g, one in found.items()}
+    if answers[goal] is False and any_of(*answers.values()):
         return False, True
     return answers[goal], None
+
+
+def draw_samples(
+    axis, runs: pd.DataFrame, alpha: float, models: dict[str, str], goal: float, marks: dict
+) -> None:
+    """Test error over variance against the number of samples: every seed, geometric means, the goal, least squares.
+
+    models: name -> what the legend calls it; marks: name -> the number of samples that the paper prints.
+    """
+    for name, words in models.items():
+        look, table = {"color": colour(name)}, by_size(runs, name, alpha)
+        for _, row in table.iterrows():
+            axis.plot(row.index, row, marker(name), markersize=3, alpha=0.4, **look)
+        means = np.exp(np.log(table).mean())
+        axis.plot(means.index, means, label=words, linewidth=1.3, **look)
+    entries = SIDE**2
+    few = [n for n in sorted(runs["samples"].unique()) if 0.8 * n < entries]
+    axis.plot(few, [1 - 0.8 * n / entries for n in few], "o", color="#8a8a8a", fillstyle="none")
+    axis.axhline(goal, linestyle="--", color="#8a8a8a", linewidth=1)
+    for name, samples in marks.items():
+        axis.plot(samples, 1.4e-4, "v", color=colour(name), markersize=8)
+    axis.set(xscale="log", yscale="log", ylim=(1e-4, 3), xlabel=f"samples, alpha {alpha}")
+    axis.minorticks_off()
+    axis.legend(fontsize=8, loc=(0.13, 0.1))

@@ -17,6 +17,7 @@ import zipfile
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -24,6 +25,9 @@ from torch.nn import functional as F
 from ..data.files import DataError, File, cache_folder, find, obtain, verified, write
 from ..machine import require
 from ..modes import mode
+from ..page import figures
+from ..page.facts import fact, facts
+from ..stats import above, differences, holm, inside, interval, p_below, summary
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 RECIPE = (
@@ -367,3 +371,173 @@ def embed(sentences, name: str = "minilm", batch_size: int = 32) -> np.ndarray:
     ):  # a cache folder that cannot be written costs time, nothing else
         write(place, content.getvalue(), replace=True)
     return x
+
+
+# ---------------------------------------------------------------------------------------------------- tables and figures
+METRICS = ("accuracy", "auc_labels", "auc", "matthews")
+SETS = {"cola": "CoLA", "sst2": "SST-2"}
+NAMES = {
+    "constant": "constant answer",
+    "linear": "one dense layer",
+    "dense": "dense",
+    "dense ReLU": "dense, ReLU",
+    "dense-params": "dense, equal parameters",
+    "ndlinear": "NdLinear",
+    "ndlinear ReLU": "NdLinear, ReLU",
+    "ndlinear shuffled": "NdLinear, shuffled",
+    "ndlinear (1, 1)": "NdLinear (1, 1)",
+    "ndlinear (4, 4)": "NdLinear (4, 4)",
+    "ndlinear (10, 10)": "NdLinear (10, 10)",
+}
+PAIRS = (  # what is compared with what
+    ("ndlinear", "dense"),
+    ("ndlinear", "dense-params"),
+    ("ndlinear (10, 10)", "dense"),
+    ("dense", "linear"),
+    ("ndlinear shuffled", "ndlinear"),
+    ("dense ReLU", "dense"),
+    ("ndlinear ReLU", "ndlinear"),
+    ("ndlinear ReLU", "dense ReLU"),
+)
+
+
+def tuned(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs of each arm at the learning rate with its lowest mean validation loss over seeds."""
+    key = ["data", "split", "arm"]
+    losses = runs.groupby([*key, "lr"], as_index=False)["val_loss"].mean()
+    best = losses.loc[losses.groupby(key)["val_loss"].idxmin()]
+    return runs.merge(best[[*key, "lr"]], on=[*key, "lr"])
+
+
+def against(
+    runs: pd.DataFrame, arm: str, other: str, metric: str, name: str, how: str = "official"
+) -> pd.Series:
+    """Score of one arm minus that of another in points, seed by seed."""
+    at = runs[(runs["data"] == name) & (runs["split"] == how)]
+    return 100 * differences(at, metric, arm, other)
+
+
+def word(found: tuple[float, float, float]) -> str:
+    """A difference in points by the chapter's rule: better, worse, within a point, several of them, or undecided."""
+    sides = {True: "better", False: "worse"}
+    words = [sides[above(found)]] if above(found) is not None else []
+    if inside(found, -1, 1):
+        words.append("within a point")
+    return ", ".join(words) or "undecided"
+
+
+def overview(runs: pd.DataFrame, name: str, how: str) -> pd.DataFrame:
+    """All arms on one data set: parameters, multiply-adds and scores in percent, with the ends of their intervals."""
+    at = runs[(runs["data"] == name) & (runs["split"] == how)]
+    at = at.assign(**{metric: 100 * at[metric] for metric in METRICS})
+    table = summary(at, ["arm", "parameters", "macs"], list(METRICS)).drop(columns="n")
+    return table.assign(arm=table["arm"].map(NAMES))
+
+
+def comparisons(runs: pd.DataFrame, how: str) -> pd.DataFrame:
+    """The differences of `PAIRS` in points with their intervals, and what they mean by accuracy."""
+    columns = {"accuracy": "accuracy", "auc_labels": "AUC from labels", "auc": "AUC from scores"}
+    rows = []
+    for name, title in SETS.items():
+        for arm, other in PAIRS:
+            gaps = {m: interval(against(runs, arm, other, m, name, how)) for m in columns}
+            row = {"set": title, "arms": f"{NAMES[arm]} − {NAMES[other]}"}
+            for metric, column in columns.items():
+                row[column] = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*gaps[metric])
+            rows.append(row | {"by accuracy": word(gaps["accuracy"])})
+    return pd.DataFrame(rows)
+
+
+def beside(runs: pd.DataFrame) -> pd.DataFrame:
+    """The paper's table, row by row, with the same head on frozen features beside it."""
+    rows = []
+    for name, title in SETS.items():
+        for method, arm in (("Linear", "dense"), ("NdLinear", "ndlinear")):
+            at = runs[(runs["data"] == name) & (runs["split"] == "official")]
+            at = at[at["arm"] == arm]
+            ours = {m: "{:.4f} [{:.4f}, {:.4f}]".format(*interval(at[m])) for m in METRICS[:3]}
+            said = facts("text_classify", dataset=title, method=method).set_index("metric")
+            rows.append(
+                {
+                    "set": title,
+                    "head": method,
+                    "parameters, printed": said["printed"]["params"],
+                    "here": at["parameters"].iloc[0],
+                    "accuracy, printed": said["printed"]["accuracy"],
+                    "here, frozen": ours["accuracy"],
+                    "ROC-AUC, printed": said["printed"]["roc_auc"],
+                    "here, from labels": ours["auc_labels"],
+                    "here, from scores": ours["auc"],
+                }
+            )
+    return pd.DataFrame(rows)
+
+
+def survives(gaps: list[pd.Series]) -> list[bool]:
+    """Which of several differences are told from zero, on either side, by Holm's procedure at 5 % over all of them."""
+    p_values = [min(p_below(gap), p_below(-gap)) for gap in gaps]
+    return [adjusted <= 0.05 for adjusted in holm(p_values)]
+
+
+MARKS = {"accuracy": ("accuracy", "o", -0.14), "auc": ("ROC-AUC from scores", "^", 0.14)}
+
+
+def draw_differences(axes, runs: pd.DataFrame, how: str = "official") -> None:
+    """The differences of `PAIRS` in points with 95 % intervals, a panel for each data set, accuracy and ROC-AUC from scores.
+
+    Filled where the difference is told from zero by Holm's procedure over all pairs and sets of its measure.
+    """
+    keys = [(name, pair) for name in SETS for pair in PAIRS]
+    look = {"color": figures.colour("ndlinear")}
+    for metric, (label, mark, shift) in MARKS.items():
+        gaps = [against(runs, *pair, metric, name, how) for name, pair in keys]
+        for (name, pair), gap, kept in zip(keys, gaps, survives(gaps)):
+            axis, y = axes[list(SETS).index(name)], PAIRS.index(pair) + shift
+            mean, low, high = interval(gap)
+            axis.plot([low, high], [y, y], lw=1.5, **look)
+            axis.plot(mean, y, mark, mfc=look["color"] if kept else "none", ms=6, **look)
+        axes[0].plot([], [], mark, label=label, **look)
+    for axis, title in zip(axes, SETS.values()):
+        axis.axvline(0, color="#8a8a8a", lw=1)
+        axis.axvspan(-1, 1, color="#8a8a8a", alpha=0.15, lw=0)
+        axis.set_title(title, fontsize=10)
+        axis.set(xlabel="difference in points")
+    names = [f"{NAMES[arm]} − {NAMES[other]}" for arm, other in PAIRS]
+    axes[0].set_yticks(range(len(PAIRS)), names, fontsize=9)
+    axes[0].invert_yaxis()
+    labels = axes[0].get_legend_handles_labels()
+    axes[0].figure.legend(*labels, loc="outside upper center", ncols=2, fontsize=9)
+
+
+def draw_accuracies(axes, runs: pd.DataFrame) -> None:
+    """Accuracy of the arms on the development parts, a panel for each data set; stars: printed, for fine-tuned BERT."""
+    arms = [arm for arm in NAMES if arm not in ("ndlinear (1, 1)", "ndlinear (4, 4)")]
+    star = {"marker": figures.marker("paper"), "color": figures.colour("paper")}
+    for axis, (name, title) in zip(axes, SETS.items()):
+        at = runs[(runs["data"] == name) & (runs["split"] == "official")]
+        for place, arm in enumerate(arms):
+            values = at[at["arm"] == arm]["accuracy"]
+            low, high = interval(values)[1:]
+            kind = "ndlinear" if arm.startswith("ndlinear") else arm.removesuffix(" ReLU")
+            figures.seeds(axis, place, values, kind, low=low, high=high)
+        for arm, method in (("dense", "Linear"), ("ndlinear", "NdLinear")):
+            value = fact("text_classify", dataset=title, method=method, metric="accuracy")
+            axis.plot(arms.index(arm) - 0.22, value, ms=10, ls="none", **star)
+        axis.set_xticks(range(len(arms)), [NAMES[arm] for arm in arms], fontsize=8)
+        axis.tick_params(axis="x", rotation=90)
+        axis.set(ylabel=f"accuracy, {title}")
+
+
+def draw_ranks(axes, runs: pd.DataFrame, ranks: dict[int, str]) -> None:
+    """ROC-AUC from scores against the bound on the rank, a panel for each data set; dashed: logistic regression."""
+    for axis, (name, title) in zip(axes, SETS.items()):
+        at = runs[(runs["data"] == name) & (runs["split"] == "official")].set_index("arm")["auc"]
+        for place, arm in enumerate(ranks.values()):
+            low, high = interval(at[arm])[1:]
+            figures.seeds(axis, place, at[arm], "ndlinear", low=low, high=high)
+        line = at["linear"].mean()
+        axis.axhline(line, color=figures.colour("linear"), linestyle="--")
+        words = {"xycoords": axis.get_yaxis_transform(), "textcoords": "offset points"}
+        axis.annotate("logistic regression", (0.03, line), (0, -4), fontsize=8, va="top", **words)
+        axis.set_xticks(range(len(ranks)), ranks)
+        axis.set(xlabel="rank at most", ylabel=f"ROC-AUC, {title}")

@@ -1,14 +1,17 @@
-"""Forecasting the oil temperature of an electricity transformer: windows, two protocols, the networks, and what needs none.
+"""Forecasting the oil temperature of an electricity transformer: windows, two protocols, models.
 
-A window holds `STEPS` rows of the inputs and, as targets, the `HORIZON` oil temperatures that follow. The inputs are the six
-load columns, as in the released script; with ``history`` the oil temperature's own past comes with them. Data and errors are
-scaled so that each column runs from 0 to 1 on the rows that the scaler has seen.
+A window holds `STEPS` rows of the inputs and, as targets, the `HORIZON` oil temperatures that
+follow. The inputs are the six load columns, as in the released script; with ``history`` the oil
+temperature's own past comes with them. Data and errors are scaled so that each column runs from 0
+to 1 on the rows that the scaler has seen.
 """
 
 from __future__ import annotations
 
 import functools
+import math
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
@@ -20,14 +23,16 @@ from ndlinear import NdLinear
 from .. import models
 from ..data import load
 from ..modes import LabError
-from ..stats import all_of, at_least, interval, summary
+from ..page import figures
+from ..stats import all_of, at_least, differences, interval, p_below, summary
 from ..train.loop import Split, seed_everything
 
-STEPS, HORIZON = 24, 12
+STEPS = 24
+HORIZON = 12
 PENALTIES = (1e-6, 1e-4, 1e-2, 1.0, 100.0)
 
 
-# ------------------------------------------------------------------------------------------------- windows and protocols
+# ---------------------------------------------------------------------------- windows and protocols
 @functools.cache
 def readings(name: str) -> np.ndarray:
     """(time, 7): six loads and the oil temperature of "ETTh1", "ETTh2", "ETTm1" or "ETTm2"."""
@@ -35,16 +40,19 @@ def readings(name: str) -> np.ndarray:
 
 
 def scale(table: np.ndarray, seen: slice) -> np.ndarray:
-    """(time, columns) as float64, each column shifted and scaled to run from 0 to 1 on the rows ``seen``."""
+    """(time, columns) as float64, each column shifted and scaled to run from 0 to 1 on the rows
+    ``seen``."""
     table = np.asarray(table, np.float64)
     low, high = table[seen].min(0), table[seen].max(0)
     return (table - low) / np.where(high > low, high - low, 1)
 
 
 def windows(table: np.ndarray, every: int = 1, history: bool = False) -> tuple[Tensor, Tensor]:
-    """Windows that lie inside a scaled (time, columns) table: inputs (n, 24, columns or one fewer), targets (n, 12).
+    """Windows that lie inside a scaled (time, columns) table: inputs (n, 24, columns or one fewer),
+    targets (n, 12).
 
-    ``every``: rows between the starts of two windows. The last column is the target's; with ``history`` it is an input too.
+    ``every``: rows between the starts of two windows. The last column is the target's; with
+    ``history`` it is an input too.
     """
     if len(table) < STEPS + HORIZON:
         raise LabError(f"{len(table)} rows hold no window of {STEPS} + {HORIZON}")
@@ -56,9 +64,11 @@ def windows(table: np.ndarray, every: int = 1, history: bool = False) -> tuple[T
 
 
 def chronological(table: np.ndarray, every: int = 1, history: bool = False) -> Split:
-    """The leak-free protocol: first 60 % of the rows, next 20, last 20; scaled by the first; no window crosses a border.
+    """The leak-free protocol: first 60 % of the rows, next 20, last 20; scaled by the first; no
+    window crosses a border.
 
-    Training and validation windows start at every ``every``-th row, test windows four times as often, at most at each row.
+    Training and validation windows start at every ``every``-th row, test windows four times as
+    often, at most at each row.
     """
     a, b = int(0.6 * len(table)), int(0.8 * len(table))
     table = scale(table, slice(0, a))
@@ -67,8 +77,9 @@ def chronological(table: np.ndarray, every: int = 1, history: bool = False) -> S
 
 
 def shuffled(table: np.ndarray, seed: int, every: int = 1, history: bool = False) -> Split:
-    """The released protocol: scaled by all rows; a random half of the overlapping windows trains, the other half is used
-    both to choose the epoch and to report (it is the validation and the test part)."""
+    """The released protocol: scaled by all rows; a random half of the overlapping windows trains,
+    the other half is used both to choose the epoch and to report (it is the validation and the test
+    part)."""
     x, y = windows(
         scale(table, slice(None))[:-1], every, history
     )  # the script leaves out the last window
@@ -82,27 +93,27 @@ def split(protocol: str, table: np.ndarray, seed: int, every: int, history: bool
     """The data of one run: "chronological", the same for all seeds, or "shuffled"."""
     if protocol not in ("chronological", "shuffled"):
         raise LabError(f"no protocol {protocol!r}; there are chronological and shuffled")
-    return (
-        chronological(table, every, history)
-        if protocol == "chronological"
-        else shuffled(table, seed, every, history)
-    )
+    if protocol == "chronological":
+        return chronological(table, every, history)
+    return shuffled(table, seed, every, history)
 
 
-# -------------------------------------------------------------------------------------------------------------- networks
+# ----------------------------------------------------------------------------------------- networks
 class Attention(models.EncoderLayer):
     """The encoder layer of `lab.models` with dropout, read at its last position.
 
-    One layer whose last position alone is read needs its queries and its block there only. ``everywhere`` computes all
-    positions nevertheless: the same function for a block that acts on each position by itself, and needed for one that
-    mixes them. The attention is written out, so that `lab.stacked` can map it over members.
+    One layer whose last position alone is read needs its queries and its block there only.
+    ``everywhere`` computes all positions nevertheless: the same function for a block that acts on
+    each position by itself, and needed for one that mixes them. The attention is written out, so
+    that `lab.stacked` can map it over members.
     """
 
     def __init__(
         self, width: int, heads: int, block: nn.Module, dropout: float, everywhere: bool = False
     ):
         super().__init__(width, heads, block)
-        self.drop, self.everywhere = nn.Dropout(dropout), everywhere
+        self.drop = nn.Dropout(dropout)
+        self.everywhere = everywhere
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, steps, width) -> (B, width)."""
@@ -111,8 +122,10 @@ class Attention(models.EncoderLayer):
         return self.norms[1](x + self.drop(self.block(x)))[:, -1]
 
     def attend(self, asks: Tensor, x: Tensor) -> Tensor:
-        """What `self.attention` computes: (B, queries, width) and (B, steps, width) -> (B, queries, width)."""
-        own, width = self.attention, x.shape[-1]
+        """What `self.attention` computes: (B, queries, width) and (B, steps, width) -> (B, queries,
+        width)."""
+        own = self.attention
+        width = x.shape[-1]
         (w_q, w_kv), (b_q, b_kv) = (
             p.split((width, 2 * width)) for p in (own.in_proj_weight, own.in_proj_bias)
         )
@@ -126,23 +139,23 @@ class Attention(models.EncoderLayer):
 
 
 class Transformer(nn.Module):
-    """(B, steps, channels) -> (B, horizon): a linear embedding, one encoder layer, a linear map of the last position."""
+    """(B, steps, channels) -> (B, horizon): a linear embedding, one encoder layer, a linear map of
+    the last position."""
 
     def __init__(self, channels: int, layer: Attention, horizon: int = HORIZON):
         super().__init__()
         width = layer.norms[0].normalized_shape[0]
-        self.embed, self.layer, self.out = (
-            nn.Linear(channels, width),
-            layer,
-            nn.Linear(width, horizon),
-        )
+        self.embed = nn.Linear(channels, width)
+        self.layer = layer
+        self.out = nn.Linear(width, horizon)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.out(self.layer(self.embed(x)))
 
 
 class Bypassed(nn.Module):
-    """What evaluation of the released layer amounts to: ``block`` is trained, ``unused`` answers in evaluation mode."""
+    """What evaluation of the released layer amounts to: ``block`` is trained, ``unused`` answers in
+    evaluation mode."""
 
     def __init__(self, block: nn.Module, unused: nn.Module):
         super().__init__()
@@ -170,11 +183,13 @@ def transformer(
 ) -> Transformer:
     """The Transformer of each arm; two heads, GELU, dropout 0.1.
 
-    "dense" has a block of 2,048 units, "dense-width" of 32, "dense-params" of 50; "ndlinear" is (32, 1) -> (32, 1) twice;
-    "ndlinear-modes" is (24, 32) -> (24, 32) twice, over time and channels; "released-own" is "ndlinear", and "released" the
-    same with the dense block of the parent class in its place in evaluation mode.
+    "dense" has a block of 2,048 units, "dense-width" of 32, "dense-params" of 50; "ndlinear" is
+    (32, 1) -> (32, 1) twice; "ndlinear-modes" is (24, 32) -> (24, 32) twice, over time and
+    channels; "released-own" is "ndlinear", and "released" the same with the dense block of the
+    parent class in its place in evaluation mode.
     """
-    dropout, dense = 0.1, {"dense": 2048, "dense-width": width, "dense-params": 50}
+    dropout = 0.1
+    dense = {"dense": 2048, "dense-width": width, "dense-params": 50}
     if arm in dense:
         first, last = nn.Linear(width, dense[arm]), nn.Linear(dense[arm], width)
     elif arm == "ndlinear-modes":
@@ -193,8 +208,9 @@ def transformer(
 
 
 class Recurrent(models.Recurrent):
-    """(B, steps, channels) -> (B, horizon): `lab.models.Recurrent` with the recurrence written out, so that `lab.stacked`
-    can map it over members. ``every``: the head gets the states of all steps, (B, steps, hidden), not the last one."""
+    """(B, steps, channels) -> (B, horizon): `lab.models.Recurrent` with the recurrence written out,
+    so that `lab.stacked` can map it over members. ``every``: the head gets the states of all steps,
+    (B, steps, hidden), not the last one."""
 
     def __init__(self, channels: int, hidden: int, head: nn.Module, every: bool = False):
         super().__init__(channels, hidden, head)
@@ -212,15 +228,14 @@ class Recurrent(models.Recurrent):
 def recurrent(arm: str, channels: int = 6) -> nn.Module:
     """The RNN of each arm; one layer, ReLU and dropout 0.3 in the head.
 
-    "dense" has 96 units, "dense-width" and "ndlinear" 64, the width whose NdLinear count is the printed one; the last
-    state is read; "ndlinear-paper" is "ndlinear" initialised as the paper's text says. "ndlinear-modes" reads the 24 states
-    of 64 units: (24, 64) -> (12, 24) -> (12, 1). "dense-params" has its parameters: 64 units, the last state, 26 units, 12.
+    "dense" has 96 units, "dense-width" and "ndlinear" 64, the width whose NdLinear count is the
+    printed one; the last state is read; "ndlinear-paper" is "ndlinear" initialised as the paper's
+    text says. "ndlinear-modes" reads the 24 states of 64 units: (24, 64) -> (12, 24) -> (12, 1).
+    "dense-params" has its parameters: 64 units, the last state, 26 units, 12.
     """
     if arm in ("dense", "dense-width", "ndlinear", "ndlinear-paper"):
-        hidden, method = (
-            96 if arm == "dense" else 64,
-            "NdLinear" if arm.startswith("nd") else "Linear",
-        )
+        hidden = 96 if arm == "dense" else 64
+        method = "NdLinear" if arm.startswith("nd") else "Linear"
         layer = functools.partial(NdLinear, init="paper" if arm == "ndlinear-paper" else "linear")
         return Recurrent(
             channels, hidden, models.recurrent(method, channels, hidden, layer=layer).head
@@ -238,14 +253,15 @@ def recurrent(arm: str, channels: int = 6) -> nn.Module:
 
 @torch.no_grad()
 def starts_dead(arm: str, seed: int, x: Tensor) -> bool:
-    """Whether no unit behind the ReLU of an RNN's head is on for any of the inputs, before training."""
+    """Whether no unit behind the ReLU of an RNN's head is on for any of the inputs, before
+    training."""
     seed_everything(seed)
     net = recurrent(arm).eval()
     relu = next(i for i, module in enumerate(net.head) if isinstance(module, nn.ReLU))
     return not net.head[: relu + 1](net.rnn(x)[0][:, -1]).any()
 
 
-# ------------------------------------------------------------------------------------------------------ without a network
+# -------------------------------------------------------------------------------- without a network
 class Constant(nn.Module):
     """The mean of the training targets, for each of the steps ahead: (B, ...) -> (B, 12)."""
 
@@ -258,18 +274,21 @@ class Constant(nn.Module):
 
 
 class LastValue(nn.Module):
-    """The last known oil temperature, for all steps ahead: (B, 24, 7) -> (B, 12). It needs ``history``."""
+    """The last known oil temperature, for all steps ahead: (B, 24, 7) -> (B, 12). It needs
+    ``history``."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.shape[-1] != 7:
             raise LabError(
-                f"the last value needs the target's past, the 7th column; the inputs have {x.shape[-1]}"
+                "the last value needs the target's past, the 7th column; "
+                f"the inputs have {x.shape[-1]}"
             )
         return x[:, -1:, -1].expand(-1, HORIZON)
 
 
 def without_network(name: str, data: Split) -> nn.Module:
-    """ "mean", "linear" (ridge regression on the window), or "last value"; the last one needs ``history``."""
+    """ "mean", "linear" (ridge regression on the window), or "last value"; the last one needs
+    ``history``."""
     makers = {
         "mean": lambda: Constant(data),
         "last value": LastValue,
@@ -281,41 +300,45 @@ def without_network(name: str, data: Split) -> nn.Module:
 
 
 def ridge(data: Split, penalties=PENALTIES) -> nn.Sequential:
-    """One affine map of the whole window, fitted in closed form: the sum of squares plus a penalty times that of the
-    weights, the intercept not counted; the penalty with the lowest validation error."""
+    """One affine map of the whole window, fitted in closed form: the sum of squares plus a penalty
+    times that of the weights, the intercept not counted; the penalty with the lowest validation
+    error."""
     x, y = (part.flatten(1).double() for part in data.train)
     centre, middle = x.mean(0), y.mean(0)
     gram, cross = (x - centre).T @ (x - centre), (x - centre).T @ (y - middle)
-    best, lowest = None, float("inf")
+    best = None
+    lowest = math.inf
     for penalty in penalties:
         weight = torch.linalg.solve(gram + penalty * torch.eye(len(gram), dtype=gram.dtype), cross)
         error = F.mse_loss(
             (data.val[0].flatten(1) - centre) @ weight + middle, data.val[1].double()
         ).item()
         if error < lowest:
-            best, lowest = weight, error
+            best = weight
+            lowest = error
     linear = nn.Linear(*best.shape)
-    linear.weight.data, linear.bias.data = best.T.float(), (middle - centre @ best).float()
+    linear.weight.data = best.T.float()
+    linear.bias.data = (middle - centre @ best).float()
     return nn.Sequential(nn.Flatten(), linear)
 
 
-# ---------------------------------------------------------------------------------------------------------- what is judged
+# ----------------------------------------------------------------------------------- what is judged
 def ratios(
     runs: pd.DataFrame, metric: str, arm: str = "ndlinear", than: str = "dense"
 ) -> pd.Series:
     """An arm's error over another's, seed by seed; ``runs`` holds one family and one set."""
-    wide = runs.pivot(index="seed", columns="model", values=metric)
-    if wide[[arm, than]].isna().any().any():
-        raise LabError(f"{arm} and {than} have different seeds")
-    return wide[arm] / wide[than]
+    logs = runs.assign(log=np.log(runs[metric]))
+    return np.exp(differences(logs, "log", arm, than, by="model"))
 
 
 def reduction(
     runs: pd.DataFrame, metric: str, arm: str = "ndlinear", than: str = "dense", level: float = 0.95
 ) -> tuple[float, float, float]:
-    """By which share an arm's error is below another's, paired by seed, with its t interval: (share, low, high).
+    """By which share an arm's error is below another's, paired by seed, with its t interval:
+    (share, low, high).
 
-    The mean is taken of the logarithms of the ratios, so that an error halved and one doubled cancel.
+    The mean is taken of the logarithms of the ratios, so that an error halved and one doubled
+    cancel.
     """
     mean, low, high = interval(np.log(ratios(runs, metric, arm, than)), level=level)
     return 1 - np.exp(mean), 1 - np.exp(high), 1 - np.exp(low)
@@ -324,14 +347,38 @@ def reduction(
 def reductions(
     runs: pd.DataFrame, protocol: str, arm="ndlinear", than="dense", level=0.95
 ) -> dict[tuple, tuple]:
-    """`reduction` for every family and set of a protocol, RNN first: (family, set, metric) -> (share, low, high)."""
+    """`reduction` for every family and set of a protocol, RNN first: (family, set, metric) ->
+    (share, low, high)."""
     part = runs[runs["protocol"] == protocol].set_index(["family", "dataset"]).sort_index()
     keys = [(*cell, metric) for cell in dict.fromkeys(part.index) for metric in ("mse", "mae")]
     return {(f, d, m): reduction(part.loc[(f, d)], m, arm, than, level) for f, d, m in keys}
 
 
+def p_value(
+    runs: pd.DataFrame, metric: str, arms: list[str], least: float = 0.0, than: str = "dense"
+) -> float:
+    """p-value of the two-sided t test that puts the reduction by an arm below ``least``; the largest of those of ``arms``.
+
+    ``arms`` are ways to carry out what the paper leaves open: what is below in one of them alone has the p-value 1.
+    """
+    found = [-np.log(ratios(runs, metric, arm, than)) for arm in arms]
+    return max(p_below(values, -np.log1p(-least)) for values in found)
+
+
+def reduces(found: dict[str, tuple[float, float, float]], printed: dict[str, float]) -> bool | None:
+    """Whether every reduction is at least half the printed one: True if all intervals are, False if one is wholly below."""
+    return all_of(*[at_least(value, printed[metric] / 2) for metric, value in found.items()])
+
+
+# --------------------------------------------------------------------------------------------------- tables and figures
+def share(reduction: tuple[float, float, float]) -> str:
+    """A reduction with its interval in percent: "27% [1%, 46%]"."""
+    return "{:.0%} [{:.0%}, {:.0%}]".format(*reduction).replace("-", "−")
+
+
 def beside(runs: pd.DataFrame, printed: pd.DataFrame, protocol: str, metric: str) -> pd.DataFrame:
-    """The paper's table, row by row, with the mean and interval of the recorded errors beside each printed one.
+    """The paper's table, row by row, with the mean and interval of the recorded errors beside each
+    printed one.
 
     Args:
         printed: columns "Linear" and "NdLinear", indexed by model, set and metric.
@@ -351,6 +398,76 @@ def beside(runs: pd.DataFrame, printed: pd.DataFrame, protocol: str, metric: str
     return pd.DataFrame(rows)
 
 
-def reduces(found: dict[str, tuple[float, float, float]], printed: dict[str, float]) -> bool | None:
-    """Whether every reduction is at least half the printed one: True if all intervals are, False if one is wholly below."""
-    return all_of(*[at_least(value, printed[metric] / 2) for metric, value in found.items()])
+def reduction_table(found: dict[str, dict], printed: pd.DataFrame) -> pd.DataFrame:
+    """The reductions of every family, set and metric: as printed, then one column for each protocol of ``found``."""
+    rows = [
+        {"model": family, "set": dataset, "metric": metric.upper()}
+        | {"printed": f"{printed['reduction'][family, dataset, metric]:.1%}"}
+        | {protocol: share(values[family, dataset, metric]) for protocol, values in found.items()}
+        for family, dataset, metric in next(iter(found.values()))
+    ]
+    return pd.DataFrame(rows)
+
+
+def draw_factors(axis, runs: pd.DataFrame, printed: pd.DataFrame) -> None:
+    """For every family and set the MSE of "dense" over that of "ndlinear": each seed, mean and interval, and as printed.
+
+    Filled marks: chronological; open marks: shuffled; stars: printed.
+    """
+    cells = list(dict.fromkeys((family, dataset) for family, dataset, _ in printed.index))
+    by_cell = runs.set_index(["protocol", "family", "dataset"]).sort_index()
+    look = {"color": figures.colour("ndlinear"), "marker": figures.marker("ndlinear")}
+    for y, cell in enumerate(cells):
+        for protocol, shift, fill in (
+            ("chronological", -0.16, look["color"]),
+            ("shuffled", 0.16, "none"),
+        ):
+            at = by_cell.loc[(protocol, *cell)]
+            each = 1 / ratios(at, "mse")
+            mean, low, high = (1 / (1 - value) for value in reduction(at, "mse"))
+            height = y + shift
+            axis.plot(each, [height] * len(each), "|", color=look["color"], ms=7, alpha=0.6)
+            axis.plot([low, high], [height] * 2, color=look["color"], lw=1.5)
+            label = None if y else protocol
+            axis.plot(mean, height, mfc=fill, ls="none", label=label, **look)
+        factor = 1 / (1 - printed["reduction"][(*cell, "mse")])
+        star = {"color": figures.colour("paper"), "marker": figures.marker("paper")}
+        axis.plot(factor, y, ms=11, ls="none", label=None if y else "printed", **star)
+    axis.axvline(1, color="#8a8a8a", lw=1)
+    ticks = [0.25, 0.5, 1, 2, 4]
+    names = [f"{family}, {dataset}" for family, dataset in cells]
+    axis.set(xscale="log", yticks=range(len(cells)), yticklabels=names)
+    axis.set(xticks=ticks, xticklabels=[f"{t:g}" for t in ticks])
+    axis.set(xlabel="test MSE, dense over NdLinear: right of 1 NdLinear is better")
+    axis.minorticks_off()
+    axis.invert_yaxis()
+    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
+
+
+def draw_errors(axes, runs: pd.DataFrame, arms: list[str], protocol: str = "chronological") -> None:
+    """Test MSE of the arms on every set, a panel for each family; lines for a constant answer and for the last value."""
+    runs = runs[runs["protocol"] == protocol]
+    sets = list(dict.fromkeys(runs["dataset"]))
+    without = runs[runs["family"] == "none"].groupby(["model", "dataset"])["mse"].mean()
+    for axis, family in zip(axes, ("RNN", "Transformer")):
+        part = runs[runs["family"] == family].set_index(["dataset", "model"]).sort_index()
+        for i, dataset in enumerate(sets):
+            for j, arm in enumerate(arms):
+                values = part.loc[(dataset, arm), "mse"]
+                figures.seeds(axis, 3 * i + 0.6 * (j - 1.5), values, arm)
+            for model, dash in (("mean", "-"), ("last value", ":")):
+                height = without[model, dataset]
+                axis.hlines(height, 3 * i - 1.3, 3 * i + 1.4, color="#8a8a8a", ls=dash, lw=1.4)
+        places = [3 * i for i in range(len(sets))]
+        axis.set(yscale="log", xticks=places, xticklabels=sets, xlabel=family)
+        axis.minorticks_off()
+    ticks = [0.0003, 0.001, 0.003, 0.01, 0.03, 0.1]
+    axes[0].set(ylabel="test MSE", yticks=ticks, yticklabels=[f"{t:g}" for t in ticks])
+    marks = {arm: {"marker": figures.marker(arm), "ls": "none"} for arm in arms}
+    handles = [
+        plt.Line2D([], [], color=figures.colour(arm), label=figures.label(arm), **mark)
+        for arm, mark in marks.items()
+    ]
+    for text, dash in (("constant answer", "-"), ("last value repeated", ":")):
+        handles.append(plt.Line2D([], [], color="#8a8a8a", ls=dash, label=text))
+    axes[0].figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9)

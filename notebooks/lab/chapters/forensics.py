@@ -10,8 +10,10 @@ import pandas as pd
 
 import ndlinear
 
+from ..counts import sizes
 from ..modes import LabError
 from ..page.facts import fact, facts
+from ..page.figures import colour, marker
 from ..page.ledger import claim
 from ..page.show import table
 
@@ -93,11 +95,9 @@ class Sheet:
             raise LabError(f"no count was entered for the claim {claim!r}")
         met = all(row["match"] in CLASSES[:3] for row in rows)
         plain = not any(row["departs"] for row in rows)
-        return (
-            {"holds": met and plain}
-            if (met and plain) or not met
-            else {"holds": False, "under": True}
-        )
+        if met and not plain:
+            return {"holds": False, "under": True}
+        return {"holds": met}
 
     @property
     def _taken(self) -> set[tuple]:
@@ -341,11 +341,6 @@ def printed_trends() -> pd.DataFrame:
 
 
 # ------------------------------------------------------------------------------------------------------ released shapes
-def sizes(text: str) -> tuple[int, ...]:
-    """The numbers in a cell such as "64 8 8" or "64,8,8"."""
-    return tuple(map(int, text.replace(",", " ").split()))
-
-
 def chain_cost(widths: tuple[int, ...], bias: bool) -> tuple[int, int]:
     """Parameters and multiply-adds of linear layers of these widths, one after the other."""
     macs = sum(a * b for a, b in itertools.pairwise(widths))
@@ -401,3 +396,95 @@ def released_shapes() -> pd.DataFrame:
             "baseline": macs, "same_width": wide_macs,
         })  # fmt: skip
     return pd.DataFrame(rows)
+
+
+# ------------------------------------------------------------------------------------------------------------ figures
+PLACES = {  # beginning of a table's name -> the experiment; a longer beginning counts before a shorter one
+    "radius": "Radius Bump",
+    "app_bias": "bias ablation",
+    "ts_tf": "tabular",
+    "ts_fore": "ETT",
+    "text": "BERT head",
+    "ts_tf_classify_final_revised": "UCR",
+    "cnn": "CIFAR",
+    "trl_tcl": "CIFAR, TRL and TT",
+    "app_hyper": "CIFAR, sweep",
+    "linear_vs": "OPT",
+    "opt": "OPT",
+    "ndlinear_lora": "LoRA",
+    "fid": "DiT",
+}
+LIKE = {  # class of a match -> the method whose colour and marker it takes
+    "exact": "dense",
+    "rounded": "low-rank",
+    "truncated": "tcl",
+    "differs": "paper",
+    "no configuration": "constant",
+}
+FAMILIES = {  # beginning of an experiment's name -> the method whose colour and marker it takes
+    "LoRA": "lora",
+    "Radius": "released",
+    "UCR": "tcl",
+    "OPT": "dense",
+    "CIFAR": "ndlinear",
+    "tabular": "trl",
+    "NdViT": "dense-params",
+    "ETT": "linear",
+    "DiT": "dense-width",
+    "BERT": "tt",
+}
+
+
+def places(frame: pd.DataFrame) -> pd.Series:
+    """The experiment of each cell, with the kind of count: "OPT", "Radius Bump: FLOPs"."""
+
+    def place(table: str) -> str:
+        found = [start for start in PLACES if table.startswith(start)]
+        return PLACES[max(found, key=len)]
+
+    return frame["table"].map(place) + frame["metric"].map({"params": "", "flops": ": FLOPs"})
+
+
+def draw_matches(axis, frame: pd.DataFrame) -> None:
+    """How many printed counts of each experiment are met, and how: one bar per experiment."""
+    counts = pd.crosstab(places(frame), frame["match"]).reindex(columns=CLASSES, fill_value=0)
+    counts = counts.loc[places(frame).unique()[::-1]]
+    left = pd.Series(0, index=counts.index)
+    for match in CLASSES:
+        axis.barh(counts.index, counts[match], left=left, color=colour(LIKE[match]), label=match)
+        left += counts[match]
+    axis.set(xlabel="printed counts")
+    axis.grid(axis="y", visible=False)
+    axis.legend(loc="lower right")
+
+
+def draw_ratios(axis, frame: pd.DataFrame) -> None:
+    """Rebuilt count over printed count, a dot for each cell, one row per experiment."""
+    data = frame.assign(place=places(frame))
+    rows = list(dict.fromkeys(data["place"]))[::-1]
+    for match in CLASSES[:4]:
+        some = data[data["match"] == match]
+        heights = [rows.index(p) for p in some["place"]]
+        look = {"marker": marker(LIKE[match]), "color": colour(LIKE[match]), "label": match}
+        axis.scatter(some["ratio"], heights, s=34, **look)
+    axis.axvline(1, color="#767676", linewidth=0.8, zorder=0)
+    axis.set(xscale="log", xlabel="rebuilt / printed", yticks=range(len(rows)), yticklabels=rows)
+    axis.set_xticks([0.5, 1, 2, 4, 8, 16], ["½", "1", "2", "4", "8", "16"])
+    axis.minorticks_off()
+
+
+def draw_shapes(axis, shapes: pd.DataFrame) -> None:
+    """Parameters against multiply-adds of the released stacks, both over their baseline, in released and cheapest order."""
+    for start, like in FAMILIES.items():
+        some = shapes[shapes["experiment"].str.startswith(start)]
+        across = some["parameters"] / some["baseline_parameters"]
+        low, high = (some[order] / some["baseline"] for order in ("cheapest", "released"))
+        axis.vlines(across, low, high, color=colour(like), linewidth=1)
+        axis.scatter(across, high, s=30, label=start, marker=marker(like), color=colour(like))
+    axis.axhline(1, color="#767676", linewidth=0.8, zorder=0)
+    axis.set(xscale="log", yscale="log")
+    axis.set(xlabel="parameters / baseline", ylabel="multiply-adds / baseline")
+    axis.set_xticks([0.01, 0.1, 1], ["0.01", "0.1", "1"])
+    axis.set_yticks([0.01, 0.1, 1, 10], ["0.01", "0.1", "1", "10"])
+    axis.minorticks_off()
+    axis.legend(fontsize=8, ncols=2, loc="lower right")

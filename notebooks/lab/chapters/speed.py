@@ -28,10 +28,11 @@ from torch.utils.flop_counter import FlopCounterMode
 import ndlinear
 
 from .. import memory
+from ..counts import sizes
 from ..data import folder
 from ..machine import module_digest, require
 from ..modes import NOTEBOOKS, LabError, mode
-from ..page.figures import label
+from ..page.figures import colour, label, marker
 from ..page.show import say, table
 from ..records import store
 from ..released import release_folder, released
@@ -97,11 +98,6 @@ CASES |= {
     for c in CASES.values()
     if c.where == "adapter"
 }
-
-
-def sizes(text: str) -> tuple[int, ...]:
-    """(64, 8, 8) from "64x8x8", as a configuration holds it."""
-    return tuple(map(int, text.split("x")))
 
 
 def config(case: Case, **more) -> dict:
@@ -505,6 +501,42 @@ def case_table(cases) -> None:
         for c in cases
     ]
     table(pd.DataFrame(rows), dict.fromkeys(["batch", "parameters", "dense weights"], "{:,}"))
+
+
+# ------------------------------------------------------------------------------------------------------------ figures
+def draw_ratios(axis, ratios: pd.DataFrame, cases: list[str], what: str) -> None:
+    """How many times faster than the release, one row per case: dense, low rank, and this book's layer with its intervals."""
+    part = ratios[(ratios["pass"] == what) & ratios["case"].isin(cases)]
+    for name in ("dense", "low-rank", "ndlinear"):
+        own = part[part["peer"] == name]
+        places = [cases.index(n) for n in own["case"]]
+        if name == "ndlinear":
+            axis.hlines(places, own["ratio_low"], own["ratio_high"], color=colour(name))
+        look = {"color": colour(name), "linestyle": "none", "markersize": 5}
+        axis.plot(own["ratio"], places, marker(name), label=label(name), **look)
+    axis.axvline(1, color=colour("released"), linewidth=1)
+    axis.set(xscale="log", xlabel=f"{what}: times faster than released")
+    axis.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
+    axis.minorticks_off()
+
+
+def draw_growth(axis, times: pd.DataFrame, cubes: list[Case], names: list[str], batch: int) -> None:
+    """Time of a training step against the multiply-adds that it needs, and the matrix product of the same run as a line."""
+    for name in names:
+        points = times[(times["peer"] == name) & (times["pass"] == "training")].set_index("case")
+        work = {
+            c.name: math.prod(c.dims) ** 2 if name == "dense" else min_macs(c.dims, c.hidden)
+            for c in cubes
+        }
+        macs = [3 * batch * work[case] for case in points.index]
+        look = {"color": colour(name), "linestyle": "none"}
+        axis.plot(macs, points["us"], marker(name), label=label(name), **look)
+    ends = np.array([3e6, 1e9])
+    product = times[times["peer"] == "gemm"]["us"].median()
+    words = "matrix product 1024³"
+    axis.plot(ends, ends / 1024**3 * product, color="0.5", linewidth=1, label=words)
+    axis.set(xscale="log", yscale="log", xlabel="multiply-adds of a step", ylabel="microseconds")
+    axis.legend()
 
 
 # --------------------------------------------------------------------------------------------------------- make bench

@@ -6,6 +6,7 @@ import html
 from collections.abc import Iterable
 
 import pandas as pd
+from matplotlib import patches
 
 from .. import records
 from ..page import ledger
@@ -166,3 +167,29 @@ def fold(ids: Iterable[str]) -> None:
 
 def _list(entries: Iterable[str]) -> str:
     return f'<dl class="ndl-corrections mathjax_ignore tex2jax_ignore">{"".join(entries)}</dl>'
+
+
+def draw_claims(axis, claims: pd.DataFrame) -> None:
+    """One square for each claim, one row for each area, most settled first; colour and sign are the verdict."""
+    rank = {verdict: i for i, verdict in enumerate(ledger.VERDICTS)}
+    ordered = claims.sort_values("verdict", key=lambda v: v.map(rank))
+    rows = ordered.groupby("area")["verdict"].agg(list)
+    rows = rows.loc[rows.map(lambda v: (v.count("open") / len(v), -len(v))).sort_values().index]
+    for y, verdicts in enumerate(rows):
+        for x, verdict in enumerate(verdicts):
+            _square(axis, x, y, verdict)
+    axis.set(xlim=(-0.6, rows.map(len).max() - 0.4), ylim=(len(rows) - 0.4, -0.6), xticks=[])
+    axis.set_yticks(range(len(rows)), rows.index)
+    axis.tick_params(length=0)
+    axis.grid(False)
+    axis.spines[:].set_visible(False)
+
+
+def _square(axis, x: int, y: int, verdict: str) -> None:
+    """The square of a claim; an open one is empty."""
+    edge = "#8a8a8a" if verdict == "open" else "none"
+    box = {"width": 0.9, "height": 0.84, "facecolor": COLOURS[verdict], "edgecolor": edge}
+    axis.add_patch(patches.Rectangle((x - 0.45, y - 0.42), **box))
+    if verdict != "open":
+        ink = "k" if verdict in ("holds-if", "undecided") else "w"
+        axis.text(x, y, ledger.SIGNS[verdict], color=ink, size=7, ha="center", va="center")

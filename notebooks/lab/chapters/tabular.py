@@ -1,8 +1,10 @@
-"""Networks on tables: the arms of chapter 43 and a training loop for many seeds of a small network at small batches.
+"""Networks on tables: the arms of chapter 43 and a training loop for many seeds of a small network
+at small batches.
 
-At 32 rows a step, most of the time of `lab.fit` and `lab.stacked.fit` goes into starting operations. Here the members of a
-stack go through batched products in a layout that needs no copy between two modes, and one fused optimiser step follows;
-tests/test_lab_tabular.py compares losses, gradients and whole trainings with `lab.fit`.
+At 32 rows a step, most of the time of `lab.fit` and `lab.stacked.fit` goes into starting
+operations. Here the members of a stack go through batched products in a layout that needs no copy
+between two modes, and one fused optimiser step follows; tests/lab/test_tabular.py compares losses,
+gradients and whole trainings with `lab.fit`.
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ from torch import Tensor, nn
 
 from ndlinear import NdLinear
 
+from .. import stats
 from ..counts import count_macs
 from ..modes import LabError
+from ..page import figures
+from ..page.facts import fact
 from ..stats import interval, summary
 from ..train import stacked
 from ..train.loop import Split, default_device
@@ -29,13 +34,15 @@ from ..train.scores import accuracy
 Weights = dict[str, Tensor]
 
 
-# ------------------------------------------------------------------------------------------------------------- the arms
+# ----------------------------------------------------------------------------------------- the arms
 def folded(
     inputs: int, shape: tuple[int, int], hidden: tuple[int, int], outputs: int
 ) -> nn.Sequential:
-    """The tabular NdLinear network with its features arranged as ``shape``, filled up with zeros at the end.
+    """The tabular NdLinear network with its features arranged as ``shape``, filled up with zeros at
+    the end.
 
-    ``shape=(inputs, 1)`` is the network of the paper, `lab.models.tabular`; any other has two axes longer than one.
+    ``shape=(inputs, 1)`` is the network of the paper, `lab.models.tabular`; any other has two axes
+    longer than one.
     """
     missing = math.prod(shape) - inputs
     if missing < 0:
@@ -53,9 +60,10 @@ def folded(
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(math.prod(hidden), outputs))
 
 
-# ------------------------------------------------------------------------------------- all members through one network
+# ------------------------------------------------------------------ all members through one network
 def _modes(x: Tensor, layer: NdLinear, weights: Weights, name: str) -> Tensor:
-    """(S, D_1, B, D_2) -> (S, H_1, B, H_2), mode 1 and then mode 2: no axis has to move in between."""
+    """(S, D_1, B, D_2) -> (S, H_1, B, H_2), mode 1 and then mode 2: no axis has to move in
+    between."""
     s, b = x.shape[0], x.shape[2]
     (w1, w2), (b1, b2) = [
         [weights[f"{name}.align_layers.{k}.{part}"] for k in (0, 1)] for part in ("weight", "bias")
@@ -90,7 +98,7 @@ def forward(network: nn.Sequential, weights: Weights, x: Tensor) -> Tensor:
     return x
 
 
-# ------------------------------------------------------------------------------------- losses: (S, B, C), (S, B) -> (S,)
+# ---------------------------------------------------------------- losses: (S, B, C), (S, B) -> (S,)
 def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
     """Mean cross-entropy of each member."""
     values = nn.functional.cross_entropy(logits.flatten(0, 1), classes.flatten(), reduction="none")
@@ -102,10 +110,11 @@ def squared_error(out: Tensor, target: Tensor) -> Tensor:
     return (out[..., 0] - target).square().mean(1)
 
 
-# ------------------------------------------------------------------------------------------------------------- training
+# ----------------------------------------------------------------------------------------- training
 @dataclass
 class Stack:
-    """A finished training: weights of all members at their best epoch ("best") and at the last ("end"), and their curves."""
+    """A finished training: weights of all members at their best epoch ("best") and at the last
+    ("end"), and their curves."""
 
     network: nn.Sequential = field(repr=False)
     weights: dict[str, Weights] = field(repr=False)
@@ -163,10 +172,13 @@ def fit(
     """Train one network for each seed with AdamW, all in one go; the test parts are not looked at.
 
     Args:
-        make: builds a sequence of `nn.Linear`, two-mode `NdLinear` with biases, ReLU, padding and reshaping; called once for
-            each seed, right after seeding, so that a member starts as it would alone.
-        data: one split for each seed, of equal sizes. seeds: also the order of the batches, as in `lab.fit`.
-        loss, scores: (S, B, C) and (S, B) -> (S,); the best epoch of a member is that of its lowest validation loss.
+        make: builds a sequence of `nn.Linear`, two-mode `NdLinear` with biases, ReLU, padding and
+            reshaping; called once for each seed, right after seeding, so that a member starts as it
+            would alone.
+        data: one split for each seed, of equal sizes. seeds: also the order of the batches, as in
+            `lab.fit`.
+        loss, scores: (S, B, C) and (S, B) -> (S,); the best epoch of a member is that of its lowest
+            validation loss.
         weight_decay: 0.01 is what `torch.optim.AdamW` takes if nothing is said.
 
     Raises:
@@ -208,18 +220,19 @@ def fit(
     return Stack(network, {"best": kept, "end": end}, best, time.perf_counter() - began, curves)
 
 
-# ------------------------------------------------------------------------------------------------------- without layers
+# ----------------------------------------------------------------------------------- without layers
 PEERS = ("constant", "linear", "boosting")
 
 
 def peer(
     name: str, split: Split, classes: bool, seed: int, most: int = 1000
 ) -> tuple[object, dict]:
-    """A model that is no network, fitted on the training part: its answers to the test part and its counts.
+    """A model that is no network, fitted on the training part: its answers to the test part and its
+    counts.
 
-    "constant": the most frequent class, or the mean target. "linear": logistic or linear regression without a penalty.
-    "boosting": scikit-learn's histogram gradient boosting as it comes, with as many trees, up to ``most``, as are best on
-    the validation part.
+    "constant": the most frequent class, or the mean target. "linear": logistic or linear regression
+    without a penalty. "boosting": scikit-learn's histogram gradient boosting as it comes, with as
+    many trees, up to ``most``, as are best on the validation part.
     """
     (x, y), (x_val, y_val), (x_test, _) = [
         (a.numpy(), b.numpy()) for a, b in (split.train, split.val, split.test)
@@ -270,16 +283,23 @@ def runs(
     """Train and test one arm of chapter 43 on several seeds: what its record keeps of each.
 
     Args:
-        units: factor of each split from its squared errors to the unit of the target; 1 for classes.
-        c: "epochs", "lr" and "batch". The score is the accuracy where targets are classes, else the mean squared error.
+        units: factor of each split from its squared errors to the unit of the target; 1 for
+            classes.
+        c: "epochs", "lr" and "batch". The score is the accuracy where targets are classes, else the
+            mean squared error.
     """
     classes = not splits[0].train[1].is_floating_point()
     score = {"score": accuracy if classes else squared_error}
-    loss, settings = (
-        cross_entropy if classes else squared_error,
-        {"lr": c["lr"], "batch_size": c["batch"]},
+    stack = fit(
+        make,
+        splits,
+        seeds=seeds,
+        loss=cross_entropy if classes else squared_error,
+        scores=score,
+        epochs=c["epochs"],
+        lr=c["lr"],
+        batch_size=c["batch"],
     )
-    stack = fit(make, splits, seeds=seeds, loss=loss, scores=score, epochs=c["epochs"], **settings)
     best, end = [
         stack.evaluate([s.test for s in splits], score, moment) for moment in ("best", "end")
     ]
@@ -297,15 +317,36 @@ def runs(
     ]
 
 
-# --------------------------------------------------------------------------------------------------------------- tables
+# ------------------------------------------------------------------------------------------- tables
+NAMES = {  # arm: its name in figures, and whose colour and marker it has
+    "dense": ("dense", "dense"),
+    "NdLinear": ("NdLinear", "ndlinear"),
+    "dense, equal parameters": ("dense, equal\nparameters", "dense-params"),
+    "dense, equal directions": ("dense, equal\ndirections", "dense-width"),
+    "NdLinear, two modes": ("NdLinear,\ntwo modes", "ndlinear-modes"),
+    "linear": ("linear model", "linear"),
+    "boosting": ("gradient\nboosting", "boosting"),
+}
+PANELS = {  # data set: metric, label of the axis
+    "Cardio Disease": ("accuracy", "Cardio Disease, accuracy"),
+    "Delivery Time": ("mse", "Delivery Time, mean squared error,\nminutes squared"),
+}
+
+
+def differences(runs: pd.DataFrame, arm: str, over: str) -> pd.Series:
+    """Score of one arm minus that of another, split by split, on the splits that both have."""
+    both = set.intersection(*[set(runs[runs["arm"] == name]["seed"]) for name in (arm, over)])
+    return stats.differences(runs[runs["seed"].isin(both)], "score", arm, over)
+
+
 def versus(runs: pd.DataFrame, arm: str, over: str) -> tuple[float, float, float]:
-    """Score of one arm minus that of another, paired by the seeds that both have: mean and 95 % t interval."""
-    scores = runs.pivot(index="seed", columns="arm", values="score")
-    return interval((scores[arm] - scores[over]).dropna())
+    """Mean and 95 % t interval of `differences`."""
+    return interval(differences(runs, arm, over))
 
 
 def overview(runs: pd.DataFrame, over: str = "NdLinear") -> pd.DataFrame:
-    """One row per arm, by score: counts, number of seeds, mean score, difference to one of them; the last two with intervals."""
+    """One row per arm, by score: counts, number of seeds, mean score, difference to one of them;
+    the last two with intervals."""
     table = (
         runs.groupby("arm")[["parameters", "macs"]]
         .first()
@@ -315,3 +356,35 @@ def overview(runs: pd.DataFrame, over: str = "NdLinear") -> pd.DataFrame:
     rows = [(arm, *versus(runs, arm, over)) for arm in table["arm"] if arm != over]
     columns = ["arm", "difference", "difference_low", "difference_high"]
     return table.merge(pd.DataFrame(rows, columns=columns), how="left").sort_values("score")
+
+
+def draw_arms(axes, runs: pd.DataFrame) -> None:
+    """Test scores with standardised features, a panel for each data set: every split, mean and interval; stars: printed."""
+    runs = runs[runs["scaling"].fillna("standardised") == "standardised"]
+    star = {"marker": figures.marker("paper"), "color": figures.colour("paper"), "ls": "none"}
+    for axis, (dataset, (metric, title)) in zip(axes, PANELS.items()):
+        for place, (arm, (_, look)) in enumerate(NAMES.items()):
+            values = runs[(runs["dataset"] == dataset) & (runs["arm"] == arm)]["score"]
+            low, high = interval(values)[1:]
+            figures.seeds(axis, place, values, look, low=low, high=high)
+        for place, method in enumerate(("Linear", "NdLinear")):
+            value = fact("ts_tf_classify_final", dataset=dataset, method=method, metric=metric)
+            axis.plot(place - 0.22, value, ms=10, label=None if place else "printed", **star)
+        axis.set_xticks(range(len(NAMES)), [name for name, _ in NAMES.values()], fontsize=8)
+        axis.tick_params(axis="x", rotation=90)
+        axis.set(ylabel=title)
+    axes[0].legend(fontsize=8)
+
+
+def draw_curves(axes, protocols: dict[str, pd.DataFrame], arms: list[str]) -> None:
+    """Validation score after every epoch, a panel for each protocol, a line for each split."""
+    for axis, (title, runs) in zip(axes, protocols.items()):
+        for arm in arms:
+            for i, curve in enumerate(runs[runs["arm"] == arm]["curve"]):
+                look = {"color": figures.colour(NAMES[arm][1]), "label": None if i else arm}
+                points = pd.DataFrame(curve)
+                axis.plot(points["epoch"], points["val_score"], lw=1, alpha=0.7, **look)
+        axis.set(xlabel="epoch")
+        axis.set_title(title, fontsize=10)
+    axes[0].set(ylabel="validation accuracy")
+    axes[0].legend(fontsize=8, loc="lower right")

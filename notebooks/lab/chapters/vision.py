@@ -1,7 +1,8 @@
-"""Small image classifiers: pictures, heads that the paper compares NdLinear with, and a training loop in mixed precision.
+"""Small image classifiers: pictures, heads that the paper compares NdLinear with, and a training
+loop in mixed precision.
 
-The networks of the paper are in `lab.models`; here are further heads on the same features (64, 8, 8), and the maps of its
-comparison applied without multiplying out the matrix that they stand for.
+The networks of the paper are in `lab.models`; here are further heads on the same features (64, 8,
+8), and the maps of its comparison applied without multiplying out the matrix that they stand for.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import copy
 import functools
 import math
 import warnings
-from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -21,58 +21,50 @@ from torch.nn import functional as F
 from .. import memory, timing
 from ..counts import count_macs, operations
 from ..data import load
+from ..data.splits import some_of_each
 from ..machine import require
 from ..models import CPLinear, TTLinear, cnn_features, size
-from ..modes import LabError
 from ..page import figures
-from ..stats import interval, summary
+from ..page.facts import fact
+from ..stats import differences, interval
 from ..train import loop
 from ..train.scores import accuracy, top_five
 
-EXACT = 20_000  # pictures of the part "train_exact" in the form of CIFAR-100 that has one
 SHAPE = (64, 8, 8)  # the features in front of every head
 FLAT = math.prod(SHAPE)
 
 
-# ----------------------------------------------------------------------------------------------------------- the pictures
+# ------------------------------------------------------------------------------------- the pictures
 @functools.lru_cache(maxsize=1)
 def pictures(
     name: str, images: int, seed: int
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
-    """``images`` training pictures that the seed draws, equally many of each class, and the official test part.
+    """``images`` training pictures that the seed draws, equally many of each class, and the
+    official test part.
 
     Args:
-        name: "cifar10" or "cifar100". Pictures kept exactly are drawn from, where the data set names them and has enough.
+        name: "cifar10" or "cifar100". Pictures kept exactly are drawn from, where the data set
+            names them and has enough.
 
     Returns:
-        Two pairs: float32 (n, 3, 32, 32), each channel centred and scaled by the drawn pictures, and int64 classes.
+        Two pairs: float32 (n, 3, 32, 32), each channel centred and scaled by the drawn pictures,
+            and int64 classes.
     """
     data = load(name)
-    exact = images <= EXACT and "train_exact" in data.splits
-    (x, y), (x_test, y_test) = data.part("train_exact" if exact else "train"), data.part("test")
-    each, draw, classes = (
-        max(1, images // len(data.names)),
-        np.random.default_rng(seed),
-        range(len(data.names)),
-    )
-    of = [np.flatnonzero(y == c) for c in classes]
-    if min(map(len, of)) < each:
-        raise LabError(
-            f"{name} has {len(y):,} training pictures here, too few for {images:,} equally many of each class"
-        )
-    chosen = np.sort(np.concatenate([draw.permutation(found)[:each] for found in of]))
-    x = x[chosen].astype(np.float32)
-    mean, deviation = x.mean((0, 2, 3), keepdims=True), x.std((0, 2, 3), keepdims=True)
-    parts = [
-        ((part - mean) / deviation, classes) for part, classes in ((x, y[chosen]), (x_test, y_test))
-    ]
-    return tuple(
-        (torch.from_numpy(part.astype(np.float32)), torch.tensor(classes))
-        for part, classes in parts
-    )
+    x, y = some_of_each(data, images, seed)
+    x_test, y_test = data.part("test")
+    x = x.astype(np.float32)
+    mean = x.mean((0, 2, 3), keepdims=True)
+    deviation = x.std((0, 2, 3), keepdims=True)
+
+    def pair(part, classes) -> tuple[Tensor, Tensor]:
+        scaled = ((part - mean) / deviation).astype(np.float32)
+        return torch.from_numpy(scaled), torch.tensor(classes)
+
+    return pair(x, y), pair(x_test, y_test)
 
 
-# -------------------------------------------------------------------------------------------------------------- the heads
+# ---------------------------------------------------------------------------------------- the heads
 class CPFactors(CPLinear):
     """The same map factor by factor: rank (D + H) multiply-adds a sample, and no D x H matrix."""
 
@@ -96,7 +88,8 @@ class TTCores(TTLinear):
 
 
 def spread(layer: TTLinear, outputs: int) -> TTLinear:
-    """Scale the first ``outputs`` cores, those of the output axes, so that the map keeps the variance of its input."""
+    """Scale the first ``outputs`` cores, those of the output axes, so that the map keeps the
+    variance of its input."""
     with torch.no_grad():
         for core in layer.cores[:outputs]:
             core.mul_(math.sqrt(core.shape[1]))
@@ -104,16 +97,19 @@ def spread(layer: TTLinear, outputs: int) -> TTLinear:
 
 
 def tcl() -> nn.Module:
-    """The tensor contraction layer of tensorly-torch, (64, 8, 8) -> (64, 8, 8), without biases as there by default."""
+    """The tensor contraction layer of tensorly-torch, (64, 8, 8) -> (64, 8, 8), without biases as
+    there by default."""
     return require("tltorch").TCL(SHAPE, rank=SHAPE, bias=False)
 
 
 def trl(classes: int, rank: tuple[int, ...] = (32, 4, 4)) -> nn.Module:
-    """The tensor regression layer of tensorly-torch from (64, 8, 8) to the classes, its weight in Tucker form.
+    """The tensor regression layer of tensorly-torch from (64, 8, 8) to the classes, its weight in
+    Tucker form.
 
     Args:
-        rank: of the three feature axes; the axis of the classes keeps its size. The library's start has entries of
-            deviation 1 and saturates the softmax; here the weight starts with that of a linear layer, 1 / sqrt(3 * 4096).
+        rank: of the three feature axes; the axis of the classes keeps its size. The library's start
+            has entries of deviation 1 and saturates the softmax; here the weight starts with that
+            of a linear layer, 1 / sqrt(3 * 4096).
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -128,7 +124,8 @@ def trl(classes: int, rank: tuple[int, ...] = (32, 4, 4)) -> nn.Module:
 
 
 class Kept(nn.Module):
-    """A linear map with its matrix multiplied out once and kept beside it: fast to apply, and D x H numbers larger."""
+    """A linear map with its matrix multiplied out once and kept beside it: fast to apply, and D x H
+    numbers larger."""
 
     def __init__(self, layer: nn.Module, inputs: int = FLAT):
         super().__init__()
@@ -147,13 +144,15 @@ def network(head: nn.Module) -> nn.Sequential:
 
 
 def width_of_equal_size(classes: int, parameters: int, bias: bool = False) -> int:
-    """Largest width w with which 4096 -> w -> classes has at most ``parameters``; ``bias``: the first map has biases, too."""
+    """Largest width w with which 4096 -> w -> classes has at most ``parameters``; ``bias``: the
+    first map has biases, too."""
     return (parameters - classes) // (FLAT + classes + bias)
 
 
-# ----------------------------------------------------------------------------------------------------------- the training
+# ------------------------------------------------------------------------------------- the training
 def forward(model: nn.Module, images: Tensor) -> Tensor:
-    """Logits in float32, computed under autocast to bfloat16 from images in the memory format channels_last."""
+    """Logits in float32, computed under autocast to bfloat16 from images in the memory format
+    channels_last."""
     images = images.contiguous(memory_format=torch.channels_last)
     with torch.autocast(images.device.type, torch.bfloat16):
         out = model(images)
@@ -170,10 +169,11 @@ def train(
     seed: int,
     device: str | torch.device | None = None,
 ) -> list[dict[str, float]]:
-    """Train with Adam and cross-entropy in the precision of `forward`, in place: `lab.train.loop.train_epochs`.
+    """Train with Adam and cross-entropy in the precision of `forward`, in place:
+    `lab.train.loop.train_epochs`.
 
-    Returns the training loss of every epoch. The caller seeds the initial weights; ``seed`` gives the order of the
-    batches.
+    Returns the training loss of every epoch. The caller seeds the initial weights; ``seed`` gives
+    the order of the batches.
     """
     model.to(loop.default_device(device), memory_format=torch.channels_last)
     return loop.train_epochs(
@@ -189,7 +189,8 @@ def train(
 
 
 def evaluate(model: nn.Module, data: tuple[Tensor, Tensor], batch: int = 500) -> dict[str, float]:
-    """Accuracy, share with the class among the five largest logits (Acc@5) and loss, as in `train`."""
+    """Accuracy, share with the class among the five largest logits (Acc@5) and loss, as in
+    `train`."""
     device = next(model.parameters()).device
     part = tuple(tensor.to(device) for tensor in data)
     functions = {"accuracy": accuracy, "top_five": top_five}
@@ -197,18 +198,19 @@ def evaluate(model: nn.Module, data: tuple[Tensor, Tensor], batch: int = 500) ->
     return loop.evaluate(model, part, F.cross_entropy, functions, batch, logits)
 
 
-# --------------------------------------------------------------------------------------------------------------- the cost
+# ----------------------------------------------------------------------------------------- the cost
 @torch.no_grad()
 def tensor_bytes(model: nn.Module, batch: int = 128) -> int:
-    """Bytes of tensors at the peak of a forward pass without gradients: parameters, buffers, pictures, and what is allocated."""
+    """Bytes of tensors at the peak of a forward pass without gradients: parameters, buffers,
+    pictures, and what is allocated."""
     x = torch.zeros(batch, 3, 32, 32)
     fixed = [x, *model.parameters(), *model.buffers()]
     return sum(t.nbytes for t in fixed) + memory.peak_bytes(lambda: model.eval()(x))
 
 
 def counts(net: nn.Module, batch: int = 128) -> dict[str, float]:
-    """Parameters, multiply-adds of one picture and of a batch, and the latter with five operations for each number that enters a
-    batch norm, in thousands of millions; nothing is computed."""
+    """Parameters, multiply-adds of one picture and of a batch, and the latter with five operations
+    for each number that enters a batch norm, in thousands of millions; nothing is computed."""
     net, images = copy.deepcopy(net).to("meta"), torch.zeros(batch, 3, 32, 32, device="meta")
     giga = {
         "G macs, batch": count_macs(net, images) / 1e9,
@@ -218,7 +220,8 @@ def counts(net: nn.Module, batch: int = 128) -> dict[str, float]:
 
 
 def times(timed: pd.DataFrame, baseline: str, what: str, batch: int) -> pd.DataFrame:
-    """Times over that of ``baseline``, by network: median ``times`` of the ratios within rounds, ``times_low``, ``times_high``."""
+    """Times over that of ``baseline``, by network: median ``times`` of the ratios within rounds,
+    ``times_low``, ``times_high``."""
     part = timed[(timed["what"] == what) & (timed["batch"] == batch)]
     ratios = timing.ratios(part, baseline, by=("what", "batch")).set_index("peer")
     found = 1 / ratios[["ratio", "ratio_high", "ratio_low"]]
@@ -226,57 +229,145 @@ def times(timed: pd.DataFrame, baseline: str, what: str, batch: int) -> pd.DataF
 
 
 def both_ways(out: bool | None, piece: bool | None) -> dict[str, bool | None]:
-    """Arguments of `lab.verdict`: the claim holds if it does against maps multiplied out and piece by piece, holds under the
-    condition that they are multiplied out if only then, and else is what it is against maps multiplied out."""
+    """Arguments of `lab.verdict`: the claim holds if it does against maps multiplied out and piece
+    by piece, holds under the condition that they are multiplied out if only then, and else is what
+    it is against maps multiplied out."""
     if out is not True:
         return {"holds": out}
     return {"holds": False, "under": True} if piece is False else {"holds": piece}
 
 
-def accuracies(
-    runs: pd.DataFrame, metric: str, stated: Callable, against: Callable
-) -> pd.DataFrame:
-    """A table of heads: parameters, seeds, ``percent`` with its interval (from three seeds on), training loss,
-    ``printed``, difference to the dense head.
+# ---------------------------------------------------------------------------------------------------- tables and figures
+METRIC = {"cifar10": "accuracy", "cifar100": "top_five"}  # what the paper prints of each set
+PRINTED = {"cifar10": ("CIFAR-10", "acc_at_1"), "cifar100": ("CIFAR-100", "acc_at_5")}
+STRUCTURED = {"cp": "TRL/TCL", "tt": "TT"}  # rows of another printed table
+NAMES = {
+    "dense": "dense, 256 units",
+    "narrow": "dense, narrow",
+    "low-rank": "low rank",
+    "linear": "linear classifier",
+    "ndlinear": "NdLinear",
+    "relu": "NdLinear, ReLU",
+    "128,4,4": "NdLinear (128, 4, 4)",
+    "256,2,2": "NdLinear (256, 2, 2)",
+    "tcl": "TCL",
+    "trl": "TRL",
+    "cp": "TRL/TCL as counted",
+    "tt": "TT as counted",
+    "released": "NdLinear as released",
+}
+LOOKS = {  # arm: whose colour and marker it has, where that is not its own
+    "narrow": "dense-params",
+    "relu": "ndlinear-sum",
+    "cp": "lora",
+    "128,4,4": "ndlinear",
+    "256,2,2": "ndlinear",
+}
 
-    Args:
-        runs: rows of one data set with "arm" and "test_<metric>". stated: arm -> printed percent or None.
-        against: arm -> (mean, low, high) of its difference to "dense" in points; asked for where both have the same seeds.
-    """
-    runs = runs.assign(percent=100 * runs[f"test_{metric}"], training_loss=runs["train_loss"])
-    table = summary(runs, ["arm", "parameters"], ["percent", "training_loss"]).rename(
-        columns={"n": "seeds"}
-    )
-    ends = zip(
-        table["percent"], table.pop("percent_low"), table.pop("percent_high"), table["seeds"]
-    )
-    table["percent"] = [
-        f"{m:.1f}" + (f" [{low:.1f}, {high:.1f}]" if n > 2 else "") for m, low, high, n in ends
-    ]
-    table["printed"] = [stated(arm) for arm in table["arm"]]
+
+def stated(data: str, arm: str) -> float | None:
+    """The printed accuracy of a head in percent, None where there is none."""
+    dataset, metric = PRINTED[data]
+    if arm in STRUCTURED and data == "cifar100":
+        return 100 * fact("trl_tcl", method=STRUCTURED[arm], metric=metric)
+    method = {"dense": "Linear", "ndlinear": "NdLinear"}.get(arm)
+    if method is None:
+        return None
+    return 100 * fact("cnn_image_classify", dataset=dataset, method=method, metric=metric)
+
+
+def points(runs: pd.DataFrame, data: str, arm: str, baseline: str = "dense") -> pd.Series:
+    """Accuracy of one head minus that of another in points, seed by seed."""
+    part = runs[runs["data"] == data]
+    return 100 * differences(part, f"test_{METRIC[data]}", arm, baseline)
+
+
+def accuracies(runs: pd.DataFrame, data: str) -> pd.DataFrame:
+    """The heads on one data set: parameters, seeds, percent (an interval from three seeds on), training loss, as printed,
+    and the difference to the dense head where both have the same seeds."""
+    runs, rows = runs[runs["data"] == data], []
     seeds = {arm: set(part["seed"]) for arm, part in runs.groupby("arm")}
-    alike = [
-        arm != "dense" and seeds[arm] == seeds.get("dense") and len(seeds[arm]) > 1
-        for arm in table["arm"]
-    ]
-    differences = [against(arm) if ask else None for arm, ask in zip(table["arm"], alike)]
-    table["minus dense"] = [
-        "{:+.1f} [{:+.1f}, {:+.1f}]".format(*d) if d else "" for d in differences
-    ]
-    return table.drop(columns=["training_loss_low", "training_loss_high"])
+    for arm, part in runs.groupby("arm", sort=False):
+        percent = interval(100 * part[f"test_{METRIC[data]}"])
+        form = "{:.1f} [{:.1f}, {:.1f}]" if len(part) > 2 else "{:.1f}"
+        row = {"head": NAMES[arm], "parameters": part["parameters"].iloc[0], "seeds": len(part)}
+        row |= {"percent": form.format(*percent), "training loss": part["train_loss"].mean()}
+        row |= {"printed": stated(data, arm), "minus dense": ""}
+        if arm != "dense" and len(part) > 1 and seeds[arm] == seeds.get("dense"):
+            row["minus dense"] = in_points(interval(points(runs, data, arm)))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def in_points(found: tuple[float, float, float]) -> str:
+    """A difference with its interval: "+1.0 [+0.5, +1.5]"."""
+    return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*found)
 
 
 def dots(
-    axis, place: float, values, look: str, stated: float | None = None, aside: float = -0.3
+    axis, place: float, values, look: str, stated: float | None = None, aside: float = -0.22
 ) -> None:
-    """Every seed of one arm with mean and interval (from three seeds on), and the printed value as a star."""
+    """Every seed of one arm with mean and interval (from three seeds on), and the printed value as
+    a star."""
     low, high = interval(values)[1:] if len(values) > 2 else (None, None)
     figures.seeds(axis, place, values, look, low=low, high=high)
     if stated:
-        axis.plot(
-            place + aside,
-            stated,
-            figures.marker("paper"),
-            markersize=9,
-            color=figures.colour("paper"),
-        )
+        star = {"marker": figures.marker("paper"), "color": figures.colour("paper")}
+        axis.plot(place + aside, stated, markersize=9, ls="none", **star)
+
+
+def draw_accuracies(axes, budgets: dict[str, pd.DataFrame]) -> None:
+    """Accuracy of all heads: a row of panels for each data set, a column for each budget."""
+    for column, (budget, runs) in enumerate(budgets.items()):
+        for axis, (data, metric) in zip(axes[:, column], METRIC.items()):
+            part = runs[runs["data"] == data]
+            arms = [arm for arm in NAMES if arm in set(part["arm"])]
+            for place, arm in enumerate(arms):
+                values = 100 * part[part["arm"] == arm][f"test_{metric}"]
+                dots(axis, place, values, LOOKS.get(arm, arm), stated(data, arm))
+            names = [NAMES[arm] for arm in arms]
+            axis.set_xticks(range(len(arms)), names, rotation=40, ha="right", fontsize=8)
+            axis.set(xlim=(-0.6, len(arms) - 0.4))
+        axes[0, column].set_title(budget, fontsize=10)
+    axes[0, 0].set(ylabel="CIFAR-10, Acc@1, percent")
+    axes[1, 0].set(ylabel="CIFAR-100, Acc@5, percent")
+
+
+def draw_sweep(axes, cell: pd.DataFrame, printed: pd.Series, looks: dict[str, str]) -> None:
+    """Acc@5 against batch size, a panel for each learning rate; stars: printed.
+
+    Args:
+        cell: columns (rate, hidden size, batch), a row for each seed. printed: by the same key.
+    """
+    batches = sorted(set(cell.columns.get_level_values(2)))
+    for axis, rate in zip(axes, sorted(set(cell.columns.get_level_values(0)))):
+        for k, (hidden, look) in enumerate(looks.items()):
+            for place, batch in enumerate(batches):
+                key = (rate, hidden, batch)
+                dots(axis, place + 0.5 * k, cell[key], look, printed[key], aside=0)
+            handle = {"marker": figures.marker(look), "color": figures.colour(look)}
+            axis.plot([], [], ls="none", label=f"({hidden})", **handle)
+        axis.set_xticks([place + 0.25 for place in range(len(batches))], map(str, batches))
+        axis.set(xlabel=f"batch size; learning rate {rate:g}")
+    axes[0].set(ylabel="Acc@5 in percent")
+    axes[0].legend(loc="center")
+
+
+def memory_table(memory: pd.Series, printed: pd.Series, margin: float) -> pd.DataFrame:
+    """MiB of tensors for each structured layer and each way to apply it, ``memory`` by network, beside the printed values."""
+    ways = {
+        "piece by piece": "{}",
+        "multiplied out": "{}, multiplied out",
+        "matrix kept": "{}, matrix kept",
+    }
+    networks = [("NdLinear", "", "ndlinear")]
+    networks += [
+        (method, way, form.format(arm))
+        for arm, method in STRUCTURED.items()
+        for way, form in ways.items()
+    ]
+    table = pd.DataFrame(networks, columns=["method", "applied", "network"])
+    table["found"] = table.pop("network").map(memory)
+    table["printed"] = table["method"].map(printed)
+    table["met"] = (table["found"] - table["printed"]).abs() < margin
+    return table

@@ -33,7 +33,8 @@ def _check(standardise: str) -> None:
 
 
 def _targets(y) -> tuple[np.ndarray, list[np.ndarray]]:
-    """Targets as int64 classes or float32, and the groups of cases that keep their shares in every part."""
+    """Targets as int64 classes or float32, and the groups of cases that keep their shares in every
+    part."""
     y = np.asarray(y)
     if y.ndim == 1 and np.issubdtype(y.dtype, np.integer):
         return y.astype(np.int64), [np.flatnonzero(y == c) for c in np.unique(y)]
@@ -41,7 +42,8 @@ def _targets(y) -> tuple[np.ndarray, list[np.ndarray]]:
 
 
 def _cut(groups: list[np.ndarray], shares, rng) -> list[np.ndarray]:
-    """Indices of the parts: each group is cut by the cumulated shares, the pieces are joined and shuffled."""
+    """Indices of the parts: each group is cut by the cumulated shares, the pieces are joined and
+    shuffled."""
     cuts = [
         np.split(rng.permutation(g), np.rint(np.cumsum(shares) * len(g)).astype(int))
         for g in groups
@@ -57,14 +59,16 @@ def split(
     parts: tuple[float, float, float] = (0.6, 0.2, 0.2),
     standardise: str = "entry",
 ) -> Split:
-    """Random training, validation and test part; classes keep their shares; inputs are scaled by the training part alone.
+    """Random training, validation and test part; classes keep their shares; inputs are scaled by
+    the training part alone.
 
     Args:
         x: (n, ...) inputs. y: (n,) integer classes, split class by class, or (n, ...) real targets.
         parts: shares that sum to 1.
-        standardise: after subtracting the mean of each input entry, divide by the deviation of that entry ("entry", for features;
-            constant entries stay zero) or of all entries together ("all", for images); or centre and scale each channel, axis 1,
-            as a whole ("channel", for colour images and series); or leave the inputs alone ("none").
+        standardise: after subtracting the mean of each input entry, divide by the deviation of that
+            entry ("entry", for features; constant entries stay zero) or of all entries together
+            ("all", for images); or centre and scale each channel, axis 1, as a whole ("channel",
+            for colour images and series); or leave the inputs alone ("none").
     """
     _check(standardise)
     if abs(sum(parts) - 1) > 1e-9 or min(parts) <= 0:
@@ -77,7 +81,8 @@ def split(
 
 
 def official(data, *, seed: int, val: float = 0.2, standardise: str = "entry") -> Split:
-    """The publisher's test part; the publisher's training part, less a random share ``val`` of each class for validation.
+    """The publisher's test part; the publisher's training part, less a random share ``val`` of each
+    class for validation.
 
     Args:
         data: a `Data` with the parts "train" and "test". standardise: as in `split`.
@@ -85,14 +90,46 @@ def official(data, *, seed: int, val: float = 0.2, standardise: str = "entry") -
     _check(standardise)
     if not 0 < val < 1 or not {"train", "test"} <= set(data.splits):
         raise LabError(
-            f"val={val} must lie between 0 and 1, and {data.name} needs official parts; it has {[*data.splits]}"
+            f"val={val} must lie between 0 and 1, and {data.name} needs official parts; "
+            f"it has {[*data.splits]}"
         )
     (x, y), (x_test, y_test) = data.part("train"), data.part("test")
     y, groups = _targets(y)
     train, held = _cut(groups, [1 - val], np.random.default_rng(seed))
     scale = _scaler(x[train].astype(np.float32), standardise)
     pairs = ((x[train], y[train]), (x[held], y[held]), (x_test, _targets(y_test)[0]))
-    # scaled arrays are new, but `x_test` alone may be a read-only view of the data set: tensors need their own memory
+    # scaled arrays are new, but `x_test` alone may be a read-only view of the data set: tensors
+    # need their own memory
     return Split(
         *[(torch.from_numpy(scale(a.astype(np.float32))), torch.tensor(b)) for a, b in pairs]
     )
+
+
+EXACT = 20_000  # pictures in the part "train_exact" of a data set that has one
+
+
+def some_of_each(data, images: int, seed: int | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """``images`` training pictures and their classes, equally many of each class, in the order of
+    the data set.
+
+    Pictures kept exactly are taken, where the data set names them (part "train_exact") and has
+    enough.
+
+    Args:
+        data: a `Data` with classes as targets. seed: which ones are drawn; None: the first of each
+            class.
+    """
+    exact = images <= EXACT and "train_exact" in data.splits
+    x, y = data.part("train_exact" if exact else "train")
+    each = max(images // len(data.names), 1)
+    of = [np.flatnonzero(y == c) for c in range(len(data.names))]
+    if min(map(len, of)) < each:
+        raise LabError(
+            f"{data.name} has {len(y):,} training pictures here, too few for {images:,}, "
+            "equally many of each class"
+        )
+    if seed is not None:
+        draw = np.random.default_rng(seed)
+        of = [draw.permutation(found) for found in of]
+    chosen = np.sort(np.concatenate([found[:each] for found in of]))
+    return x[chosen], y[chosen]

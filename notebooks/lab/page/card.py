@@ -16,8 +16,8 @@ def card(slug: str, *, read_first: list[str] | None = None, gpu: bool = False) -
     settled = [c for c in ledger.of_chapter(slug) if c["verdict"] not in ("open", "untestable")]
     links = [
         (
-            f'<a href="#claim-{c["id"]}">{ledger.SIGNS[c["verdict"]]}&nbsp;{c["id"]}</a>',
-            f"{ledger.SIGNS[c['verdict']]} {c['id']}",
+            f'<a href="#claim-{c["id"]}">{ledger.mark(c)}&nbsp;{c["id"]}</a>',
+            f"{ledger.mark(c)} {c['id']}",
         )
         for c in settled
     ]

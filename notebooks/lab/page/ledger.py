@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import html
+import re
 
 from .. import reads
 from ..modes import PAPER, LabError, mode
@@ -18,6 +19,7 @@ SIGNS = {
     "untestable": "–",
     "open": "○",
 }
+DIRECTION = "direction only"
 # What a settled claim must say beside its rule, notebook and scope.
 ALSO_NEEDS = {"holds-if": "condition", "fails": "correction", "untestable": "reason"}
 # First part of a claim's id -> the area it belongs to.
@@ -72,6 +74,8 @@ def _problem(entry: dict) -> str | None:
     verdict = entry.get("verdict")
     if verdict not in VERDICTS:
         return f"verdict {verdict!r} is not one of {', '.join(VERDICTS)}"
+    if "direction_only" in entry and (problem := _size_problem(entry)):
+        return problem
     if verdict == "open":
         return None
     needed = ["reason"] if verdict == "untestable" else ["rule", "scope", "notebook"]
@@ -81,6 +85,16 @@ def _problem(entry: dict) -> str | None:
         if key and not entry.get(key)
     ]
     return f"verdict {verdict!r} needs {', '.join(missing)}" if missing else None
+
+
+def _size_problem(entry: dict) -> str | None:
+    """What is wrong with the field `direction_only` of one entry, or None."""
+    sentence = entry["direction_only"]
+    if entry["verdict"] not in ("holds", "holds-if"):
+        return f"`direction_only` goes with holds and holds-if, not with {entry['verdict']!r}"
+    if not isinstance(sentence, str) or len(re.findall(r"\d[\d.,]*", sentence)) < 2:
+        return "`direction_only` is a sentence with both numbers: what is printed and what we found"
+    return None
 
 
 def claims() -> list[dict]:
@@ -98,6 +112,29 @@ def of_chapter(notebook: str) -> list[dict]:
 def counts() -> dict[str, int]:
     """How many claims have which verdict."""
     return {verdict: sum(c["verdict"] == verdict for c in claims()) for verdict in VERDICTS}
+
+
+def direction_only() -> list[dict]:
+    """The claims that hold for the direction of an effect and not for its size or level."""
+    return [claim for claim in claims() if claim.get("direction_only")]
+
+
+def mark(claim: dict) -> str:
+    """The sign of a claim's verdict; a claim that holds for the direction only says so."""
+    sign = SIGNS[claim["verdict"]]
+    return f"{sign} {DIRECTION}" if claim.get("direction_only") else sign
+
+
+def label(claim: dict) -> str:
+    """Sign and word of a claim's verdict, such as "✓ holds" or "✓ holds, direction only"."""
+    words = f"{SIGNS[claim['verdict']]} {claim['verdict']}"
+    return f"{words}, {DIRECTION}" if claim.get("direction_only") else words
+
+
+def classes(claim: dict) -> str:
+    """The style classes of a claim's badge."""
+    only = " ndl-direction" if claim.get("direction_only") else ""
+    return f"ndl-badge ndl-{claim['verdict']}{only}"
 
 
 def area(claim: dict) -> str:
@@ -148,10 +185,10 @@ def verdict(id: str, *, holds: bool | None, under: bool | None = None, note: str
     detail = entry.get("correction") or (
         f"holds if {entry['condition']}" if entry.get("condition") else ""
     )
-    text = f"{SIGNS[found]} {found} · {id} · {entry['statement']}" + "".join(
-        f" — {part}" for part in (detail, note) if part
+    text = f"{label(entry)} · {id} · {entry['statement']}" + "".join(
+        f" — {part}" for part in (detail, entry.get("direction_only"), note) if part
     )
-    put(text, html=_markup(id, found, entry, detail, note))
+    put(text, html=_markup(id, entry, note))
 
 
 def finding(text: str, *, holds: bool | None) -> None:
@@ -167,9 +204,9 @@ def finding(text: str, *, holds: bool | None) -> None:
         say(f"✓ {text}")
 
 
-def _markup(id: str, found: str, entry: dict, detail: str, note: str) -> str:
+def _markup(id: str, entry: dict, note: str) -> str:
     parts = [
-        f'<span class="ndl-badge ndl-{found}">{SIGNS[found]} {found}</span> <code>{id}</code>',
+        f'<span class="{classes(entry)}">{label(entry)}</span> <code>{id}</code>',
         f"<span>{html.escape(entry['statement'])}</span>",
     ]
     parts += [
@@ -177,6 +214,7 @@ def _markup(id: str, found: str, entry: dict, detail: str, note: str) -> str:
         for head, text in (
             ("Right statement.", entry.get("correction")),
             ("Condition.", entry.get("condition")),
+            ("Direction only.", entry.get("direction_only")),
             ("Rule.", entry.get("rule")),
             ("Evidence.", note),
         )

@@ -69,8 +69,12 @@ class Only:
     folder: pathlib.Path
 
     def chosen(self, config: dict) -> bool:
-        """Whether a configuration has these values, written as text."""
-        return all(str(config.get(key)) == value for key, value in self.values.items())
+        """Whether a configuration has these values, written as text; "0|1|2" means any of them."""
+        return all(str(config.get(key)) in value.split("|") for key, value in self.values.items())
+
+    def note_code(self, code: str) -> None:
+        """Write down the fingerprint of the experiment as it is now, for the tool that asked."""
+        (self.folder / "code.txt").write_text(code, encoding="utf-8")
 
 
 def only_experiment() -> Only | None:

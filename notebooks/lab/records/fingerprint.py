@@ -33,6 +33,14 @@ OUTSIDE = (
     "lab.data.files",  # fetches bytes; what is read from them has a checksum in each row
 )
 PLAIN = (bool, int, float, complex, str, bytes, types.NoneType, types.EllipsisType, range, slice)
+NAMED = (
+    torch.dtype,
+    torch.device,
+    torch.layout,
+    torch.memory_format,
+    np.dtype,
+    types.GenericAlias,
+)
 LAYER = "ndlinear"
 
 
@@ -250,7 +258,10 @@ class _Reached:
             elif _in_lab(value.__name__) or (self.layer and value.__name__ == LAYER):
                 for chain in sorted(c for c in chains if c.partition(".")[0] == name):
                     dotted, found = self._attribute(chain, value, reader)
-                    if not isinstance(found, types.ModuleType):
+                    about_the_module = dotted.rpartition(".")[2].startswith(
+                        "__"
+                    )  # such as its place
+                    if not isinstance(found, types.ModuleType) and not about_the_module:
                         names[dotted] = dotted.rpartition(".")[2]
                         self._named(names[dotted], found, reader)
         return _listed(tree, names)
@@ -331,8 +342,10 @@ class _Reached:
         if isinstance(value, (pd.DataFrame, pd.Series, pd.Index)):
             text = repr(value.to_numpy().tolist()) + repr(list(getattr(value, "columns", [])))
             return f"table {hashlib.sha256(text.encode()).hexdigest()[:16]}"
-        if isinstance(value, (torch.dtype, torch.device, np.dtype, types.GenericAlias)):
+        if isinstance(value, NAMED):
             return repr(value)
+        if isinstance(value, types.SimpleNamespace):
+            return self.value(vars(value), reader)
         if isinstance(value, pathlib.PurePath):
             return "path"  # where things lie differs from machine to machine
         cls = type(value)

@@ -22,8 +22,8 @@ import pandas as pd
 from .. import modes
 from ..machine import device, peak_memory_mb, versions
 from ..modes import LabError, mode, new_rows_folder
-from . import budget, fingerprint, store
-from .store import RecordError, append, canonical, only_writer, parse, set_torn_aside
+from . import budget, fingerprint, store, where
+from .store import RecordError, Writer, canonical, only_writer, parse, set_torn_aside
 from .where import InProcess, executor, progress
 
 
@@ -164,7 +164,7 @@ def _as_completed(pool, experiment: Experiment, groups, data) -> Iterator[tuple[
     origin = Origin(experiment.reached(), _versions_that_count(), data)
     futures = {pool.submit(run_group, experiment, group, mode(), origin): group for group in groups}
     try:
-        for future in concurrent.futures.as_completed(futures):
+        for future in where.as_completed(pool, futures):
             outcomes = future.result()
             refused = [out["error"] for out in outcomes if out["status"] == "refused"]
             if refused:
@@ -250,7 +250,7 @@ def record(
         return _reproduced(experiment, grid, only)
     if mode() == "replay":
         rows, _ = parse(modes.RESULTS / f"{name}.jsonl")
-        return frame(_select(experiment, rows, grid))
+        return frame(_select(name, rows, grid, experiment.code()))
     if mode() == "full":
         return frame(complete(new_rows_folder() / f"{name}.jsonl", experiment, grid))
     with tempfile.TemporaryDirectory() as folder:
@@ -261,12 +261,19 @@ def record(
 def _reproduced(experiment: Experiment, grid: list[dict], only: budget.Only) -> pd.DataFrame:
     """For `make reproduce`: run the chosen configurations of one experiment and stop; read the records of the others as they are."""
     if experiment.name == only.experiment:
+        only.note_code(experiment.code())
         chosen = [config for config in grid if only.chosen(config)]
         rows = complete(only.folder / f"{experiment.name}.jsonl", experiment, chosen)
         raise budget.Done(len(rows))
     rows, _ = parse(modes.RESULTS / f"{experiment.name}.jsonl")
-    newest = {store.current(experiment.name, r)[1]: r for r in rows if r["status"] == "ok"}
-    return frame([newest[canonical(c)] for c in grid if canonical(c) in newest])
+    fields = {name for config in grid for name in config}  # not revisions that were raised by hand
+    fields -= {"machine"}  # rows of another machine will do
+
+    def key(config: dict) -> str:
+        return canonical({k: v for k, v in config.items() if k in fields})
+
+    newest = {key(row["config"]): row for row in rows if row["status"] == "ok"}
+    return frame([newest[key(c)] for c in grid if key(c) in newest])
 
 
 def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> list[dict]:
@@ -278,6 +285,7 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
         rows, torn = parse(path)
         if torn:
             set_torn_aside(path, torn)
+        writer = Writer(path)
         done = _done(experiment, _known(path, rows), code)
         missing = [c for c in grid if canonical(c) not in done]
         data = {d: checksum(d) for d in experiment.data if missing}
@@ -287,12 +295,12 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
             now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
             for config, outcome in zip(group, outcomes):
                 known = {"key": canonical(config), "config": config, "seed": config["seed"]}
-                append(path, {**fixed, **known, **outcome, "time": now})
+                writer.append({**fixed, **known, **outcome, "time": now})
         rows = _known(path, parse(path)[0])
     left = [c for c in grid if canonical(c) not in {r["key"] for r in rows}]
     if left and budget.LEFT_OUT:
         raise budget.Ended(experiment.name, len(left))
-    return _select(experiment, rows, grid)
+    return _select(experiment.name, rows, grid, code)
 
 
 def _known(path: pathlib.Path, rows: list[dict]) -> list[dict]:
@@ -309,9 +317,8 @@ def _done(experiment: Experiment, rows: list[dict], code: str) -> set[str]:
     return {key for _, row_code, key in found if row_code == code}
 
 
-def _select(experiment: Experiment, rows: list[dict], grid: list[dict]) -> list[dict]:
+def _select(name: str, rows: list[dict], grid: list[dict], code: str) -> list[dict]:
     """The rows of a grid, or an error that says what to run."""
-    code, name = experiment.code(), experiment.name
     found = [(row, *store.current(name, row)) for row in rows]
     newest = {key: r for r, row_code, key in found if r["status"] == "ok" and row_code == code}
     absent = [c for c in grid if canonical(c) not in newest]

@@ -89,6 +89,27 @@ def append(path: pathlib.Path, row: dict) -> None:
         ) from error
 
 
+class Writer:
+    """Appends to one record, and notices a second writer that got in although the file was locked."""
+
+    def __init__(self, path: pathlib.Path):
+        self.path = path
+        self.size = self._size()
+
+    def _size(self) -> int:
+        return self.path.stat().st_size if self.path.is_file() else 0
+
+    def append(self, row: dict) -> None:
+        """Add one row; RecordError if the file is not as this writer left it."""
+        if self._size() != self.size:
+            raise RecordError(
+                f"{self.path.name} was changed by another process while this one writes it: was its .lock file deleted? "
+                "All rows are kept; stop the other run and run again"
+            )
+        append(self.path, row)
+        self.size = self._size()
+
+
 def _ends_with_newline(file) -> bool:
     file.seek(-1, os.SEEK_END)
     return file.read(1) == b"\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import os
+from collections.abc import Iterator
 
 from ..modes import LabError, mode
 
@@ -48,6 +49,25 @@ def executor():
         yield client.get_executor(
             pure=False, retries=3
         )  # a task whose worker dies is run again elsewhere
+
+
+def as_completed(pool, futures, patience: float = 30.0) -> Iterator:
+    """The futures as they finish; says so when none does for a while because no worker is connected."""
+    open_ones = set(futures)
+    said = False
+    while open_ones:
+        done, open_ones = concurrent.futures.wait(
+            open_ones, patience, concurrent.futures.FIRST_COMPLETED
+        )
+        yield from done
+        client = getattr(pool, "_client", None)
+        alone = not done and client is not None and not client.scheduler_info()["workers"]
+        if alone and not said:
+            print(
+                f"no worker is connected to {client.scheduler.address}; {len(open_ones)} groups of runs wait: "
+                "start one with `dask worker <address>`"
+            )
+            said = True
 
 
 def progress(items, total: int, label: str):

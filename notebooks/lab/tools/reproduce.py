@@ -1,7 +1,7 @@
 """Run a recorded experiment again: ``python -m lab.tools.reproduce EXPERIMENT [KEY=VALUE ...] [--adopt]`` (in notebooks/).
 
 The notebook that owns the experiment runs up to its record, and there only the configurations that have the values named, such
-as ``radius-bump width=16 depth=2``, are run, into a folder of their own. For each configuration and metric the mean over seeds
+as ``radius-bump width=16 "seed=0|1|2"``, are run, into a folder of their own. For each configuration and metric the mean over seeds
 of the new runs must then lie in the 95 % interval of the recorded ones. Times are not judged: ``make bench`` measures those.
 
 With ``--adopt``, rows recorded by earlier code count as rows of the present code if all means agree: the table of migrations gets
@@ -10,12 +10,15 @@ an entry that says what was run again. Records are never changed.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 
 import pandas as pd
 
@@ -27,18 +30,35 @@ from ..records.store import canonical, parse
 from ..stats import interval
 
 ROUNDING = 1e-6  # relative: what the interval of equal values allows
-TIMES = ("speed", "overhead-time", "cnn-latency")  # experiments whose numbers are times
+FEWEST_SEEDS = 3  # from which on an interval is asked, not equality
+TIMES = re.compile(r"speed(?!-memory).*|overhead-time|cnn-latency")  # their numbers are times
 
 
 def owner(experiment: str) -> pathlib.Path:
     """The notebook that records an experiment."""
     for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")):
         code = script(path)
-        if "lab.record(" in code and f'"{experiment}"' in code:
+        if "lab.record(" in code and any(
+            re.fullmatch(name, experiment) for name in _names(ast.parse(code))
+        ):
             return path
     raise LabError(
         f"no notebook records {experiment!r}; recorded are {', '.join(p.stem for p in modes.RESULTS.glob('*.jsonl'))}"
     )
+
+
+def _names(tree: ast.AST) -> Iterator[str]:
+    """Every text in a script that can name an experiment, as a pattern: f"ucr-{name}" is any name that begins so."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield re.escape(node.value)
+        elif isinstance(node, ast.JoinedStr) and isinstance(node.values[0], ast.Constant):
+            parts = [
+                re.escape(part.value) if isinstance(part, ast.Constant) else "[a-z0-9-]+"
+                for part in node.values
+            ]
+            if re.fullmatch(r"[a-z0-9]+-", node.values[0].value):
+                yield "".join(parts)
 
 
 def script(notebook: pathlib.Path) -> str:
@@ -58,9 +78,21 @@ def rerun(experiment: str, folder: pathlib.Path, only: dict[str, str] | None = N
             f"no recorded row of {experiment!r} has {only}; the first one is {recorded[0]['config']}"
         )
     print(f"{experiment}: {len(chosen)} of {len(recorded)} rows are run again by {notebook.name}")
+    _run_notebook(experiment, only or {}, folder)
+    again = parse(folder / f"{experiment}.jsonl")[0]
+    if not again:
+        raise LabError(
+            f"{notebook.name} names none of these rows: they are recorded beyond its grid"
+        )
+    return again
+
+
+def _run_notebook(experiment: str, values: dict[str, str], folder: pathlib.Path) -> None:
+    """Run the notebook of an experiment up to its record, and there the configurations with these values, into ``folder``."""
+    notebook = owner(experiment)
     file = folder / f"{notebook.stem}.py"
     file.write_text(script(notebook), encoding="utf-8")
-    asked = {"experiment": experiment, "values": only or {}, "folder": str(folder)}
+    asked = {"experiment": experiment, "values": values, "folder": str(folder)}
     environment = os.environ | {
         "NDL_MODE": "full",
         "NDL_ONLY": json.dumps(asked),
@@ -68,12 +100,13 @@ def rerun(experiment: str, folder: pathlib.Path, only: dict[str, str] | None = N
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(NOTEBOOKS)]),
     }
     subprocess.run([sys.executable, str(file)], cwd=NOTEBOOKS, env=environment, check=True)
-    again = parse(folder / f"{experiment}.jsonl")[0]
-    if not again:
-        raise LabError(
-            f"{notebook.name} names none of these rows: they are recorded beyond its grid"
-        )
-    return again
+
+
+def present_code(experiment: str) -> str:
+    """The fingerprint that rows of an experiment would carry today; runs nothing of it."""
+    with tempfile.TemporaryDirectory() as folder:
+        _run_notebook(experiment, {"seed": "none"}, pathlib.Path(folder))
+        return pathlib.Path(folder, "code.txt").read_text(encoding="utf-8")
 
 
 def against(experiment: str, recorded: list[dict], again: list[dict]) -> pd.DataFrame:
@@ -97,13 +130,25 @@ def against(experiment: str, recorded: list[dict], again: list[dict]) -> pd.Data
     for kind, new in _by_kind(again).items():
         old = [old_rows[row["key"]] for row in new]
         for metric in new[0]["metrics"]:
-            mean, low, high = interval([row["metrics"][metric] for row in old])
-            now = interval([row["metrics"][metric] for row in new])[0]
-            slack = ROUNDING * abs(mean)
-            inside = low - slack <= now <= high + slack
-            table.append((kind, metric, mean, low, high, now, now == mean, inside))
+            values = [[row["metrics"][metric] for row in rows] for rows in (old, new)]
+            table.append((kind, metric, *_compared(*values)))
     columns = ["configuration", "metric", "recorded", "low", "high", "again", "equal", "inside"]
     return pd.DataFrame(table, columns=columns)
+
+
+def _compared(old: list, new: list) -> tuple:
+    """Recorded mean, its interval, the new mean, whether they are equal, and whether the new one lies inside.
+
+    Words, and numbers of fewer than three seeds, whose interval says little, must be equal.
+    """
+    if not all(isinstance(value, (int, float)) for value in old + new):
+        return old[0], old[0], old[0], new[0], old == new, old == new
+    mean, low, high = interval(old)
+    if len(old) < FEWEST_SEEDS:
+        low = high = mean
+    now = interval(new)[0]
+    slack = ROUNDING * abs(mean)
+    return mean, low, high, now, now == mean, low - slack <= now <= high + slack
 
 
 def _fields_of_old_rows(recorded: list[dict], again: list[dict]) -> list[str]:
@@ -130,18 +175,23 @@ def adopt(experiment: str, recorded: list[dict], again: list[dict], shown: str) 
 
     Only the newest earlier code is adopted: what was stale before stays stale.
     """
-    new = again[-1]["code"]
-    old = store.current(experiment, recorded[-1])[0]
-    if old == new:
+    without = _fields_of_old_rows(recorded, again)
+    enter(experiment, recorded, again[-1]["code"], shown, without)
+
+
+def enter(experiment: str, recorded: list[dict], new: str, shown: str, without: list[str]) -> None:
+    """The entry of the newest recorded code in the table of migrations; it takes the place of an earlier one."""
+    if store.current(experiment, recorded[-1])[0] == new:
         print(f"{experiment}: its rows are current, nothing to adopt")
         return
+    old = recorded[-1]["code"]
     path = modes.RESULTS / store.MIGRATIONS
     table = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     entry = {"old": old, "new": new, "shown by": shown}
-    without = _fields_of_old_rows(recorded, again)
     if without:
         entry["without"] = without
-    table.setdefault(experiment, []).append(entry)
+    others = [e for e in table.get(experiment, []) if e["old"] != old]
+    table[experiment] = [*others, entry]
     text = json.dumps(dict(sorted(table.items())), indent=1, ensure_ascii=False) + "\n"
     fresh = path.with_suffix(".tmp")
     fresh.write_text(text, encoding="utf-8")
@@ -155,7 +205,7 @@ def main(arguments: list[str]) -> int:
     if not arguments or not all("=" in a for a in arguments[1:]):
         raise SystemExit(__doc__)
     experiment, only = arguments[0], dict(a.split("=", 1) for a in arguments[1:])
-    if experiment.startswith(TIMES):
+    if TIMES.fullmatch(experiment):
         raise LabError(f"{experiment} holds times, which no second run repeats: use `make bench`")
     with tempfile.TemporaryDirectory() as folder:
         again = rerun(experiment, pathlib.Path(folder), only)

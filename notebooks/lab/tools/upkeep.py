@@ -1,4 +1,4 @@
-"""Upkeep of the book: ``python -m lab.tools.upkeep environment | stamp URL | times`` (run in notebooks/)."""
+"""Upkeep of the book: ``python -m lab.tools.upkeep environment | stamp URL | times``."""
 
 from __future__ import annotations
 

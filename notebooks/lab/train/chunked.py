@@ -1,11 +1,13 @@
-"""Full-batch training of small networks, several times faster than autograd on one core, exact up to rounding.
+"""Full-batch training of small networks, several times faster than autograd on one core, exact up
+to rounding.
 
-For sequences of `nn.Linear` or `NdLinear` layers with ReLU between and one number as answer, trained with Adam on the mean
-squared error. Three things make it fast. Samples are the *last* axis, so every mode product is a matrix product over
-contiguous memory. The samples go through in chunks that fit the processor's cache, into buffers that are allocated once. A
-layer with few units is applied as the dense layer it equals. What depends on the weights alone (Kronecker products, total
-biases) is computed once an epoch under autograd; the sums over the samples are written out here and handed back to it.
-tests/test_lab_chunked.py compares the result with `lab.fit`.
+For sequences of `nn.Linear` or `NdLinear` layers with ReLU between and one number as answer,
+trained with Adam on the mean squared error. Three things make it fast. Samples are the *last* axis,
+so every mode product is a matrix product over contiguous memory. The samples go through in chunks
+that fit the processor's cache, into buffers that are allocated once. A layer with few units is
+applied as the dense layer it equals. What depends on the weights alone (Kronecker products, total
+biases) is computed once an epoch under autograd; the sums over the samples are written out here and
+handed back to it. tests/lab/test_chunked.py compares the result with `lab.fit`.
 """
 
 from __future__ import annotations
@@ -25,28 +27,29 @@ from ..modes import LabError
 from .loop import seed_everything
 from .stacked import Stack
 
-CACHE, FEWEST = (
-    1 << 18,
-    125,
-)  # numbers in the largest buffer; so many samples may always go together
+CACHE = 1 << 18  # numbers in the largest buffer
+FEWEST = 125  # so many samples may always go together
 SKINNY = 3  # a multiply-add of a mode product costs about as much as three of a dense layer's
 _relu_gradient = torch.ops.aten.threshold_backward.grad_input
 
 
 class _Map:
-    """One affine layer of all members, samples last: (members * p, d, q * chunk) -> (members * p, h, q * chunk), mode by mode."""
+    """One affine layer of all members, samples last, mode by mode.
+
+    A mode takes (members * p, d, q * chunk) to (members * p, h, q * chunk).
+    """
 
     def __init__(
         self, layer: nn.Module, names: list[tuple[str, str | None]], members: int, hidden: bool
     ):
-        self.names, self.members = names, members  # of weight and bias of each mode
-        modewise = isinstance(layer, NdLinear)
-        dims, sizes = (
-            (layer.input_dims, layer.hidden_size)
-            if modewise
-            else ((layer.in_features,), (layer.out_features,))
-        )
-        self.inputs, self.units = math.prod(dims), math.prod(sizes)
+        self.names = names  # of weight and bias of each mode
+        self.members = members
+        if isinstance(layer, NdLinear):
+            dims, sizes = layer.input_dims, layer.hidden_size
+        else:
+            dims, sizes = (layer.in_features,), (layer.out_features,)
+        self.inputs = math.prod(dims)
+        self.units = math.prod(sizes)
         macs = sum(math.prod(sizes[: k + 1]) * math.prod(dims[k:]) for k in range(len(dims)))
         self.dense = len(dims) == 1 or SKINNY * macs >= self.inputs * self.units
         if self.dense:
@@ -61,7 +64,8 @@ class _Map:
         self.outs = [torch.empty(self.members * p, h, q * chunk) for p, d, h, q in self.modes]
 
     def prepare(self, weights: dict[str, Tensor]) -> None:
-        """What the samples meet in this epoch: a matrix for each mode and one bias, as functions of the weights."""
+        """What the samples meet in this epoch, by the weights: a matrix for each mode and one
+        bias."""
         matrices = [weights[name] for name, _ in self.names]
         biases = [weights[name] for _, name in self.names if name]
         self.bias = None
@@ -90,14 +94,18 @@ class _Map:
         return x.clamp_min_(0) if self.hidden else x
 
     def backward(self, gradient: Tensor, free: list[Tensor], to_input: bool) -> Tensor:
-        """Add the chunk's share to the operands' gradients; the gradient of the input, in one of the two free buffers."""
+        """Add the chunk's share to the operands' gradients; returns the gradient of the input.
+
+        It lies in one of the two free buffers.
+        """
         gradient = gradient.view_as(self.outs[-1])
         if self.hidden:
             _relu_gradient(gradient, self.outs[-1], 0, grad_input=gradient)
         if self.bias is not None:
             self.bias_sum += gradient.sum(2, keepdim=True)
         for k, (p, _d, h, _q) in reversed(list(enumerate(self.modes))):
-            gradient, x = gradient.view(self.members * p, h, -1), self.seen[k]
+            gradient = gradient.view(self.members * p, h, -1)
+            x = self.seen[k]
             self.sums[k].baddbmm_(gradient, x.transpose(1, 2))
             if k or to_input:
                 free.reverse()  # the other one holds `gradient`
@@ -113,7 +121,8 @@ class _Map:
 
 
 def _kronecker(a: Tensor, b: Tensor) -> Tensor:
-    """Kronecker product of each member's matrices: (members, H, D) and (members, h, d) -> (members, H h, D d)."""
+    """Kronecker product of each member's matrices: (members, H, D) and (members, h, d) -> (members,
+    H h, D d)."""
     product = a[:, :, None, :, None] * b[:, None, :, None, :]
     return product.reshape(len(a), a.shape[1] * b.shape[1], -1)
 
@@ -123,13 +132,15 @@ def _maps(model: nn.Sequential, members: int) -> list[_Map]:
     parts = [
         (n, m) for n, m in model.named_children() if not isinstance(m, (nn.Flatten, nn.Unflatten))
     ]
-    layers, between = parts[::2], [m for _, m in parts[1::2]]
+    layers = parts[::2]
+    between = [m for _, m in parts[1::2]]
     known = all(isinstance(m, (nn.Linear, NdLinear)) for _, m in layers) and all(
         isinstance(m, nn.ReLU) for m in between
     )
     if not known or len(layers) != len(between) + 1:
         raise LabError(
-            "chunked.fit trains nn.Sequential of nn.Linear or NdLinear with nn.ReLU between, and nothing else"
+            "chunked.fit trains nn.Sequential of nn.Linear or NdLinear with nn.ReLU between, "
+            "and nothing else"
         )
     maps = []
     for name, layer in layers:
@@ -147,7 +158,10 @@ def _maps(model: nn.Sequential, members: int) -> list[_Map]:
 
 
 def _gradients(maps: list[_Map], x: Tensor, y: Tensor, free: list[Tensor], count: int) -> Tensor:
-    """Sum of the squared errors of a chunk, per member; the gradients of their mean over ``count`` samples go to the maps."""
+    """Sum of the squared errors of a chunk, per member.
+
+    The gradients of their mean over ``count`` samples go to the maps.
+    """
     for layer in maps:
         x = layer.forward(x)
     error = x.view_as(y).sub_(y)
@@ -159,7 +173,8 @@ def _gradients(maps: list[_Map], x: Tensor, y: Tensor, free: list[Tensor], count
 
 
 def _chunk(count: int, per_sample: int) -> int:
-    """The largest equal share of the samples whose largest buffer fits the cache, or the first of few samples."""
+    """The largest equal share of the samples whose largest buffer fits the cache, or the first of
+    few samples."""
     shares = [count // k for k in range(1, count + 1) if count % k == 0]
     return next(s for s in shares if s * per_sample <= CACHE or s <= FEWEST)
 
@@ -174,13 +189,14 @@ def fit(
     below: float | None = None,
     chunk: int | None = None,
 ) -> Stack:
-    """Train one network for each seed, all at once, with full batches and Adam on the mean squared error.
+    """Train one network for each seed, all at once, with full batches and Adam on the mean squared
+    error.
 
     Args:
         make: builds a network (inputs) -> (n,); called once for each seed, right after seeding.
         data: for each seed (x, y) of shapes (n, inputs...) and (n,).
-        below: note the weights after the first epoch whose training loss, taken before its step, is below this number.
-            Training goes on to the last epoch.
+        below: note the weights after the first epoch whose training loss, taken before its step, is
+            below this number. Training goes on to the last epoch.
         chunk: samples at a time; it must divide n.
 
     Returns:
@@ -190,7 +206,9 @@ def fit(
     for seed in seeds:
         seed_everything(seed)
         models.append(make())
-    maps, members, count = _maps(models[0], len(seeds)), len(seeds), len(data[0][1])
+    members = len(seeds)
+    count = len(data[0][1])
+    maps = _maps(models[0], members)
     states = [model.state_dict() for model in models]
     shapes = {name: (members, *value.shape) for name, value in states[0].items()}
     flat = torch.cat(
@@ -210,7 +228,9 @@ def fit(
         for a, b in zip(x.split(chunk, dim=2), y.split(chunk, dim=1))
     ]
     adam = torch.optim.Adam([flat], lr=lr, fused=True)
-    losses, stops, at_stop = torch.empty(epochs, members), [0] * members, flat.detach().clone()
+    losses = torch.empty(epochs, members)
+    stops = [0] * members
+    at_stop = flat.detach().clone()
     began = time.perf_counter()
     for epoch in range(epochs):
         weights = _named(flat, shapes)
@@ -257,6 +277,6 @@ def _named(flat: Tensor, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor
 
 
 def _copy_member(to: Tensor, source: Tensor, shapes: dict[str, tuple[int, ...]], i: int) -> None:
-    there, here = _named(to, shapes), _named(source, shapes)
-    for name in shapes:
-        there[name][i] = here[name][i]
+    here = _named(source, shapes)
+    for name, there in _named(to, shapes).items():
+        there[i] = here[name][i]

@@ -1,7 +1,9 @@
-"""One training loop for all experiments: seeded, best epoch chosen on validation, test looked at once.
+"""One training loop for all experiments: seeded, best epoch chosen on validation, test looked at
+once.
 
-`fit` is that loop. Its parts serve the loops that differ from it in one point each: `step` and `epoch` also train without a
-validation part (`train_epochs`), by a number of steps (`lab.chapters.dial`) and with many seeds at once (`stacked`).
+`fit` is that loop. Its parts serve the loops that differ from it in one point each: `step` and
+`epoch` also train without a validation part (`train_epochs`), by a number of steps
+(`lab.chapters.dial`) and with many seeds at once (`stacked`).
 """
 
 from __future__ import annotations
@@ -62,7 +64,8 @@ class Split:
 
 @dataclass
 class Fit:
-    """A finished training: the model at its best epoch, its metrics, and the curve of every epoch."""
+    """A finished training: the model at its best epoch, its metrics, and the curve of every
+    epoch."""
 
     model: nn.Module
     metrics: dict[str, float]
@@ -72,7 +75,8 @@ class Fit:
     curve: list[dict[str, float]] = field(repr=False, default_factory=list)
 
     def thin(self, points: int = 30) -> list[dict[str, float]]:
-        """At most ``points`` epochs of the curve, evenly spaced, the last included: for a record."""
+        """At most ``points`` epochs of the curve, evenly spaced, the last included: for a
+        record."""
         at = sorted(
             {round(i) for i in np.linspace(0, len(self.curve) - 1, min(points, len(self.curve)))}
         )
@@ -108,13 +112,14 @@ def evaluate(
 def predict(model: nn.Module, x: Tensor, batch: int = 2048) -> Tensor:
     """The model's outputs in evaluation mode, computed in batches where its weights lie."""
     model.eval()
-    device = next(model.parameters()).device
+    device = next((weight.device for weight in model.parameters()), x.device)
     return torch.cat([model(part.to(device)).cpu() for part in x.split(batch)])
 
 
-# ------------------------------------------------------------------------------- parts of a training
+# ------------------------------------------------------------------------------ parts of a training
 def batches(count: int, batch_size: int, order: torch.Generator) -> tuple[Tensor, ...]:
-    """The samples of one epoch in random order, as the indices of each batch; size 0: all at once."""
+    """The samples of one epoch in random order, as the indices of each batch; size 0: all at
+    once."""
     return torch.randperm(count, generator=order).split(batch_size or count)
 
 
@@ -125,8 +130,9 @@ def step(
 
     Args:
         forward: inputs -> outputs.
-        loss: (outputs, targets) -> the batch's mean loss, or one for each member of a stack: members share no
-            weights, so the gradient of the sum of their losses holds each one's own.
+        loss: (outputs, targets) -> the batch's mean loss, or one for each member of a stack:
+            members share no weights, so the gradient of the sum of their losses holds each one's
+            own.
     """
     optimiser.zero_grad(set_to_none=True)
     value = loss(forward(x), y)
@@ -205,7 +211,7 @@ def should_stop(stop: dict, curve: list[dict[str, float]]) -> bool:
     )
 
 
-# ------------------------------------------------------------------------------------ whole trainings
+# ---------------------------------------------------------------------------------- whole trainings
 def fit(
     model: nn.Module,
     data: Split,
@@ -221,11 +227,13 @@ def fit(
     stop: dict | None = None,
     device: str | torch.device | None = None,
 ) -> Fit:
-    """Train, keep the epoch with the lowest validation loss, and evaluate its weights once on the test part.
+    """Train, keep the epoch with the lowest validation loss, and evaluate its weights once on the
+    test part.
 
     Args:
         data: training, validation and test part.
-        loss: (output, target) -> mean loss of the batch; ``scores``: further such functions by name.
+        loss: (output, target) -> mean loss of the batch; ``scores``: further such functions by
+            name.
         batch_size: samples per step; the last batch of an epoch may be smaller. 0 means full batch.
         seed: order of the batches. The caller seeds the initial weights.
         stop: rule as data, e.g. ``{"metric": "val_loss", "patience": 20}`` or
@@ -282,7 +290,8 @@ def train_epochs(
     seed: int,
     forward: Callable | None = None,
 ) -> list[dict[str, float]]:
-    """Train with Adam for a fixed number of epochs, no part held out; the last weights stay in the model.
+    """Train with Adam for a fixed number of epochs, no part held out; the last weights stay in the
+    model.
 
     Args:
         seed: order of the batches, as in `fit`. The caller seeds the initial weights.

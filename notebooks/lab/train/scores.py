@@ -11,7 +11,8 @@ def squared_error(out: Tensor, target: Tensor) -> Tensor:
 
 
 def accuracy(logits: Tensor, classes: Tensor) -> Tensor:
-    """Share of samples whose class has the largest logit; with a first axis more, that of each member."""
+    """Share of samples whose class has the largest logit; with a first axis more, that of each
+    member."""
     return (logits.argmax(-1) == classes).float().mean(-1)
 
 

@@ -1,9 +1,9 @@
 """Many seeds in one training: the members of a stack share the architecture and nothing else.
 
-`torch.func` stacks their parameters along a new first axis and maps the forward pass over it. The sum of the
-members' losses has as gradient each member's own gradient, and the optimisers offered act on each number by itself,
-so every member trains exactly as it would alone, up to the rounding of a batched product;
-tests/lab/test_stacked.py compares it with `lab.fit`.
+`torch.func` stacks their parameters along a new first axis and maps the forward pass over it. The
+sum of the members' losses has as gradient each member's own gradient, and the optimisers offered
+act on each number by itself, so every member trains exactly as it would alone, up to the rounding
+of a batched product; tests/lab/test_stacked.py compares it with `lab.fit`.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ ELEMENTWISE = ("adam", "adamw", "sgd")
 class Stack:
     """A finished stacked training: the weights of every member at three moments, and its curve.
 
-    Moments: "best", the epoch of the lowest validation loss up to the member's stop; "stop", the epoch at which its
-    stopping rule said stop, or the last one; "end", the last epoch that was run. ``epoch[moment][i]`` counts from 1.
+    Moments: "best", the epoch of the lowest validation loss up to the member's stop; "stop", the
+    epoch at which its stopping rule said stop, or the last one; "end", the last epoch that was run.
+    ``epoch[moment][i]`` counts from 1.
     """
 
     seeds: list[int]
@@ -122,29 +123,34 @@ def fit(
     dropout: bool = False,
     device: str | torch.device | None = None,
 ) -> Stack:
-    """Train one model for each seed, all at once. The test part is not looked at: call `Stack.evaluate`.
+    """Train one model for each seed, all at once. The test part is not looked at: call
+    `Stack.evaluate`.
 
     Args:
-        make: builds a model; called once for each seed, right after seeding, so a member starts as it would alone.
+        make: builds a model; called once for each seed, right after seeding, so a member starts as
+            it would alone.
         data: one split for all members, or one for each seed, of equal sizes.
-        seeds: also the order of each member's batches, as in `lab.fit`. ``batch_size=0``: full batch.
+        seeds: also the order of each member's batches, as in `lab.fit`. ``batch_size=0``: full
+            batch.
         loss, scores: (output, target) -> mean over the samples of one member, in operations that
             `torch.func.vmap` maps.
-        stop: a rule as in `lab.fit`, applied to each member by itself. A stopped member's best and stopping
-            weights are kept; training ends when all have stopped, or with ``run_on=True`` after ``epochs``.
-        check_every: epochs between two looks at the validation part; the last epoch is always looked at.
-            The stopping rule is applied at those epochs, and the best epoch is one of them.
-        dropout: allow it. Each member drops its own numbers, but all are drawn from one generator, so a
-            member's training is a fair draw of what it would do alone, and not the same draw.
+        stop: a rule as in `lab.fit`, applied to each member by itself. A stopped member's best and
+            stopping weights are kept; training ends when all have stopped, or with ``run_on=True``
+            after ``epochs``.
+        check_every: epochs between two looks at the validation part; the last epoch is always
+            looked at. The stopping rule is applied at those epochs, and the best epoch is one of
+            them.
+        dropout: allow it. Each member drops its own numbers, but all are drawn from one generator,
+            so a member's training is a fair draw of what it would do alone, and not the same draw.
 
     Raises:
-        LabError: a model with batch normalisation or dropout, data of unequal sizes, or a loss that is not
-            finite.
+        LabError: a model with batch normalisation or dropout, data of unequal sizes, or a loss that
+            is not finite.
     """
     if optimiser not in ELEMENTWISE or epochs < 1 or batch_size < 0 or check_every < 1 or not seeds:
         raise LabError(
-            f"stacked.fit: optimiser={optimiser!r} (one of {', '.join(ELEMENTWISE)}), epochs={epochs}, "
-            f"batch_size={batch_size}, check_every={check_every}, {len(seeds)} seeds: "
+            f"stacked.fit: optimiser={optimiser!r} (one of {', '.join(ELEMENTWISE)}), "
+            f"epochs={epochs}, batch_size={batch_size}, check_every={check_every}, {len(seeds)} seeds: "
             "one of these is out of range"
         )
     device = default_device(device)
@@ -234,10 +240,12 @@ def _data(data: Split | Sequence[Split], members: int, device):
 
 
 def one_epoch(forward, data, loss, optimiser, orders, batch_size: int) -> Tensor:
-    """One pass over the training data, each member in its own order; the mean training loss of each member.
+    """One pass over the training data, each member in its own order; the mean training loss of each
+    member.
 
     Args:
-        forward: (members, B, ...) -> (members, B, ...). loss: such outputs and targets -> (members,).
+        forward: (members, B, ...) -> (members, B, ...). loss: such outputs and targets ->
+            (members,).
         data: inputs and targets, each (members, samples, ...).
         orders: a generator for each member. With one batch for all samples nothing is drawn.
     """

@@ -1,0 +1,543 @@
+"""Chapter 24: what the axes of a data set can buy before anything is trained, and a bound for networks that keep axes.
+
+from lab.chapters import generalisation
+generalisation.axis_gain(x)        # x (m, D_1, ..., D_N): how many times smaller the complexity of the rank-one class is
+generalisation.label_gain(x, y)    # do the labels speak through the axes more than shuffled labels do?
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from ndlinear import NdLinear
+
+from ..data import load
+from ..page.figures import colour, marker
+from ..page.recorded import recorded
+from ..records import read
+
+
+# ------------------------------------------------------------------------------------------------------------ two norms
+def frobenius(tensors: np.ndarray) -> np.ndarray:
+    """(n, D_1, ..., D_N) -> (n,): the square root of the sum of squares, the supremum over the dense unit ball."""
+    return np.sqrt(np.square(tensors).reshape(len(tensors), -1).sum(1))
+
+
+def spectral(tensors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(n, D_1, ..., D_N) -> (lower, upper), each (n,): bounds of the largest <w_1 o ... o w_N, T> over unit vectors w_k.
+
+    N = 1: the Euclidean norm. N = 2: the largest singular value; the two bounds are equal. N > 2, where the value is NP-hard in
+    general: alternating maximisation from the leading singular vectors, and the smallest spectral norm of an unfolding.
+    """
+    if tensors.ndim == 2:
+        return (frobenius(tensors),) * 2
+    if tensors.ndim == 3:
+        return (np.linalg.svd(tensors, compute_uv=False)[:, 0],) * 2
+    unfolded = [_unfold(tensors, k) for k in range(tensors.ndim - 1)]
+    grams = [u @ u.transpose(0, 2, 1) for u in unfolded]
+    upper = np.min([np.sqrt(np.linalg.eigvalsh(g)[:, -1]) for g in grams], axis=0)
+    vectors = [np.linalg.eigh(g)[1][:, :, -1] for g in grams]
+    return np.minimum(_alternating(tensors, vectors), upper), upper
+
+
+def _unfold(tensors: np.ndarray, k: int) -> np.ndarray:
+    """(n, D_1, ..., D_N) -> (n, D_k, product of the other sizes)."""
+    moved = np.moveaxis(tensors, k + 1, 1)
+    return moved.reshape(*moved.shape[:2], -1)
+
+
+def _alternating(tensors: np.ndarray, vectors: list[np.ndarray], sweeps: int = 30) -> np.ndarray:
+    """The value reached by setting one vector after the other to the best one given the rest."""
+    for _ in range(sweeps):
+        for k in range(len(vectors)):
+            best = _contract(tensors, vectors, k)
+            norms = np.linalg.norm(best, axis=1)
+            vectors[k] = best / np.maximum(norms, 1e-300)[:, None]
+    return norms
+
+
+def _contract(tensors: np.ndarray, vectors: list[np.ndarray], skip: int) -> np.ndarray:
+    """(n, D_skip): the tensors contracted with all vectors but one."""
+    for k in reversed(range(len(vectors))):
+        if k != skip:
+            moved = np.moveaxis(tensors, k + 1, -1)
+            tensors = np.einsum("n...d,nd->n...", moved, vectors[k])
+    return tensors
+
+
+# ------------------------------------------------------------------------------------- numbers to look at before training
+class Gain(NamedTuple):
+    """A ratio, its 95 % interval over the draws, and what it cannot exceed (nan where no bound is known)."""
+
+    gain: float
+    low: float
+    high: float
+    ceiling: float
+
+
+def weighted_sums(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
+    """x (m, D_1, ..., D_N), weights (draws, m) -> (draws, D_1, ..., D_N): sum_i weights[i] x_i."""
+    return np.tensordot(weights, x, axes=1)
+
+
+def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float, float]:
+    """mean(above) / mean(below) for paired draws, with its 95 % interval by linearisation."""
+    value = above.mean() / below.mean()
+    error = (above - value * below) / below.mean()
+    half = 1.96 * error.std(ddof=1) / math.sqrt(len(error))
+    return float(value), float(value - half), float(value + half)
+
+
+def axis_gain(x: np.ndarray, draws: int = 200, seed: int = 0) -> Gain:
+    """How many times smaller the complexity of a linear class is on these inputs if its weights are outer products over the axes.
+
+    It is E|S|_Frobenius / E|S|_spectral for S = sum_i s_i (x_i - mean) with random signs s_i: the empirical Rademacher
+    complexity of all weights of norm at most B over that of the outer products w_1 o ... o w_N of norm at most B, for every B.
+    One means that the axes buy nothing. No labels are used: a class that is n times simpler helps only if it also fits.
+
+    Args:
+        x: inputs (m, D_1, ..., D_N), any real dtype; they are centred first.
+        draws: sign patterns; the interval is over them. seed: of the signs.
+
+    Returns:
+        gain, low, high, and the ceiling that Theorem 24.3 reads off the covariances along the two axes. For N > 2 the gain comes
+        from a lower bound of the norm, so it may be too high; low comes from an upper bound, and there is no such ceiling.
+    """
+    x = np.asarray(x, float) - np.mean(x, axis=0, dtype=float)
+    signs = np.random.default_rng(seed).choice([-1.0, 1.0], (draws, len(x)))
+    sums = weighted_sums(x, signs)
+    lower, upper = spectral(sums)
+    value, low, high = ratio(frobenius(sums), lower)
+    if x.ndim > 3:
+        low = ratio(frobenius(sums), upper)[1]
+    return Gain(value, low, high, ceiling(x) if x.ndim == 3 else math.nan)
+
+
+def ceiling(x: np.ndarray) -> float:
+    """For centred matrices x (m, D_1, D_2): 1/sqrt(share of the energy in the leading direction of the worse axis)."""
+    shares = [np.linalg.eigvalsh(c)[-1] / np.trace(c) for c in covariances(x)]
+    return 1 / math.sqrt(max(shares))
+
+
+def covariances(x: np.ndarray) -> list[np.ndarray]:
+    """The covariance along each axis of centred inputs (m, D_1, ..., D_N): N matrices (D_k, D_k), averaged over the rest."""
+    unfolded = [_unfold(x, k) for k in range(x.ndim - 1)]
+    return [np.einsum("nij,nkj->ik", u, u) / len(x) for u in unfolded]
+
+
+def whiten(x: np.ndarray, floor: float = 0.02) -> np.ndarray:
+    """Centred inputs, each axis multiplied by the inverse square root of its covariance (plus ``floor`` times its mean eigenvalue).
+
+    This is a mode-wise map, so outer products stay outer products: it changes the ruler, not the family.
+    """
+    for k, covariance in enumerate(covariances(x)):
+        values, basis = np.linalg.eigh(covariance)
+        scale = 1 / np.sqrt(np.maximum(values, 0) + floor * values.mean())
+        x = np.moveaxis(np.moveaxis(x, k + 1, -1) @ ((basis * scale) @ basis.T), -1, k + 1)
+    return x
+
+
+def label_gain(x: np.ndarray, y: np.ndarray, draws: int = 200, seed: int = 0) -> Gain:
+    """Do the labels of these inputs speak through the axes? Above one: more than shuffled labels do.
+
+    S_y = sum_i (y_i - mean) x_i on axes that were whitened one by one. The signal of the labels over that of shuffled labels, for the
+    rank-one class (spectral norm) over the same for the dense class (Frobenius norm); no ball radius enters.
+
+    Args:
+        x: inputs (m, D_1, ..., D_N). y: real or two-valued labels (m,).
+        draws: shuffles of the labels; the interval is over them. seed: of the shuffles.
+    """
+    x = whiten(np.asarray(x, float) - np.mean(x, axis=0, dtype=float))
+    y = np.asarray(y, float) - np.mean(y, dtype=float)
+    rng = np.random.default_rng(seed)
+    shuffled = weighted_sums(x, np.stack([rng.permutation(y) for _ in range(draws)]))
+    signal = weighted_sums(x, y[None])
+    here = spectral(signal)[0][0] / frobenius(signal)[0]
+    value, low, high = ratio(frobenius(shuffled), spectral(shuffled)[0])
+    return Gain(float(here * value), float(here * low), float(here * high), math.nan)
+
+
+# ------------------------------------------------------------------------------------------------------ a bound for networks
+class Step(NamedTuple):
+    """One matrix of a network: its spectral norm, the norm of its bias as it is added (all places counted), its numbers."""
+
+    weight: float
+    bias: float
+    numbers: int
+
+
+def network_steps(model: nn.Sequential) -> list[Step]:
+    """The steps of a chain of NdLinear, nn.Linear and parts without parameters, in the order in which they are executed."""
+    steps: list[Step] = []
+    for part in model:
+        if isinstance(part, NdLinear):
+            sizes = list(part.input_dims)
+            for k in part.order:
+                sizes[k] = part.hidden_size[k]
+                places = math.prod(sizes) // sizes[k]
+                steps.append(_step(part.align_layers[k], places))
+        elif isinstance(part, nn.Linear):
+            steps.append(_step(part, 1))
+        elif next(part.parameters(), None) is not None:
+            raise TypeError(
+                f"network_steps knows NdLinear and nn.Linear, not {type(part).__name__}"
+            )
+    return steps
+
+
+def _step(layer: nn.Linear, places: int) -> Step:
+    weight = torch.linalg.matrix_norm(layer.weight.detach().double(), 2).item()
+    bias = 0.0 if layer.bias is None else layer.bias.detach().double().norm().item()
+    return Step(weight, math.sqrt(places) * bias, sum(p.numel() for p in layer.parameters()))
+
+
+def output_radius(steps: list[Step], radius: float) -> float:
+    """Lambda: what the output norm cannot exceed for inputs of norm at most ``radius`` (r_j = a_j r_(j-1) + beta_j)."""
+    for step in steps:
+        radius = step.weight * radius + step.bias
+    return radius
+
+
+def power_of_two(value: float) -> tuple[float, float]:
+    """The least power of two that is at least ``value``, and log(4 (i^2 + 1)) for its exponent i: what a free choice costs."""
+    exponent = math.ceil(math.log2(value))
+    return 2.0**exponent, math.log(4 * (exponent**2 + 1))
+
+
+def covering_bound(
+    steps: list[Step], radius: float, samples: int, lipschitz: float, confidence: float = 0.95
+) -> dict[str, float]:
+    """Theorem 24.4: how far the mean of a loss in [0, 1] on the training samples can lie below its expectation.
+
+    Args:
+        steps: of the trained network; every norm is rounded up to a power of two, and that choice is paid for.
+        radius: of the ball of inputs. samples: m. lipschitz: of the loss in the output (Euclidean norm); rounded and paid likewise.
+
+    Returns:
+        bound; nats, the logarithm that each parameter costs; least, the favoured value for this
+        number of parameters, see `least_bound`.
+    """
+    rounded, price = [], power_of_two(lipschitz)[1] + math.log(1 / (1 - confidence))
+    for step in steps:
+        weight, cost = power_of_two(step.weight)
+        bias, extra = power_of_two(step.bias) if step.bias else (0.0, 0.0)
+        rounded.append(Step(weight, bias, step.numbers))
+        price += cost + extra
+    reach = output_radius(rounded, radius) * power_of_two(lipschitz)[0]
+    numbers = sum(step.numbers for step in steps)
+    nats = parameter_nats(len(steps), samples, reach)
+    return {
+        "bound": 2 / math.sqrt(samples) + math.sqrt((numbers * nats + price) / (2 * samples)),
+        "nats": nats,
+        "least": least_bound(numbers, len(steps), samples),
+    }
+
+
+def parameter_nats(steps: int, samples: int, reach: float = 1.0) -> float:
+    """log(3 M Lambda l sqrt(m)): what one parameter costs at the covering radius 1 / (l sqrt(m))."""
+    return math.log(max(3 * steps * reach * math.sqrt(samples), 3))
+
+
+def least_bound(numbers: int, steps: int, samples: int) -> float:
+    """The last term of the bound for ``numbers`` parameters in ``steps`` matrices with reach one and no price: no bound, a favour."""
+    return math.sqrt(numbers * parameter_nats(steps, samples) / (2 * samples))
+
+
+# ------------------------------------------------------------------------------------------------------ tasks of the chapter
+FLAG = 1.1  # from this label gain on, the number says that the axes help
+KINDS = {"own axes": "ndlinear", "shuffled": "dense-params", "made up": "tt"}  # kind -> look
+OPTIMISERS = {"convex": "linear", "sgd": "ndlinear", "adam": "dense", "adamw": "tcl"}
+
+
+def kind(case: str, order: str) -> str:
+    """To which group of the figure a task belongs."""
+    if case.startswith("made up"):
+        return "made up"
+    return "own axes" if order == "own" else "shuffled"
+
+
+def real_inputs(case: str) -> tuple[np.ndarray, np.ndarray]:
+    """Inputs (n, D_1, D_2) and two-valued labels of a named task on real data."""
+    name, _, form = case.partition(" ")
+    if name == "digits,":
+        data = load("digits")
+        return data.x, data.y % 2 == 0 if form == "even" else data.y == int(form)
+    if name == "heartbeat":
+        data = load("ecg5000")
+        columns = int(form.strip("()").split(", ")[1])
+        series = data.x.reshape(len(data.x), -1)
+        whole = series.shape[1] // columns * columns
+        return series[:, :whole].reshape(len(series), -1, columns), data.y == 0
+    data = load("cifar10")
+    x, y = data.x[:6000] / 255.0, data.y[:6000]
+    animal = (y >= 2) & (y <= 7)
+    if form == "(16, 16)":
+        return x.mean(1).reshape(-1, 16, 2, 16, 2).mean((2, 4)), animal
+    if form == "patch (8, 8)":
+        return x.mean(1)[:, 12:20, 12:20], animal
+    return x.reshape(-1, 3, 16, 2, 16, 2).mean((3, 5)).reshape(-1, 3, 256), animal
+
+
+def made_up_inputs(case: str, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Gaussian inputs (count, 16, 16), white or smooth, labelled by the sign of a target of some terms, with noise."""
+    _, texture, terms = case.split(", ")
+    rng = np.random.default_rng(seed)
+    x, number = rng.standard_normal((count, 16, 16)), int(terms.split()[0])
+    if texture == "smooth":
+        fall = np.arange(1.0, 17.0) ** -0.7
+        x = x * fall[:, None] * fall
+    target = np.einsum("ri,rj->ij", *rng.standard_normal((2, number, 16)))
+    score = np.einsum("nij,ij->n", x, target)
+    return x, score / score.std() + 0.5 * rng.standard_normal(count) > 0
+
+
+def task(case: str, order: str, samples: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Training, validation and test part (x, y) of a task: x centred and scaled by the training part, y is -1 or 1.
+
+    order: "own" or "shuffled", all entries of all samples permuted alike. samples: of the first two parts each, at most a third
+    of the data; the test part has 1,000 or what is left.
+    """
+    if case.startswith("made up"):
+        x, label = made_up_inputs(case, 2 * samples + 1000, seed)
+    else:
+        x, label = real_inputs(case)
+    rng, samples = np.random.default_rng(seed), min(samples, len(x) // 3)
+    chosen, flat = rng.permutation(len(x)), np.asarray(x, float).reshape(len(x), -1)
+    if order == "shuffled":
+        flat = flat[:, rng.permutation(flat.shape[1])]
+    x, y = flat.reshape(x.shape), np.where(label, 1.0, -1.0)
+    mean = x[chosen[:samples]].mean(0)
+    scale = math.sqrt(np.square(x[chosen[:samples]] - mean).sum((1, 2)).mean())
+    cuts = (0, samples, 2 * samples, 2 * samples + 1000)
+    return [
+        ((x[i] - mean) / scale, y[i]) for i in (chosen[a:b] for a, b in itertools.pairwise(cuts))
+    ]
+
+
+# --------------------------------------------------------------------------------------------- solvers and checks of the chapter
+def climb(sums: np.ndarray, terms: int, steps: int = 300) -> np.ndarray:
+    """For matrices (n, D_1, D_2): the best sums of ``terms`` outer products whose norms add up to one, by gradient ascent (n,)."""
+    torch.manual_seed(0)
+    target = torch.tensor(sums)
+    u, v = (torch.randn(len(sums), terms, d, dtype=target.dtype) for d in sums.shape[1:])
+    u, v = u.requires_grad_(), v.requires_grad_()
+
+    def values():
+        size = (u.norm(dim=-1) * v.norm(dim=-1)).sum(1)
+        return torch.einsum("nri,nij,nrj->n", u, target, v) / size
+
+    descend([u, v], lambda: -values().sum(), steps=steps, lr=0.2)
+    return values().detach().numpy()
+
+
+def ridge_path(x: np.ndarray, y: np.ndarray, penalties) -> list[np.ndarray]:
+    """argmin |y - <K, x>|^2 / 2m + penalty |K|_F^2 / 2 for each penalty; x (m, D_1, D_2)."""
+    flat = x.reshape(len(x), -1)
+    values, basis = np.linalg.eigh(flat.T @ flat / len(x))
+    target, kept = basis.T @ (flat.T @ y / len(x)), np.maximum(values, 0)
+    return [(basis @ (target / (kept + p))).reshape(x.shape[1:]) for p in penalties]
+
+
+def shrink(K: np.ndarray, by: float) -> np.ndarray:
+    """The matrix with its singular values lowered by ``by``, at least zero."""
+    U, s, V = np.linalg.svd(K, full_matrices=False)
+    return (U * np.maximum(s - by, 0)) @ V
+
+
+def accelerated(K: np.ndarray, step, steps: int) -> np.ndarray:
+    """Iterates K <- step(point ahead of K) with momentum that restarts when it overshoots (FISTA)."""
+    ahead, momentum = K, 1.0
+    for _ in range(steps):
+        new = step(ahead)
+        if ((new - K) * (ahead - new)).sum() > 0:
+            momentum = 1.0
+        faster = (1 + math.sqrt(1 + 4 * momentum**2)) / 2
+        ahead, K, momentum = new + (momentum - 1) / faster * (new - K), new, faster
+    return K
+
+
+def nuclear_path(x: np.ndarray, y: np.ndarray, penalties, steps: int = 300) -> list[np.ndarray]:
+    """argmin |y - <K, x>|^2 / 2m + penalty |K|_* for each penalty in falling order, each started from the one before."""
+    flat = x.reshape(len(x), -1)
+    gram, target = flat.T @ flat / len(x), flat.T @ y / len(x)
+    rate, K, path = 1 / np.linalg.eigvalsh(gram)[-1], np.zeros(x.shape[1:]), []
+    for penalty in penalties:
+
+        def step(ahead, penalty=penalty):
+            slope = (gram @ ahead.ravel() - target).reshape(ahead.shape)
+            return shrink(ahead - rate * slope, rate * penalty)
+
+        K = accelerated(K, step, steps)
+        path.append(K)
+    return path
+
+
+def nuclear_softmax(x: np.ndarray, y: np.ndarray, penalty: float, steps: int):
+    """argmin cross-entropy + penalty |R(weight)|_* for inputs (m, D_1, D_2): the rearranged weight (classes D_1, D_2) and bias."""
+    classes, (m, rows, columns) = int(y.max()) + 1, x.shape
+    flat, hot = np.hstack([x.reshape(m, -1), np.ones((m, 1))]), np.eye(classes)[y]
+    rate = 2 / np.linalg.eigvalsh(flat.T @ flat / m)[-1]  # the softmax has curvature at most 1/2
+
+    def parts(state):
+        return state[:, :-1].reshape(classes * rows, columns), state[:, -1:]
+
+    def step(ahead):
+        scores = flat @ ahead.T
+        odds = np.exp(scores - scores.max(1, keepdims=True))
+        off = (odds / odds.sum(1, keepdims=True) - hot) / m
+        K, bias = parts(ahead - rate * (off.T @ flat))
+        return np.hstack([shrink(K, rate * penalty).reshape(classes, -1), bias])
+
+    K, bias = parts(accelerated(np.zeros((classes, rows * columns + 1)), step, steps))
+    return K, bias[:, 0]
+
+
+def descend(parameters, objective, *, optimiser=torch.optim.Adam, steps: int, lr=0.03, **options):
+    """Full-batch descent on ``objective()`` with a rate that falls to zero as a cosine."""
+    rule = optimiser(parameters, lr=lr, **options)
+    fade = torch.optim.lr_scheduler.CosineAnnealingLR(rule, steps)
+    for _ in range(steps):
+        rule.zero_grad()
+        objective().backward()
+        rule.step()
+        fade.step()
+
+
+def neighbour(model: nn.Sequential, other: nn.Sequential, delta: float) -> list[Step]:
+    """Turn ``other`` into a network at most delta times every norm away from ``model``; the steps of a class that holds both."""
+    with torch.no_grad():
+        for p, q in zip(model.parameters(), other.parameters()):
+            unit = q / torch.linalg.norm(q, 2).clamp_min(1e-300)
+            q.copy_(p + delta * torch.linalg.norm(p, 2) * unit)
+    pairs = zip(network_steps(model), network_steps(other))
+    return [Step(max(a.weight, b.weight), max(a.bias, b.bias), a.numbers) for a, b in pairs]
+
+
+# ---------------------------------------------------------------------------------------------------- gaps of other chapters
+def recorded_gaps(spread) -> pd.DataFrame:
+    """Test minus training error over the error of a constant, from the records of chapters 10, 30 and 32: means over seeds.
+
+    spread: sigma -> variance of the target of chapter 30. Columns: chapter, arm, parameters, samples, gap, least.
+    """
+    spread = functools.cache(spread)
+    sources = {
+        "10": ("digits-head", _gap_digits),
+        "30": ("radius-bump", lambda row: _gap_bump(row, spread)),
+        "32": ("dial-samples", _gap_dial),
+    }
+    found = []
+    for chapter, (name, gap) in sources.items():
+        newest = {row["key"]: row for row in read(name) if row["status"] == "ok" and row["curve"]}
+        for row in newest.values():
+            arm = row["config"].get("model") or row["config"]["arm"]
+            what = str({k: v for k, v in row["config"].items() if k != "seed"})
+            value, samples, matrices = gap(row)
+            least = least_bound(row["parameters"], matrices, samples)
+            found.append((chapter, arm, what, row["parameters"], samples, value, least))
+    columns = ["chapter", "arm", "what", "parameters", "samples", "gap", "least"]
+    frame = pd.DataFrame(found, columns=columns)
+    return frame.groupby(columns[:5], sort=False).mean().reset_index().drop(columns="what")
+
+
+def _gap_digits(row: dict) -> tuple[float, int, int]:
+    matrices = {"dense": 2, "dense-params": 2, "linear": 1}.get(row["config"]["model"], 3)
+    found = row["metrics"]
+    return (found["test_loss"] - found["train_loss"]) / math.log(10), 1078, matrices
+
+
+def _gap_bump(row: dict, spread) -> tuple[float, int, int]:
+    config, found = row["config"], row["metrics"]
+    matrices = config["depth"] * (2 if config["arm"] == "ndlinear" else 1)
+    gap = (found["end_test"] - found["end_train"]) / spread(config["sigma"])
+    return gap, config["train"], matrices
+
+
+def _gap_dial(row: dict) -> tuple[float, int, int]:
+    config, found = row["config"], row["metrics"]
+    chosen = next(p for p in row["curve"] if p["step"] == found["best_step"])
+    variance = found["test_mse"] / found["relative"]
+    matrices = 6 if config["model"] == "ndlinear" else 3
+    return (
+        (found["test_mse"] - chosen["train_mse"]) / variance,
+        int(0.8 * config["samples"]),
+        matrices,
+    )
+
+
+def small_network(first: bool) -> nn.Sequential:
+    """(n, 3, 4) -> (n, 3): two NdLinear layers with per-mode biases, in the order 1..N or N..1, and a dense one, random."""
+    shapes = [((3, 4), (5, 2)), ((5, 2), (2, 6))]
+    one, two = (NdLinear(D, H, first, dtype=torch.float64) for D, H in shapes)
+    last = nn.Linear(12, 3, dtype=torch.float64)
+    return nn.Sequential(one, nn.ReLU(), two, nn.ReLU(), nn.Flatten(), last)
+
+
+def three_modes(
+    targets: Tensor, decay: float, scale: float, steps: int, rule=torch.optim.Adam
+) -> Tensor:
+    """Layers with one output and three modes, twenty for each target (q, D_1, D_2, D_3), trained on |K - target|^2 / 2 with decay.
+
+    scale: of the random start. Returns the norms of K (q, 20), the layer of the best decayed loss first.
+    """
+    shapes = [(len(targets), 20, size) for size in targets.shape[1:]]
+    factors = [(scale * torch.randn(s, dtype=targets.dtype)).requires_grad_() for s in shapes]
+
+    def misfit():
+        K = torch.einsum("qni,qnj,qnk->qnijk", *factors)
+        return (K - targets[:, None]).square().flatten(2).sum(2) / 2
+
+    how = {"optimiser": rule, "lr": 0.01, "weight_decay": decay, "steps": steps}
+    descend(factors, lambda: misfit().sum(), **how)
+    with torch.no_grad():
+        values = misfit() + decay / 2 * sum(f.square().sum(2) for f in factors)
+        return math.prod(f.norm(dim=2) for f in factors).gather(1, values.argsort(1))
+
+
+def larger_root(sigma: float, decay: float, modes: int) -> float:
+    """The larger t with t + decay t^(2/modes - 1) = sigma, by fixed-point steps from sigma."""
+    t = sigma
+    for _ in range(200):
+        t = sigma - decay * t ** (2 / modes - 1)
+    return t
+
+
+# --------------------------------------------------------------------------------------------------- the figure under the answer
+def draw_tasks(axis) -> None:
+    """Error with the axes over error without against the label gain: a point for each task, mean over seeds."""
+    found = recorded("axis-gain")
+    found["kind"] = [kind(*pair) for pair in zip(found["case"], found["order"])]
+    found["error"] = np.log(found["mse_axes"] / found["mse_dense"])
+    columns = ["label_gain", "error"]
+    found = found.groupby(["kind", "case", "order"])[columns].mean().reset_index("kind")
+    for name, look in KINDS.items():
+        some = found[found["kind"] == name]
+        how = {"color": colour(look), "label": name, "linestyle": "none"}
+        axis.plot(some["label_gain"], np.exp(some["error"]), marker(look), **how)
+    axis.legend(fontsize=8)
+    axis.axhline(1, color="#8a8a8a", linewidth=1)
+    axis.axvline(FLAG, color="#8a8a8a", linewidth=1, linestyle="--")
+    axis.set(xlabel="label gain, before training", ylabel="test error, axes / no axes")
+
+
+def draw_terms(axis) -> None:
+    """Kronecker terms that remain against weight decay: a line for each optimiser, every seed a point."""
+    found = recorded("weight-decay-terms")
+    decays = sorted(found["decay"].unique())
+    found["place"] = found["decay"].map(decays.index)
+    for shift, (name, look) in enumerate(OPTIMISERS.items()):
+        some = found[found["optimiser"] == name]
+        x = some["place"] + 0.08 * (shift - 1.5)
+        axis.plot(x, some["terms"], marker(look), color=colour(look), alpha=0.3, markersize=3)
+        mean = some.groupby("place")["terms"].mean()
+        axis.plot(mean.index + 0.08 * (shift - 1.5), mean, color=colour(look), label=name)
+    axis.set_xticks(range(len(decays)), [f"{decay:g}" for decay in decays], fontsize=8)
+    axis.legend(fontsize=8)
+    axis.set(xlabel="weight_decay", ylabel="Kronecker terms that remain", ylim=(-0.3, 8.3))

@@ -1,0 +1,389 @@
+"""A recorded row depends on everything that made it: each part of that is changed in turn, and the fingerprint must move.
+
+The source of a file is changed in Python's cache of source lines, where the fingerprint reads it: nothing is imported twice,
+and the change takes no effect but on the fingerprint.
+"""
+
+import ast
+import contextlib
+import dataclasses
+import functools
+import json
+import linecache
+import pathlib
+import re
+import types
+from typing import NamedTuple
+
+import lab
+import numpy as np
+import pytest
+import torch
+from lab import models, modes
+from lab.chapters import ablations, bump, classifiers, dial, forecast, tabular, vision
+from lab.data import SOURCES
+from lab.records import FingerprintError, RecordError, fingerprint, store
+from lab.records.fingerprint import code_hash
+from lab.tools import reproduce
+from lab.train import chunked, loop, scores, stacked
+
+CHAPTERS = sorted(modes.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+OPTIMISER = re.compile(r"\boptim\.(Adam|AdamW|SGD)\b")
+
+
+def made(source: str, **scope):
+    """A function ``run`` as a cell of a notebook would define it."""
+    name = f"<cell {abs(hash((source, tuple(scope))))}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    scope["__name__"] = __name__
+    exec(compile(source, name, "exec"), scope)
+    return scope["run"]
+
+
+def changed_line(monkeypatch, file: str, number: int, new: str) -> None:
+    """Line ``number`` (from 1) of a file, as the fingerprint reads it from now on."""
+    lines = list(linecache.getlines(file))
+    lines[number - 1] = new
+    monkeypatch.setitem(linecache.cache, file, (0, None, lines, file))
+
+
+def line_with(function, pattern: str) -> tuple[str, int, str]:
+    """File, number and text of the first line of a function's definition that has a pattern."""
+    code = getattr(function, "__wrapped__", function).__code__
+    file = code.co_filename
+    (tree,) = fingerprint._function_trees(getattr(function, "__wrapped__", function))
+    lines = linecache.getlines(file)
+    for number in range(tree.lineno, tree.end_lineno + 1):
+        if re.search(pattern, lines[number - 1]):
+            return file, number, lines[number - 1]
+    raise AssertionError(f"{function.__qualname__} has no line with {pattern}")
+
+
+# --- what kinds of things count ----------------------------------------------------------------------------------
+
+FACTOR = 2
+SETTINGS = {"rate": 0.1, "names": ("a", "b")}
+
+
+def scaled(x, by=1):
+    return x * by
+
+
+HALF = functools.partial(scaled, by=0.5)
+
+
+@functools.lru_cache
+def cached(x):
+    return x + 1
+
+
+class Point(NamedTuple):
+    x: int = 0
+
+
+@dataclasses.dataclass
+class Rule:
+    bound: float = 1.0
+
+
+class Plan:
+    def __init__(self, steps):
+        self.steps = steps
+
+
+VALUES = {
+    "a number": (2, 3),
+    "a set": ({1, 2}, {1, 3}),
+    "an array": (np.arange(3), np.arange(1, 4)),
+    "a tensor": (torch.arange(3.0), torch.arange(1, 4.0)),
+    "a nested list": ([1, {"a": (1, 2)}], [1, {"a": (1, 3)}]),
+    "a partial": (functools.partial(scaled, by=2), functools.partial(scaled, by=3)),
+    "a named tuple": (Point(1), Point(2)),
+    "a data class": (Rule(1.0), Rule(2.0)),
+    "an object": (Plan(3), Plan(4)),
+    "a dictionary of functions": ({"f": scaled}, {"f": cached}),
+    "a function of a library": (torch.relu, torch.tanh),
+    "a class of a library": (torch.nn.ReLU, torch.nn.Tanh),
+    "a module with weights": (torch.nn.Linear(2, 2), torch.nn.Linear(2, 2)),
+    "a dtype": (torch.float32, torch.float64),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+def test_the_value_of_a_constant_counts(kind):
+    source = "def run(config):\n    return VALUE\n"
+    first, second = (code_hash(made(source, VALUE=value)) for value in VALUES[kind])
+    assert first != second
+    assert code_hash(made(source, VALUE=VALUES[kind][0])) == first
+
+
+@pytest.mark.parametrize("value", [np.random.default_rng(0), torch.Generator(), iter([1])])
+def test_what_has_no_content_that_can_be_told_is_refused(value):
+    run = made("def run(config):\n    return VALUE\n", VALUE=value)
+    with pytest.raises(FingerprintError, match=r"run reads VALUE.*Make it inside the training"):
+        code_hash(run)
+
+
+def test_both_of_two_lambdas_in_a_line_count():
+    cell = "FIRST, SECOND = (lambda x: x + 1), (lambda x: x + {})\ndef run(config):\n    return {}(1)\n"
+    assert code_hash(made(cell.format(2, "SECOND"))) != code_hash(made(cell.format(3, "SECOND")))
+
+
+def test_formatting_comments_docstrings_annotations_and_words_of_errors_are_free():
+    plain = made("def run(c):\n    if c:\n        raise ValueError('no')\n    return c + 1\n")
+    dressed = made(
+        "def run(c: int) -> int:\n    '''Adds one.'''\n    # to what it gets\n    if c:\n"
+        "        raise ValueError(\n            f'a better word than {c}'\n        )\n    return (c + 1)\n"
+    )
+    assert code_hash(plain) == code_hash(dressed)
+
+
+def test_classes_typed_into_a_notebook_count():
+    cell = (
+        "from dataclasses import dataclass\nfrom typing import NamedTuple\n"
+        "@dataclass\nclass Limit:\n    bound: float = {0}\n"
+        "class Pair(NamedTuple):\n    x: int = {1}\n"
+        "class Net:\n    def go(self): return {2}\n"
+        "def run(config):\n    return Limit(), Pair(), Net().go()\n"
+    )
+    base = code_hash(made(cell.format(1, 1, 1)))
+    others = [code_hash(made(cell.format(*v))) for v in ((2, 1, 1), (1, 2, 1), (1, 1, 2))]
+    assert base not in others
+
+
+def test_another_function_under_the_same_name_counts():
+    cell = "from lab.train.scores import {0} as score\ndef run(config):\n    return score(1, 2)\n"
+    assert code_hash(made(cell.format("accuracy"))) != code_hash(made(cell.format("top_five")))
+
+
+def test_how_a_function_of_the_lab_is_named_does_not_count():
+    """Moving a function to another file of the lab, or importing it in another way, leaves rows as they are."""
+    ways = (
+        "import lab\ndef run(c):\n    return lab.fit(c)\n",
+        "from lab.train import loop\ndef run(c):\n    return loop.fit(c)\n",
+        "import lab\ndef run(c):\n    return lab.train.loop.fit(c)\n",
+    )
+    assert len({code_hash(made(way)) for way in ways}) == 1
+
+
+def test_where_the_layer_lies_does_not_count(monkeypatch):
+    import ndlinear
+
+    run = made("import ndlinear\ndef run(c):\n    return ndlinear.__file__\n")
+    before = code_hash(run, layer=True)
+    monkeypatch.setattr(ndlinear, "__file__", "/elsewhere/ndlinear.py")
+    assert code_hash(run, layer=True) == before
+
+
+def test_a_module_as_a_value_is_refused():
+    run = made("from lab import models\ndef run(c):\n    return getattr(models, c)\n")
+    with pytest.raises(FingerprintError, match=r"module lab\.models as a value"):
+        code_hash(made("from lab import models\nTABLE = [models]\ndef run(c):\n    return TABLE\n"))
+    assert code_hash(run), "a bare name without attribute reaches nothing"
+
+
+def test_only_the_data_sets_that_are_named_count(monkeypatch):
+    def run(config):
+        return lab.load(config["data"])
+
+    one = code_hash(run, (SOURCES["digits"],))
+    assert one != code_hash(run, (SOURCES["diabetes"],))
+    monkeypatch.setitem(SOURCES, "new", dataclasses.replace(SOURCES["digits"], name="new"))
+    assert code_hash(run, (SOURCES["digits"],)) == one, "a new data set leaves the rows of others"
+
+
+def test_the_layer_counts_where_it_is_what_is_measured(monkeypatch):
+    import ndlinear
+
+    def run(config):
+        return ndlinear.NdLinear((2, 3), (3, 2))
+
+    plain, timed = code_hash(run), code_hash(run, layer=True)
+    file, number, _ = line_with(ndlinear.NdLinear.reset_parameters, "reset_parameters")
+    changed_line(monkeypatch, file, number + 1, "        pass\n")
+    assert code_hash(run) == plain and code_hash(run, layer=True) != timed
+
+
+# --- every training loop, model and data module of the lab -------------------------------------------------------
+
+
+def one_more(line: str) -> str:
+    """The line of a simple statement with another statement before it."""
+    return line[: len(line) - len(line.lstrip())] + "0 + 0; " + line.lstrip()
+
+
+def cell_using(function) -> types.FunctionType:
+    """A training function of a notebook that uses a function or class of the lab through its module."""
+    module = function.__module__
+    name = function.__qualname__
+    return made(f"import {module}\ndef run(config):\n    return {module}.{name}(config)\n")
+
+
+PARTS = [
+    (loop.fit, "epochs"),
+    (loop.evaluate, "eval"),
+    (stacked.fit, "seeds"),
+    (chunked.fit, "epochs"),
+    (scores.accuracy, "argmax"),
+    (scores.squared_error, "square"),
+    (lab.counts.count_macs, "2"),
+    (lab.split, "seed"),
+    (models.mlp, "ReLU"),
+    (models.text_head, "hidden"),
+    (bump.target, "exp"),
+    (dial.fit, "lr"),
+    (dial.ridge, "ridge|penalt|eye|solve"),
+    (tabular.fit, "seeds"),
+    (tabular.peer, "seed"),
+    (vision.train, "lr|epochs"),
+    (vision.pictures, "seed"),
+    (classifiers.train, "lr|epochs"),
+    (forecast.ridge, "penalt"),
+    (ablations.features, "epochs"),
+]
+
+
+@pytest.mark.parametrize(
+    ("function", "pattern"), PARTS, ids=lambda p: getattr(p, "__qualname__", "")
+)
+def test_a_changed_line_of_the_lab_makes_rows_stale_and_a_comment_does_not(
+    function, pattern, monkeypatch
+):
+    run = cell_using(function)
+    before = code_hash(run)
+    plain = getattr(function, "__wrapped__", function)
+    (tree,) = fingerprint._function_trees(plain)
+    last = tree.body[-1]
+    file, lines = plain.__code__.co_filename, linecache.getlines(plain.__code__.co_filename)
+    end = lines[last.end_lineno - 1]
+    changed_line(monkeypatch, file, last.end_lineno, end.rstrip("\n") + "  # a comment\n")
+    assert code_hash(run) == before
+    changed_line(monkeypatch, file, last.lineno, one_more(lines[last.lineno - 1]))
+    assert code_hash(run) != before, "a statement more"
+
+
+@pytest.mark.parametrize("name", ["digits", "cifar10", "cifar100", "etth1", "cardio", "sst2"])
+def test_a_changed_reader_of_a_data_set_makes_rows_stale(name, monkeypatch):
+    def run(config):
+        return lab.load(name)
+
+    before = code_hash(run, (SOURCES[name],))
+    reader = SOURCES[name].layouts[0].read
+    reader = getattr(reader, "func", reader)
+    tree = fingerprint._function_trees(reader)[0]
+    file = reader.__code__.co_filename
+    first = tree.body[-1] if isinstance(tree.body, list) else tree.body
+    lines = linecache.getlines(file)
+    if isinstance(tree, ast.Lambda):
+        new = lines[first.lineno - 1].replace("lambda", "lambda _more=0,", 1)
+    else:
+        new = one_more(lines[first.lineno - 1])
+    changed_line(monkeypatch, file, first.lineno, new)
+    assert code_hash(run, (SOURCES[name],)) != before
+
+
+# --- the chapters ------------------------------------------------------------------------------------------------
+
+
+def definitions(notebook: pathlib.Path, wanted: str) -> dict:
+    """What a chapter defines under a name and all that this reads, without running the rest."""
+    source = reproduce.script(notebook)
+    file = f"<{notebook.stem}>"
+    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
+    statements = ast.parse(source).body
+    needed, names = set(), {wanted}
+    while names:
+        name = names.pop()
+        for at, node in enumerate(statements):
+            if at not in needed and name in _binds(node) and not _takes_long(node):
+                needed.add(at)
+                names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    scope = {"__name__": f"chapter_{notebook.stem}"}
+    for at in sorted(needed):
+        with contextlib.suppress(Exception):  # what needs something that was not run
+            exec(compile(ast.Module([statements[at]], []), file, "exec"), scope)
+    return scope
+
+
+def _binds(node: ast.stmt) -> set[str]:
+    """The names that a statement of a cell defines."""
+    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        return {node.name}
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+    if isinstance(node, ast.Assign):
+        named = [n for target in node.targets for n in ast.walk(target)]
+        return {n.id for n in named if isinstance(n, ast.Name)}
+    return set()
+
+
+def _takes_long(node: ast.stmt) -> bool:
+    """Whether an assignment runs an experiment or draws a figure."""
+    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
+    slow = re.compile(r"record|\bfit\b|subplots|summary|read")
+    return isinstance(node, ast.Assign) and any(slow.search(ast.unparse(c.func)) for c in calls)
+
+
+def training_functions(notebook: pathlib.Path) -> dict[str, types.FunctionType]:
+    """The functions that a chapter hands to lab.record, by experiment."""
+    found = {}
+    for call in ast.walk(ast.parse(reproduce.script(notebook))):
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "lab.record":
+            name, run = call.args[0], call.args[2]
+            if isinstance(run, ast.Name):
+                found[ast.unparse(name).strip("'")] = definitions(notebook, run.id)[run.id]
+    return found
+
+
+RECORDING = [path for path in CHAPTERS if "lab.record(" in reproduce.script(path)]
+WITHOUT_TRAINING = {"60_speed", "61_overhead", "63_behaviour"}
+
+
+@pytest.mark.parametrize("path", RECORDING, ids=lambda p: p.stem)
+def test_another_optimiser_in_a_helper_makes_every_chapter_refuse_its_rows(path, monkeypatch):
+    """In each file of the lab that names optimisers, each is exchanged; rows of a chapter that trains with it are refused."""
+    runs = training_functions(path)
+    assert runs, "the training functions were found"
+    before = {name: code_hash(run) for name, run in runs.items()}
+    for file in sorted(pathlib.Path(lab.__file__).parent.rglob("*.py")):
+        lines = linecache.getlines(str(file))
+        other = [
+            OPTIMISER.sub(lambda m: "optim.SGD" if m[1] != "SGD" else "optim.Adam", line)
+            for line in lines
+        ]
+        if other != lines:
+            monkeypatch.setitem(linecache.cache, str(file), (0, None, other, str(file)))
+    for name in loop.OPTIMISERS:
+        monkeypatch.setitem(loop.OPTIMISERS, name, torch.optim.Rprop)
+    stale = {name for name, run in runs.items() if code_hash(run) != before[name]}
+    if path.stem in WITHOUT_TRAINING:
+        return
+    trained = {name for name in runs if not re.search("classical|peers|memory|latency", name)}
+    assert trained <= stale, f"still accepted: {sorted(trained - stale)}"
+
+
+def test_replay_refuses_rows_of_another_experiment_of_mixed_data_and_of_another_layer(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(modes, "RESULTS", tmp_path)
+    monkeypatch.setenv("NDL_MODE", "full")
+
+    def run(config):
+        return {"metrics": {"y": 1.0}}
+
+    grid = [{"seed": 0}, {"seed": 1}]
+    lab.record("mixed", grid, run, data=("digits",))
+    monkeypatch.setenv("NDL_MODE", "replay")
+    path = tmp_path / "mixed.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    cases = [
+        ({"experiment": "other"}, "rows of other stand in its file"),
+        ({"data": {"digits": "0" * 16}}, "different forms of digits"),
+        ({"versions": rows[1]["versions"] | {"ndlinear": "0.0.1"}}, r"made with ndlinear 0\.0\.1"),
+    ]
+    for change, words in cases:
+        path.unlink()
+        for row in (rows[0], rows[1] | change):
+            store.append(path, {k: v for k, v in row.items() if k != "digest"})
+        with pytest.raises(RecordError, match=words):
+            lab.record("mixed", grid, run, data=("digits",))

@@ -1,0 +1,239 @@
+"""Chapter 24's helpers: norms and gains against brute force, solvers against optimality conditions, the bound against hand counts."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+from lab.chapters import generalisation as axes
+from torch import nn
+
+from ndlinear import NdLinear
+
+
+def all_signs(m):
+    return np.array(list(itertools.product((-1.0, 1.0), repeat=m)))
+
+
+# ------------------------------------------------------------------------------------------------------------------- norms
+def test_spectral_norm_of_matrices_is_the_largest_singular_value():
+    matrices = np.random.default_rng(0).standard_normal((5, 4, 7))
+    lower, upper = axes.spectral(matrices)
+    expected = [np.linalg.norm(matrix, 2) for matrix in matrices]
+    assert np.allclose(lower, expected) and np.allclose(upper, expected)
+
+
+def test_one_axis_or_a_singleton_axis_has_equal_norms():
+    x = np.random.default_rng(0).standard_normal((6, 9))
+    for shape in ((6, 9), (6, 9, 1), (6, 1, 9), (6, 1, 9, 1)):
+        lower, upper = axes.spectral(x.reshape(shape))
+        assert np.allclose(lower, np.linalg.norm(x, axis=1)) and np.allclose(upper, lower)
+
+
+def test_spectral_norm_of_an_orthogonal_sum_is_its_largest_coefficient():
+    """sum_r c_r e_r o e_r o e_r in rotated axes: the maximum over unit vectors is max c_r."""
+    rng, c = np.random.default_rng(1), np.array([3.0, 2.0, 0.5])
+    turns = [np.linalg.qr(rng.standard_normal((n, n)))[0][:, :3] for n in (3, 4, 5)]
+    tensor = np.einsum("r,ir,jr,kr->ijk", c, *turns)[None]
+    lower, upper = axes.spectral(tensor)
+    assert lower[0] == pytest.approx(3.0, rel=1e-6) and upper[0] == pytest.approx(3.0, rel=1e-9)
+
+
+def test_bounds_of_three_axes_enclose_a_grid_search():
+    tensor = np.random.default_rng(2).standard_normal((1, 2, 2, 2))
+    angles = np.linspace(0, np.pi, 181)
+    units = np.stack([np.cos(angles), np.sin(angles)])
+    best = np.abs(np.einsum("ijk,ia,jb,kc->abc", tensor[0], units, units, units)).max()
+    lower, upper = axes.spectral(tensor)
+    assert lower[0] <= best * 1.001 and best <= upper[0] * (1 + 1e-12)
+
+
+# ------------------------------------------------------------------------------------------------------------------- gains
+def test_axis_gain_is_the_quotient_over_all_signs():
+    x = np.random.default_rng(3).standard_normal((8, 3, 5))
+    centred = x - x.mean(0)
+    sums = np.einsum("sm,mij->sij", all_signs(8), centred)
+    exact = np.linalg.norm(sums, axis=(1, 2)).mean() / np.linalg.norm(sums, 2, axis=(1, 2)).mean()
+    gain = axes.axis_gain(x, draws=20_000)
+    assert gain.low < exact < gain.high and gain.high - gain.low < 0.02
+    assert gain.ceiling >= exact
+
+
+def test_axis_gain_of_outer_products_with_one_common_side_is_one():
+    rng = np.random.default_rng(4)
+    x = np.einsum("mi,j->mij", rng.standard_normal((50, 6)), rng.standard_normal(4))
+    gain = axes.axis_gain(x, draws=50)
+    assert gain.gain == pytest.approx(1) and gain.ceiling == pytest.approx(1)
+
+
+def test_axis_gain_does_not_see_shift_scale_or_rotations_of_an_axis():
+    rng = np.random.default_rng(5)
+    x, turn = rng.standard_normal((40, 5, 5)), np.linalg.qr(rng.standard_normal((5, 5)))[0]
+    base = axes.axis_gain(x)
+    for other in (x + 7, 3 * x, x @ turn):
+        assert axes.axis_gain(other).gain == pytest.approx(base.gain)
+
+
+def test_axis_gain_of_three_axes_brackets_and_has_no_ceiling():
+    gain = axes.axis_gain(np.random.default_rng(6).standard_normal((30, 4, 4, 4)), draws=50)
+    assert gain.low < gain.gain < gain.high and math.isnan(gain.ceiling)
+    assert gain.gain <= 4 + 1e-9  # sqrt(64 / 4)
+
+
+def test_ceiling_is_the_share_of_the_leading_direction():
+    x = np.zeros((4, 2, 3))
+    x[:2, 0, 0], x[2:, 1, 1] = (3, -3), (1, -1)  # rows: 9 to 1 of the energy; columns alike
+    assert axes.ceiling(x) == pytest.approx(1 / math.sqrt(0.9))
+
+
+def test_whitened_axes_have_flat_covariances():
+    rng = np.random.default_rng(7)
+    x = rng.standard_normal((4000, 4, 3)) * np.array([1, 2, 3, 4])[:, None]
+    flat = axes.whiten(x - x.mean(0), floor=0.0)
+    for covariance in axes.covariances(flat):
+        assert np.allclose(
+            covariance / covariance.trace() * len(covariance), np.eye(len(covariance)), atol=0.08
+        )
+
+
+def test_label_gain_rises_for_rank_one_targets_and_not_for_noise():
+    rng = np.random.default_rng(8)
+    x = rng.standard_normal((300, 12, 12))
+    planted = np.einsum("mij,i,j->m", x, *rng.standard_normal((2, 12)))
+    assert axes.label_gain(x, np.sign(planted)).gain > 1.2
+    noise = [axes.label_gain(x, rng.standard_normal(300)).gain for _ in range(20)]
+    assert abs(np.mean(noise) - 1) < 0.05
+
+
+def test_label_gain_is_free_of_the_scale_of_labels():
+    rng = np.random.default_rng(9)
+    x, y = rng.standard_normal((50, 4, 5)), rng.standard_normal(50)
+    assert axes.label_gain(x, y).gain == pytest.approx(axes.label_gain(x, 5 * y + 2).gain)
+
+
+# ----------------------------------------------------------------------------------------------------------------- solvers
+def planted_problem():
+    rng = np.random.default_rng(10)
+    x = rng.standard_normal((60, 5, 4))
+    left, right = rng.standard_normal(5), rng.standard_normal(4)
+    return x, np.einsum("mij,i,j->m", x, left, right)
+
+
+def test_ridge_path_solves_the_normal_equations():
+    x, y = planted_problem()
+    flat = x.reshape(60, -1)
+    for penalty, K in zip((1.0, 0.1), axes.ridge_path(x, y, (1.0, 0.1))):
+        expected = np.linalg.solve(flat.T @ flat / 60 + penalty * np.eye(20), flat.T @ y / 60)
+        assert np.allclose(K.ravel(), expected)
+
+
+def test_nuclear_path_meets_its_optimality_conditions():
+    x, y = planted_problem()
+    flat = x.reshape(60, -1)
+    for penalty, K in zip((1.0, 0.1), axes.nuclear_path(x, y, (1.0, 0.1), steps=2000)):
+        slope = (flat.T @ (flat @ K.ravel() - y) / 60).reshape(K.shape)
+        assert np.linalg.norm(slope, 2) <= penalty * (1 + 1e-6)
+        assert -(slope * K).sum() == pytest.approx(penalty * np.linalg.norm(K, "nuc"), rel=1e-6)
+
+
+def test_nuclear_softmax_meets_its_optimality_conditions():
+    rng = np.random.default_rng(11)
+    x, y, penalty = rng.standard_normal((80, 4, 3)), rng.integers(0, 3, 80), 0.05
+    K, bias = axes.nuclear_softmax(x, y, penalty, steps=4000)
+    scores = torch.tensor(x.reshape(80, -1) @ K.reshape(3, -1).T + bias)
+    off = (scores.softmax(1) - nn.functional.one_hot(torch.tensor(y), 3)).numpy() / 80
+    slope = np.einsum("mc,mij->cij", off, x).reshape(12, 3)
+    assert np.abs(off.sum(0)).max() < 1e-7 and np.linalg.norm(slope, 2) <= penalty * (1 + 1e-5)
+    assert -(slope * K).sum() == pytest.approx(penalty * np.linalg.norm(K, "nuc"), rel=1e-5)
+
+
+def test_climb_reaches_the_spectral_norm():
+    matrices = np.random.default_rng(12).standard_normal((6, 3, 4))
+    expected = np.linalg.norm(matrices, 2, axis=(1, 2)).mean()
+    for terms in (1, 3):
+        assert axes.climb(matrices, terms).mean() == pytest.approx(expected, rel=2e-3)
+
+
+def test_larger_root_solves_its_equation():
+    t = axes.larger_root(2.0, 0.1, 3)
+    assert t + 0.1 * t ** (2 / 3 - 1) == pytest.approx(2.0) and t > 1
+
+
+# --------------------------------------------------------------------------------------------------------------- the bound
+def test_steps_of_a_network_are_its_matrices_in_order():
+    model = nn.Sequential(
+        NdLinear((3, 4), (5, 2), transform_outer=False), nn.ReLU(), nn.Flatten(), nn.Linear(10, 2)
+    )
+    one, two, last = axes.network_steps(model)
+    inner, outer = model[0].align_layers[1], model[0].align_layers[0]
+    assert one.weight == pytest.approx(np.linalg.norm(inner.weight.detach().numpy(), 2), rel=1e-5)
+    assert one.bias == pytest.approx(math.sqrt(3) * inner.bias.norm().item(), rel=1e-5)
+    assert two.bias == pytest.approx(math.sqrt(2) * outer.bias.norm().item(), rel=1e-5)
+    assert (one.numbers, two.numbers, last.numbers) == (4 * 2 + 2, 3 * 5 + 5, 22)
+
+
+def test_steps_refuse_what_they_cannot_bound():
+    with pytest.raises(TypeError, match="BatchNorm1d"):
+        axes.network_steps(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
+
+
+def test_output_radius_is_never_exceeded():
+    torch.manual_seed(0)
+    for first in (True, False):
+        model = axes.small_network(first)
+        x = nn.functional.normalize(torch.randn(200, 12, dtype=torch.float64), dim=1).unflatten(
+            1, (3, 4)
+        )
+        assert model(x).norm(dim=1).max() <= axes.output_radius(axes.network_steps(model), 1.0)
+
+
+def test_covering_bound_of_one_matrix_by_hand():
+    """One matrix of norm 2 and no bias: P = 6, Lambda = 2 * 4 = 8, l = 1, m = 10,000."""
+    bound = axes.covering_bound([axes.Step(2.0, 0.0, 6)], radius=4.0, samples=10_000, lipschitz=1.0)
+    nats = math.log(3 * 1 * 8 * 1 * 100)
+    price = math.log(4 * 2) + math.log(4 * 1) + math.log(20)
+    assert bound["nats"] == pytest.approx(nats)
+    assert bound["bound"] == pytest.approx(0.02 + math.sqrt((6 * nats + price) / 20_000))
+    assert bound["least"] == pytest.approx(math.sqrt(6 * math.log(300) / 20_000))
+
+
+def test_prices_of_all_powers_of_two_sum_to_less_than_one():
+    assert sum(math.exp(-axes.power_of_two(2.0**i)[1]) for i in range(-1000, 1001)) < 1
+    assert axes.power_of_two(5.0)[0] == 8 and axes.power_of_two(8.0)[0] == 8
+
+
+def test_neighbour_stays_within_delta():
+    torch.manual_seed(1)
+    model, other = axes.small_network(True), axes.small_network(True)
+    axes.neighbour(model, other, 0.1)
+    for p, q in zip(model.parameters(), other.parameters()):
+        moved = torch.linalg.norm(p - q, 2).item()
+        assert moved == pytest.approx(0.1 * torch.linalg.norm(p, 2).item())
+
+
+# -------------------------------------------------------------------------------------------------------- tasks and records
+@pytest.mark.parametrize("case", ["digits, even", "digits, 3", "made up, smooth, 2 terms"])
+def test_tasks_are_centred_scaled_and_disjoint(case):
+    (x, y), (v, _), (t, _) = axes.task(case, "own", 100, seed=0)
+    assert np.abs(x.mean(0)).max() < 1e-12 and np.square(x).sum((1, 2)).mean() == pytest.approx(1)
+    assert set(np.unique(y)) == {-1.0, 1.0} and (len(x), len(v), len(t)) == (100, 100, 1000)
+    assert not {row.tobytes() for row in x} & {row.tobytes() for row in (*v, *t)}
+
+
+def test_shuffling_moves_entries_alike_in_all_samples():
+    own, shuffled = (
+        axes.task("digits, even", order, 60, seed=3)[0][0] for order in ("own", "shuffled")
+    )
+    assert not np.allclose(own, shuffled)
+    assert np.allclose(
+        own.reshape(60, -1) @ own.reshape(60, -1).T,
+        shuffled.reshape(60, -1) @ shuffled.reshape(60, -1).T,
+    )
+
+
+def test_recorded_gaps_name_three_chapters():
+    gaps = axes.recorded_gaps(lambda sigma: 0.02)
+    assert set(gaps["chapter"]) == {"10", "30", "32"} and (gaps["least"] > 0).all()
+    one = gaps[(gaps["chapter"] == "10") & (gaps["arm"] == "linear")].iloc[0]
+    assert one["least"] == pytest.approx(math.sqrt(650 * math.log(3 * math.sqrt(1078)) / 2156))
