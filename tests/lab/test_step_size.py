@@ -1,0 +1,429 @@
+"""Rates by rule: against steps of torch's own optimisers, decays that were carried out, and counts made by hand."""
+
+import math
+from functools import reduce
+
+import lab
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from lab.chapters import step_size
+from lab.train.rates import factor_rates, layer_shapes, lr_groups
+from torch import nn
+
+from ndlinear import NdLinear, NdLinearLoRA, NdLinearSum, kronecker_weight
+
+RATE = 1e-3
+
+
+def rates(model, lr=RATE, **options):
+    """Rate of each trainable parameter by name; fails unless each stands in exactly one group."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    pairs = [(names[id(p)], g["lr"]) for g in lr_groups(model, lr, **options) for p in g["params"]]
+    assert len(pairs) == len(dict(pairs))
+    assert set(dict(pairs)) == {n for n, p in model.named_parameters() if p.requires_grad}
+    return dict(pairs)
+
+
+def weights(found):
+    return [rate for name, rate in found.items() if name.endswith("weight")]
+
+
+# ------------------------------------------------------------------------------------------- the rule, against real steps
+def aligned(dims, dtype=torch.float64):
+    """A layer, an input of rank one with entries ±1, and its output as the gradient: no two fibres disagree."""
+    layer = NdLinear(dims, dims, bias=False, dtype=dtype)
+    signs = [torch.randint(0, 2, (d,), dtype=dtype) * 2 - 1 for d in dims]
+    for mode, d in zip(layer.align_layers, dims):
+        mode.weight.data = torch.eye(d, dtype=dtype)[torch.randperm(d)]  # unit gain, exactly
+    x = reduce(torch.multiply, torch.meshgrid(*signs, indexing="ij"))
+    return layer, x[None], layer(x[None]).detach()
+
+
+def step(layer, x, slope, groups, name):
+    """Change of the output by one step on the loss <slope, output>."""
+    before = layer(x).detach()
+    if name == "muon":
+        (layer(x) * slope).sum().backward()
+        for group in groups:
+            for p in group["params"]:
+                u, s, v = torch.linalg.svd(p.grad, full_matrices=False)
+                keep = (s > 1e-9 * s.max()).to(s)
+                scale = max(1.0, p.shape[0] / p.shape[1]) ** 0.5
+                p.data -= group["lr"] * scale * (u * keep) @ v
+    else:
+        make = {"adam": torch.optim.Adam, "sgd": torch.optim.SGD}[name]
+        optimiser = make(groups, **({"eps": 0.0} if name == "adam" else {}))
+        (layer(x) * slope).sum().backward()
+        optimiser.step()
+    return (layer(x).detach() - before).square().mean().sqrt().item()
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "muon"])
+@pytest.mark.parametrize("dims", [(4, 4), (2, 8), (3, 2, 4), (2, 2, 2, 3)])
+def test_an_aligned_step_moves_the_output_exactly_as_the_dense_one_does(name, dims):
+    torch.manual_seed(0)
+    layer, x, slope = aligned(dims)
+    dense = nn.Linear(x[0].numel(), x[0].numel(), bias=False, dtype=torch.float64)
+    lr = 1e-7  # so small that only the first order counts
+    wanted = step(
+        dense, x.flatten(1), slope.flatten(1), [{"params": [dense.weight], "lr": lr}], name
+    )
+    got = step(layer, x, slope, lr_groups(layer, lr, optimiser=name), name)
+    assert got == pytest.approx(wanted, rel=1e-4)
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_a_bias_counts_as_a_matrix_with_one_input(name):
+    torch.manual_seed(1)
+    layer = NdLinear((4, 3), (2, 5), dtype=torch.float64)
+    dense = nn.Linear(12, 10, dtype=torch.float64)
+    for mode in layer.align_layers:  # rows that sum to one: a bias reaches the output at full size
+        mode.weight.data.fill_(1 / mode.in_features)
+    for one in (layer, dense):
+        for key, p in one.named_parameters():
+            p.requires_grad = key.endswith("bias")
+    x, slope = torch.zeros(1, 4, 3).double(), torch.ones(1, 2, 5).double()
+    lr = 1e-4
+    wanted = step(dense, x.flatten(1), slope.flatten(1), [{"params": [dense.bias], "lr": lr}], name)
+    got = step(layer, x, slope, lr_groups(layer, lr, optimiser=name), name)
+    assert got == pytest.approx(wanted, rel=1e-9)
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "muon"])
+def test_no_step_on_random_data_exceeds_the_bound_of_the_dense_one(name):
+    """Largest possible change of a dense layer: rate times the norms that its rule multiplies."""
+    torch.manual_seed(2)
+    for _ in range(20):
+        dims = tuple(torch.randint(2, 6, (int(torch.randint(2, 4, ())),)).tolist())
+        layer = NdLinear(dims, dims, bias=False, dtype=torch.float64)
+        for mode in layer.align_layers:
+            nn.init.orthogonal_(mode.weight)
+        x, slope = torch.randn(2, 1, *dims).double()
+        size, lr = math.prod(dims), 1e-7
+        rms = x.square().mean().sqrt().item()
+        bound = {"adam": lr * size * rms, "muon": lr * rms}
+        bound["sgd"] = lr * slope.square().mean().sqrt().item() * size * rms**2
+        got = step(layer, x, slope, lr_groups(layer, lr, optimiser=name), name)
+        assert got <= bound[name] * (1 + 1e-4)
+
+
+# ---------------------------------------------------------------------------------------------------------- known values
+@pytest.mark.parametrize(
+    ("dims", "factors"),
+    [((8, 8), [4, 4]), ((32, 32), [16, 16]), ((16, 8, 8), [64 / 3, 128 / 3, 128 / 3]), ((9,), [1])],
+)
+def test_factors_of_square_layers_under_adam(dims, factors):
+    found = rates(NdLinear(dims, dims))
+    assert weights(found) == pytest.approx([RATE * f for f in factors])
+    biases = [rate for name, rate in found.items() if name.endswith("bias")]
+    assert biases == pytest.approx([RATE / len(dims)] * len(dims))
+
+
+def test_square_layers_need_less_under_sgd_and_muon():
+    for name in ("sgd", "muon"):
+        assert weights(rates(NdLinear((8, 8), (8, 8)), optimiser=name)) == [RATE / 2] * 2
+
+
+def test_sizes_that_change():
+    layer = NdLinear((6, 4), (3, 8), bias=False)  # dense 24 -> 24
+    assert weights(rates(layer)) == pytest.approx([RATE * 24 / 12, RATE * 24 / 8])
+    assert weights(rates(layer, optimiser="sgd")) == pytest.approx([RATE / 4, RATE])
+    muon = [RATE * math.sqrt(1 / 2) / 2, RATE / 2]
+    assert weights(rates(layer, optimiser="muon")) == pytest.approx(muon)
+
+
+def test_the_rule_for_a_low_rank_layer():
+    assert factor_rates(1.0, (1024, 1024), [(1024, 32), (32, 1024)]) == [0.5, 16]
+    assert factor_rates(1.0, (5, 7), [(5, 7)]) == [1.0]
+
+
+# ----------------------------------------------------------------------------------------------------------- any model
+def test_other_layers_keep_the_rate():
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), NdLinear((4, 6, 6), (2, 3, 3)), nn.Flatten()
+    )
+    model.append(nn.Linear(18, 2))
+    found = rates(model)
+    assert {r for n, r in found.items() if n[0] != "2"} == {RATE}
+    assert RATE not in weights({n: r for n, r in found.items() if n[0] == "2"})
+    assert {RATE} == set(rates(nn.LSTM(3, 4)).values())
+
+
+def test_a_sum_counts_all_its_factors_and_its_bias_is_a_dense_one():
+    found = rates(NdLinearSum((8, 8), (8, 8), rank=3))
+    assert weights(found) == pytest.approx([RATE * 64 / 8 / 6] * 6)
+    assert found["bias"] == RATE
+
+
+def test_an_adapter_trains_its_factors_alone():
+    adapter = NdLinearLoRA(nn.Linear(64, 36))
+    found = rates(adapter)
+    assert set(found) == {f"adapter.align_layers.{k}.weight" for k in (0, 1)}
+    assert weights(found) == pytest.approx([RATE * 64 / 8 / 2] * 2)
+
+
+def test_frozen_parameters_are_left_out():
+    model = nn.Sequential(NdLinear((4, 4), (4, 4)), nn.Flatten(), nn.Linear(16, 2))
+    model[0].align_layers[0].requires_grad_(False)
+    assert not any(name.startswith("0.align_layers.0") for name in rates(model))
+    with pytest.raises(ValueError, match="nothing to train"):
+        lr_groups(model.requires_grad_(False), RATE)
+
+
+def test_a_shared_layer_counts_once_and_a_shared_matrix_gets_the_smaller_rate():
+    layer = NdLinear((8, 8), (8, 8))
+    assert weights(rates(nn.Sequential(layer, nn.ReLU(), layer))) == [RATE * 4] * 2
+    tied = nn.Sequential(NdLinear((8, 8), (8, 8)), NdLinear((8, 2), (8, 2)))
+    tied[1].align_layers[0].weight = tied[0].align_layers[0].weight  # 4 there, 1 here
+    assert rates(tied)["0.align_layers.0.weight"] == RATE
+    read_out = nn.Sequential(NdLinear((8, 8), (8, 8)), nn.Linear(8, 8))
+    read_out[1].weight = read_out[0].align_layers[0].weight
+    assert rates(read_out)["0.align_layers.0.weight"] == RATE
+
+
+def test_the_released_layer_is_known_by_its_parts():
+    class Released(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.align_layers = nn.ModuleList([nn.Linear(4, 2), nn.Linear(5, 3)])
+
+    assert weights(rates(Released())) == pytest.approx([RATE * 20 / 8, RATE * 20 / 10])
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW, torch.optim.RMSprop])
+def test_groups_train_under_torch_optimisers_and_schedules(make):
+    model = nn.Sequential(NdLinear((4, 4), (4, 4)), nn.Flatten(), nn.Linear(16, 1))
+    before = [p.detach().clone() for p in model.parameters()]
+    steps = make(lr_groups(model, RATE))
+    halve = torch.optim.lr_scheduler.StepLR(steps, 1, gamma=0.5)
+    given = [group["lr"] for group in steps.param_groups]
+    model(torch.randn(3, 4, 4)).sum().backward()
+    steps.step()
+    halve.step()
+    assert all((p != b).any() for p, b in zip(model.parameters(), before))
+    assert [g["lr"] for g in steps.param_groups] == pytest.approx([r / 2 for r in given])
+
+
+def test_muon_can_be_given_the_matrices_alone():
+    model = nn.Sequential(NdLinear((4, 4), (4, 4)), nn.Flatten(), nn.Linear(16, 1))
+    for group in lr_groups(model, RATE, optimiser="muon"):
+        assert len({p.ndim == 2 for p in group["params"]}) == 1
+    matrices = [g for g in lr_groups(model, RATE, optimiser="muon") if g["params"][0].ndim == 2]
+    assert sum(len(g["params"]) for g in matrices) == 3
+
+
+# --------------------------------------------------------------------------------------------- other widths, weight decay
+def test_with_the_shapes_of_a_small_model_rates_no_longer_depend_on_the_width():
+    def net(side):
+        hidden = (side, side)
+        return nn.Sequential(
+            NdLinear((4, 4), hidden),
+            nn.ReLU(),
+            NdLinear(hidden, hidden),
+            nn.Flatten(),
+            nn.Linear(side**2, 3),
+        )
+
+    small = layer_shapes(net(4))
+    assert small == {"0": (16, 16), "2": (16, 16), "4": (16, 3)}
+    assert rates(net(4)) == rates(net(4), tuned_at=small)
+    wide = rates(net(32), tuned_at=small)
+    assert wide["4.weight"] == pytest.approx(RATE * 16 / 1024)
+    assert wide["2.align_layers.0.weight"] == pytest.approx(RATE * 16 / (2 * 32))
+    assert wide["0.align_layers.0.weight"] == pytest.approx(RATE * 16 / (2 * 4))
+    assert wide["2.align_layers.0.bias"] == pytest.approx(RATE / 2)
+    assert wide["4.bias"] == pytest.approx(RATE)
+
+
+def test_a_convolution_can_be_named_too():
+    model = nn.Sequential(nn.Conv1d(8, 6, 5))
+    assert layer_shapes(model) == {"0": (40, 6)}
+    assert rates(model, tuned_at={"0": (20, 6)})["0.weight"] == pytest.approx(RATE / 2)
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_decay_shrinks_the_kronecker_matrix_as_lr_and_decay_shrink_a_dense_one(optimiser):
+    sums = NdLinearSum((4, 6), (3, 5), rank=3, dtype=torch.float64)
+    for layer in (NdLinear((4, 6, 2), (3, 5, 2), dtype=torch.float64), sums):
+        before, decay = kronecker_weight(layer).detach(), 0.1
+        groups = lr_groups(layer, RATE, optimiser=optimiser, weight_decay=decay)
+        steps = (torch.optim.AdamW if optimiser == "adam" else torch.optim.SGD)(groups)
+        for p in layer.parameters():
+            p.grad = torch.zeros_like(p)
+        steps.step()
+        shrunk = (kronecker_weight(layer).detach() / before).flatten()
+        assert torch.allclose(shrunk, torch.full_like(shrunk, 1 - RATE * decay), atol=1e-8)
+
+
+def test_without_weight_decay_the_groups_leave_it_to_the_optimiser():
+    assert all(set(g) == {"params", "lr"} for g in lr_groups(NdLinear((2, 2), (2, 2)), RATE))
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+@pytest.mark.parametrize(
+    ("error", "words", "arguments"),
+    [
+        (TypeError, "torch.nn.Module", {"model": [torch.zeros(2)]}),
+        (TypeError, "must be a number", {"lr": "1e-3"}),
+        (TypeError, "must be a number", {"lr": True}),
+        (ValueError, "positive and finite", {"lr": 0.0}),
+        (ValueError, "positive and finite", {"lr": math.inf}),
+        (ValueError, "positive and finite", {"lr": math.nan}),
+        (ValueError, "'adam', 'sgd', 'muon'", {"optimiser": "adagrad"}),
+        (ValueError, "layers of this model", {"tuned_at": {"1": (4, 4)}}),
+        (ValueError, "two positive integers", {"tuned_at": {"0": (4, 0)}}),
+        (ValueError, "two positive integers", {"tuned_at": {"0": (4,)}}),
+    ],
+)
+def test_bad_arguments_are_named(error, words, arguments):
+    good = {"model": nn.Sequential(NdLinear((2, 2), (2, 2))), "lr": RATE}
+    with pytest.raises(error, match=words):
+        lr_groups(**(good | arguments))
+
+
+# --------------------------------------------------------------------------------------------- training with such groups
+def regression(seed, count=40):
+    g = torch.Generator().manual_seed(seed)
+    x = torch.rand(3 * count, 4, 3, generator=g)
+    y = x.square().sum((1, 2))
+    return lab.Split(*[(x[i : i + count], y[i : i + count]) for i in (0, count, 2 * count)])
+
+
+def squared_error(out, target):
+    return (out.flatten() - target).square().mean()
+
+
+def small():
+    layers = NdLinear((4, 3), (4, 2)), nn.ReLU(), NdLinear((4, 2), (1, 1)), nn.Flatten(0)
+    return nn.Sequential(*layers)
+
+
+def alone(split, seed, epochs, batch, rate=RATE):
+    """The plain loop, one model."""
+    lab.seed_everything(seed)
+    model = small()
+    steps = torch.optim.Adam(lr_groups(model, rate))
+    order, (x, y) = torch.Generator().manual_seed(seed), split.train
+    for _ in range(epochs):
+        for index in torch.randperm(len(x), generator=order).split(batch):
+            steps.zero_grad()
+            squared_error(model(x[index]), y[index]).backward()
+            steps.step()
+    return model
+
+
+def options(**others):
+    return {
+        "groups": lambda m: lr_groups(m, RATE),
+        "loss": squared_error,
+        "epochs": 3,
+        "batch_size": 16,
+        "scores": {"test_loss": squared_error},
+        **others,
+    }
+
+
+def test_every_member_trains_as_it_would_alone():
+    seeds, splits = [3, 4], [regression(3), regression(4)]
+    weights, found = step_size.fit(small, splits, seeds=seeds, **options())
+    for i, seed in enumerate(seeds):
+        single = alone(splits[i], seed, 3, 16)
+        for name, value in single.state_dict().items():
+            assert torch.allclose(weights[name][i], value, atol=1e-6), name
+        assert found[i]["diverged"] == 0
+
+
+def test_the_epoch_of_lowest_validation_loss_is_tested():
+    split, by_epoch = regression(3), []
+    split = lab.Split(split.train, (split.val[0], split.val[1] * 0), split.test)  # worse and worse
+    for epochs in range(1, 5):
+        model = alone(split, 3, epochs, 16, 0.02)
+        with torch.no_grad():
+            by_epoch.append([squared_error(model(x), y).item() for x, y in (split.val, split.test)])
+    chosen = options(epochs=4, groups=lambda m: lr_groups(m, 0.02))
+    (found,) = step_size.fit(small, [split], seeds=[3], **chosen)[1]
+    best = min(range(4), key=lambda e: by_epoch[e][0])
+    assert best < 3 and found["best_epoch"] == best + 1
+    assert [found["val_loss"], found["test_loss"]] == pytest.approx(by_epoch[best], rel=1e-3)
+
+
+def test_a_member_that_diverges_is_reported_and_harms_no_other():
+    good, bad = regression(3), regression(4)
+    bad = lab.Split((bad.train[0] * 1e30, bad.train[1]), bad.val, bad.test)
+    _, found = step_size.fit(small, [good, bad], seeds=[3, 4], **options())
+    _, single = step_size.fit(small, [good], seeds=[3], **options())
+    assert found[1]["diverged"] == 1 and found[1]["train_loss"] == step_size.WORST
+    assert found[0]["val_loss"] == pytest.approx(single[0]["val_loss"], rel=1e-5)
+
+
+def test_what_a_record_keeps():
+    rows = step_size.outcomes(small, [regression(3)], seeds=[3], **options())
+    assert rows[0]["parameters"] == 4 * 4 + 2 * 3 + 4 + 2 + 4 + 2 + 2 and rows[0]["macs"] > 0
+    assert set(rows[0]["metrics"]) >= {"train_loss", "val_loss", "test_loss", "diverged"}
+
+
+def test_full_batches_by_hand_agree_with_the_plain_loop():
+    seeds, splits = [3, 4], [regression(3), regression(4)]
+    models = step_size.fit_whole(
+        small,
+        [s.train for s in splits],
+        seeds=seeds,
+        epochs=5,
+        groups=lambda m: lr_groups(m, RATE),
+    )
+    for model, split, seed in zip(models, splits, seeds):
+        single = alone(split, seed, 5, len(split.train[0]))
+        for name, value in model.state_dict().items():
+            assert torch.allclose(value, single.state_dict()[name], atol=1e-5), name
+
+
+# -------------------------------------------------------------------------------------------------- reading what was run
+def test_windows_do_not_reach_into_the_next_part():
+    table = np.arange(100, dtype=float)[:, None].repeat(2, 1)
+    split = step_size.forecasts(table, steps=4, horizon=3, every=2)
+    mean, deviation = np.arange(60).mean(), np.arange(60).std()
+    for part, (first, last) in zip(
+        (split.train, split.val, split.test), ((0, 60), (60, 80), (80, 100))
+    ):
+        x, y = [t.numpy() * deviation + mean for t in part]
+        assert x[0, 0, 0] == pytest.approx(first, abs=1e-4) and y.max() <= last - 1 + 1e-4
+        assert np.allclose(y[:, 0], x[:, -1, -1] + 1, atol=1e-4) and x.shape[1:] == (4, 2)
+
+
+def test_the_best_rate_and_its_distance():
+    runs = pd.DataFrame(
+        [
+            {"arm": arm, "lr": lr, "seed": s, "loss": abs(math.log2(lr / top)) + 0.01 * s}
+            for arm, top in (("a", 2), ("b", 8))
+            for lr in (1, 2, 4, 8)
+            for s in range(3)
+        ]
+    )
+    best = step_size.best_rates(runs, ["arm"], "loss")
+    assert list(best["lr"]) == [2, 8] and list(best["edge"]) == [False, True]
+    assert step_size.steps_apart(2, 8, [8, 1, 4, 2]) == 2
+
+
+def test_percent_is_of_the_geometric_mean_and_paired():
+    a = pd.DataFrame({"seed": [0, 1, 2], "loss": [1.1, 2.2, 4.4]})
+    b = pd.DataFrame({"seed": [2, 1, 0], "loss": [4.0, 2.0, 1.0]})
+    assert step_size.percent(a, b, "loss") == pytest.approx((10, 10, 10))
+
+
+def test_rows_of_other_chapters_are_the_newest_finished_ones(monkeypatch):
+    def row(status, arm, value, key):
+        return {"status": status, "key": key, "config": {"arm": arm}, "metrics": {"score": value}}
+
+    told = [
+        row("ok", "a", 1, "k"),
+        row("failed", "b", 0, "f"),
+        row("ok", "a", 2, "k"),
+        row("ok", "c", 3, "c"),
+    ]
+    monkeypatch.setattr(step_size, "read", lambda name: told)
+    assert list(step_size.rows("x")["score"]) == [2, 3]
+    assert list(step_size.rows("x", arm=["c", "d"])["score"]) == [3]
+    monkeypatch.setattr(step_size, "read", lambda name: [])
+    assert step_size.rows("x", arm="a").empty
