@@ -173,6 +173,8 @@ def test_where_the_layer_lies_does_not_count(monkeypatch):
     before = code_hash(run, layer=True)
     monkeypatch.setattr(ndlinear, "__file__", "/elsewhere/ndlinear.py")
     assert code_hash(run, layer=True) == before
+    cells = [made("def run(c):\n    return __file__\n", __file__=place) for place in ("/a", "/b")]
+    assert code_hash(cells[0]) == code_hash(cells[1])
 
 
 def test_a_module_as_a_value_is_refused():

@@ -106,6 +106,10 @@ class Sheet:
         """Probes defined from here on belong to this section."""
         self.sections[name] = []
 
+    def __fingerprint__(self) -> tuple:
+        """A record depends on its own probe, not on the others of the sheet."""
+        return ()
+
     def __call__(self, probe: Callable | None = None, *, heavy: bool = False) -> Callable:
         if probe is None:
             return functools.partial(self, heavy=heavy)

@@ -250,7 +250,7 @@ class _Reached:
         outer, names = _outer_names(tree), {}
         chains = {_dotted(n) for n in ast.walk(tree) if isinstance(n, (ast.Attribute, ast.Name))}
         for name in sorted(outer):
-            if name not in scope:  # a builtin, or nothing yet
+            if name not in scope or name.startswith("__"):  # a builtin, nothing yet, or a place
                 continue
             value = scope[name]
             if not isinstance(value, types.ModuleType):
