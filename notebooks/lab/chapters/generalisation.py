@@ -255,6 +255,7 @@ def least_bound(numbers: int, steps: int, samples: int) -> float:
 FLAG = 1.1  # from this label gain on, the number says that the axes help
 KINDS = {"own axes": "ndlinear", "shuffled": "dense-params", "made up": "tt"}  # kind -> look
 OPTIMISERS = {"convex": "linear", "sgd": "ndlinear", "adam": "dense", "adamw": "tcl"}
+NAMES = {"convex": "convex problem", "sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
 
 def kind(case: str, order: str) -> str:
@@ -537,7 +538,7 @@ def draw_terms(axis) -> None:
         x = some["place"] + 0.08 * (shift - 1.5)
         axis.plot(x, some["terms"], marker(look), color=colour(look), alpha=0.3, markersize=3)
         mean = some.groupby("place")["terms"].mean()
-        axis.plot(mean.index + 0.08 * (shift - 1.5), mean, color=colour(look), label=name)
+        axis.plot(mean.index + 0.08 * (shift - 1.5), mean, color=colour(look), label=NAMES[name])
     axis.set_xticks(range(len(decays)), [f"{decay:g}" for decay in decays], fontsize=8)
     axis.legend(fontsize=8)
     axis.set(xlabel="weight_decay", ylabel="Kronecker terms that remain", ylim=(-0.3, 8.3))

@@ -124,13 +124,13 @@ def _entry(id: str, question: str, why: str) -> tuple[str, str]:
     """A claim as text and as an entry of a definition list."""
     claim = ledger.claim(id)
     head, text = right(claim)
-    sign = f"{ledger.SIGNS[claim['verdict']]} {claim['verdict']}"
+    sign = ledger.label(claim)
     lines = [
         f"    {h}: {p}"
         for h, p in (("Why it matters", why), ("Paper", claim["statement"]), (head, text))
         if p
     ]
-    mark = f'<span class="ndl-badge ndl-{claim["verdict"]}">{sign}</span>'
+    mark = f'<span class="{ledger.classes(claim)}">{sign}</span>'
     name = f'{mark} <a href="{html.escape(address(claim))}">{html.escape(id)}</a>'
     parts = [
         f"<div><b>Paper:</b> {html.escape(claim['statement'])} {name if question else ''}</div>"
