@@ -515,9 +515,10 @@ def landscape(runs: pd.DataFrame):
             axis.plot(curve.index, curve, line, color=figures.colour(look), alpha=alpha, lw=1.5)
             best = curve.idxmin()
             axis.plot(best, curve[best], figures.marker(look), color=figures.colour(look), ms=7)
-        axis.set(xscale="log", yscale="log")
+        axis.set(xscale="log", yscale="log", ylim=(1.5e-3, 4))  # beyond: about to diverge
         if i == 0:
-            axis.annotate(name, (0.5, 1.02), xycoords="axes fraction", ha="center")
+            title = name if name == "dense" else f"NdLinear, {name}"
+            axis.annotate(title, (0.5, 1.02), xycoords="axes fraction", ha="center")
         else:
             axis.set(xlabel="base rate")
     for axis, rates in zip(axes[:, 0], ("one rate", "rule")):
