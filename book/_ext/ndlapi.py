@@ -3,7 +3,7 @@
 import itertools
 import re
 
-from sphinx.ext.napoleon import GoogleDocstring
+from sphinx.ext.napoleon import Config, GoogleDocstring
 
 SECTION = re.compile(r"(Args|Returns|Raises|Attributes|Examples?|Notes?):\s*")
 MARKUP = re.compile(r"(`+)([^`]+)`+|[*|\\]|(?<=\w)_(?!\w)")
@@ -29,10 +29,13 @@ def kinds(lines: list[str]) -> list[str]:
     return found
 
 
+SECTIONS = Config(napoleon_use_ivar=True)  # attributes as a list of fields, like arguments
+
+
 def with_sections(lines: list[str]) -> list[str]:
     """A docstring with Args: and the like: examples stay, the rest is freed of markup and handed to napoleon."""
     text = [line if kind == "example" else marked(line) for line, kind in zip(lines, kinds(lines))]
-    return str(GoogleDocstring(text)).split("\n")
+    return str(GoogleDocstring(text, SECTIONS)).split("\n")
 
 
 def without_sections(lines: list[str]) -> list[str]:

@@ -432,6 +432,7 @@ FAMILIES = {  # beginning of an experiment's name -> the method whose colour and
     "ETT": "linear",
     "DiT": "dense-width",
     "BERT": "tt",
+    "audio": "boosting",
 }
 
 
