@@ -6,9 +6,10 @@ links only where an address is known, and provides the directives of book/*.md:
     {claims-table}  {claims-counts}  {deviations} boxes | corrections  {run-status} runs | chapters  {build-status}
     {chapters}  {corrections-log}
 
-It also writes claims.json and llms.txt beside the pages.
+It also numbers the chapters, links every mention of one, and writes claims.json, llms.txt and previews.js beside the pages.
 """
 
+import html
 import os
 import pathlib
 import platform
@@ -17,8 +18,10 @@ import re
 import ndlapi
 import ndlbuild
 import ndlcache
+import ndlchapters
 import ndlcorrections
 import ndlexport
+import ndlpreviews
 import ndlruns
 import ndltables
 from docutils import nodes
@@ -72,10 +75,27 @@ def on_page(app, pagename, templatename, context, doctree) -> None:
     body = context.get("body", "")
     if "ndl-claims" in body:
         app.add_js_file("claims.js", loading_method="defer")
+    for script in set(re.findall(r'<div class="ndl-interactive" data-script="(\w+)"', body)):
+        app.add_js_file(f"{script}.js", loading_method="defer")
+    if pagename == "search":
+        app.add_js_file("search.js", loading_method="defer")
     # docutils calls this a list, but its entries are bibliography entries, which a list must not hold
-    context["body"] = body.replace(
-        '<div role="list" class="citation-list">', '<div class="citation-list">'
-    )
+    body = body.replace('<div role="list" class="citation-list">', '<div class="citation-list">')
+    context["body"] = with_chapters(app, pagename, body)
+
+
+def with_chapters(app, pagename: str, body: str) -> str:
+    """The page with a link at every chapter that it names, but not to itself."""
+    pages = ndlchapters.by_number(app.env.found_docs)
+    address = {
+        number: app.builder.get_relative_uri(pagename, page)
+        for number, page in pages.items()
+        if page != pagename
+    }
+    titles = {
+        page.split("/", 1)[1]: html.escape(app.env.titles[page].astext()) for page in pages.values()
+    }
+    return ndlchapters.name_links(ndlchapters.link(body, address), titles)
 
 
 def on_finish(app, exception) -> None:
@@ -85,6 +105,7 @@ def on_finish(app, exception) -> None:
         return
     ndlbuild.copy_mathjax(pathlib.Path(app.outdir) / "_static" / "mathjax")
     ndlexport.write(app)
+    ndlpreviews.write(app, ledger.claims())
     if app._warncount == 0:
         state.write_text(app.ndl_state)
 
@@ -227,7 +248,10 @@ def setup(app) -> dict:
     app.connect("autodoc-process-docstring", ndlapi.on_docstring)
     app.connect("doctree-read", on_doctree)
     app.connect("html-page-context", on_page)
+    app.add_transform(ndlchapters.NumberedTitle)
     app.connect("build-finished", on_finish)
+    for script in ("figures.js", "hover.js"):  # on every page
+        app.add_js_file(script, loading_method="defer")
     app.add_directive("claims-table", ClaimsTable)
     app.add_directive("claims-counts", ClaimsCounts)
     app.add_directive("chapters", Chapters)

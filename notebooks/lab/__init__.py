@@ -19,7 +19,7 @@ from .page.facts import fact, facts, protocols, setting
 from .page.figures import colour, label, marker, style
 from .page.ledger import claim, finding, verdict
 from .page.recorded import recorded
-from .page.show import say, start, table
+from .page.show import interactive, say, start, table
 from .records import read, record
 from .stats import (
     above,
@@ -60,6 +60,7 @@ __all__ = [
     "finding",
     "fit",
     "inside",
+    "interactive",
     "interval",
     "label",
     "ledger",

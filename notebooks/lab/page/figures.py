@@ -6,6 +6,8 @@ import pathlib
 
 import matplotlib.pyplot as plt
 
+from .show import jupyter
+
 # name: (colour, marker, what a reader calls it). Colours of seaborn's "colorblind" palette that stand out on white and on black.
 METHODS = {
     "dense": ("#0173b2", "o", "dense"),
@@ -29,8 +31,19 @@ METHODS = {
 
 
 def style() -> None:
-    """Use the book's figure style from here on."""
+    """Use the book's figure style from here on; in Jupyter, figures are SVG, which stays sharp at any size."""
     plt.style.use(pathlib.Path(__file__).with_name("ndl.mplstyle"))
+    if shell := jupyter():
+        from matplotlib_inline.config import InlineBackend
+
+        inline = InlineBackend.instance(parent=shell)
+        # no date in the file: the same figure is the same file; dpi is that of images inside
+        inline.print_figure_kwargs = {
+            "bbox_inches": "tight",
+            "dpi": 160,
+            "metadata": {"Date": None},
+        }
+        inline.figure_formats = {"svg"}
 
 
 def _method(name: str) -> tuple[str, str, str]:
