@@ -81,21 +81,35 @@ def on_page(app, pagename, templatename, context, doctree) -> None:
         app.add_js_file("search.js", loading_method="defer")
     # docutils calls this a list, but its entries are bibliography entries, which a list must not hold
     body = body.replace('<div role="list" class="citation-list">', '<div class="citation-list">')
-    context["body"] = with_chapters(app, pagename, body)
+    context["body"] = with_links(app, pagename, body)
 
 
-def with_chapters(app, pagename: str, body: str) -> str:
-    """The page with a link at every chapter that it names, but not to itself."""
+def with_links(app, pagename: str, body: str) -> str:
+    """The page with a link at every chapter and theorem that it names, and in chapters at the first mention of a term."""
+
+    def uri(page: str, anchor: str = "") -> str:
+        return app.builder.get_relative_uri(pagename, page) + (anchor and f"#{anchor}")
+
     pages = ndlchapters.by_number(app.env.found_docs)
-    address = {
-        number: app.builder.get_relative_uri(pagename, page)
-        for number, page in pages.items()
-        if page != pagename
-    }
     titles = {
         page.split("/", 1)[1]: html.escape(app.env.titles[page].astext()) for page in pages.values()
     }
-    return ndlchapters.name_links(ndlchapters.link(body, address), titles)
+    standard = app.env.get_domain("std")
+    address = {number: uri(page) for number, page in pages.items() if page != pagename}
+    address |= {
+        name: uri(page, anchor)
+        for name, (page, anchor) in standard.anonlabels.items()
+        if name.startswith("thm-")
+    }
+    body = ndlchapters.name_links(ndlchapters.link(body, address), titles)
+    if not ndlchapters.number(pagename):
+        return body
+    terms = {
+        name: uri(page, anchor)
+        for name, _, kind, page, anchor, _ in standard.get_objects()
+        if kind == "term"
+    }
+    return ndlchapters.link_terms(body, terms)
 
 
 def on_finish(app, exception) -> None:

@@ -1,4 +1,4 @@
-"""Chapter numbers: in front of every title, and as links wherever a page names a chapter.
+"""Chapter numbers in front of every title, and links wherever a page names a chapter, a theorem or a term of the glossary.
 
 The number is that of the notebook's file name, so a chapter that is added, renamed or given another title needs no other change.
 """
@@ -9,18 +9,21 @@ import re
 from docutils import nodes
 from sphinx.transforms import SphinxTransform
 
-# "chapter 12", "chapters 10, 30 and 32", "chapters 30 to 33"
-MENTION = re.compile(
+# "chapter 12", "chapters 10, 30 and 32", "chapters 30 to 33", "Theorem 11.2"
+CHAPTER = re.compile(
     r"\bchapter\s+(\d\d)\b|\bchapters\s+\d\d\b(?:(?:,?\s+(?:and|or|to)\s+|,\s+|–)\d\d\b)*",
     re.IGNORECASE,
 )
-# markup, and elements in which there can be no link, from their start to their end
-MARKUP = re.compile(
-    r"""(<!--.*?-->
-        |<(?P<tag>a|button|code|option|pre|script|style|svg|textarea|title)\b.*?</(?P=tag)>
-        |<(?:[^<>"']|"[^"]*"|'[^']*')*>)""",
-    re.DOTALL | re.IGNORECASE | re.VERBOSE,
-)
+THEOREM = re.compile(r"\bTheorem\s+(\d\d)\.(\d+)\b")
+# markup, and elements in which there can be no link or none is wanted, from their start to their end
+MARKUP = r"""(<!--.*?-->
+    |<(?P<tag>a|button|code|h[1-6]|option|pre|script|style|svg|textarea|title{more})\b.*?</(?P=tag)>
+    |<(?:[^<>"']|"[^"]*"|'[^']*')*>)"""
+FLAGS = re.DOTALL | re.IGNORECASE | re.VERBOSE
+AROUND = re.compile(MARKUP.format(more=""), FLAGS)
+AROUND_PROSE = re.compile(MARKUP.format(more="|table|figcaption|summary|dt"), FLAGS)
+# words of the glossary that everyday language and this book use in other senses too
+EVERYDAY = {"axis", "claim", "full", "mode", "record", "smoke"}
 FILE_NAME_AS_TEXT = re.compile(r"(<a\b[^>]*>)(\d\d_\w+)(</a>)")
 
 
@@ -47,22 +50,52 @@ class NumberedTitle(SphinxTransform):
             title.insert(0, nodes.Text(f"{found} · "))
 
 
+def between(markup: re.Pattern, body: str, change) -> str:
+    """HTML whose text, outside of what the pattern finds, is changed by a function."""
+    parts, end = [], 0
+    for found in markup.finditer(body):
+        parts += [change(body[end : found.start()]), found[0]]
+        end = found.end()
+    return "".join([*parts, change(body[end:])])
+
+
 def link(body: str, address: dict[str, str]) -> str:
-    """HTML in which every chapter that the text names is a link. address: number of a chapter -> address of its page."""
+    """HTML in which chapters and theorems that the text names are links. address: "12" or "thm-11-2" -> address."""
 
     def anchor(found: str, text: str) -> str:
         return f'<a href="{html.escape(address[found])}">{text}</a>' if found in address else text
 
-    def mention(match: re.Match) -> str:
+    def chapter(match: re.Match) -> str:
         if match[1]:
             return anchor(match[1], match[0])
         return re.sub(r"\d\d", lambda one: anchor(one[0], one[0]), match[0])
 
-    parts, end = [], 0
-    for markup in MARKUP.finditer(body):
-        parts += [MENTION.sub(mention, body[end : markup.start()]), markup[0]]
-        end = markup.end()
-    return "".join([*parts, MENTION.sub(mention, body[end:])])
+    def change(text: str) -> str:
+        text = THEOREM.sub(lambda match: anchor(f"thm-{match[1]}-{match[2]}", match[0]), text)
+        return CHAPTER.sub(chapter, text)
+
+    return between(AROUND, body, change)
+
+
+def link_terms(body: str, address: dict[str, str]) -> str:
+    """HTML in which the first mention of each term of the glossary, in prose, is a link. address: term -> address."""
+    terms = {term.lower(): term for term in address if term not in EVERYDAY}
+    if not terms:
+        return body
+    words = "|".join(re.escape(term) for term in sorted(terms, key=len, reverse=True))
+    pattern = re.compile(rf"(?<![\w-])({words})(?=s?(?![\w-]))", re.IGNORECASE)
+    used: set[str] = set()
+
+    def mention(match: re.Match) -> str:
+        term = terms[match[1].lower()]
+        # a name such as TCL keeps its capitals, any other term may begin a sentence
+        same = match[1] == term or (term.islower() and match[1][1:] == term[1:])
+        if not same or term in used:
+            return match[0]
+        used.add(term)
+        return f'<a class="ndl-term" href="{html.escape(address[term])}">{match[0]}</a>'
+
+    return between(AROUND_PROSE, body, lambda text: pattern.sub(mention, text))
 
 
 def name_links(body: str, titles: dict[str, str]) -> str:
