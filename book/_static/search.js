@@ -57,7 +57,8 @@
   Search.htmlToText = (html, anchor) => {
     const page = new DOMParser().parseFromString(html, "text/html");
     page.querySelectorAll(".math").forEach(formula);
-    page.querySelectorAll(".cell_input, .toggle-details, .ndl-card, .ndl-filter").forEach((element) => element.remove());
+    // code, its switches, and what is printed as plain text
+    page.querySelectorAll("pre, summary, .ndl-card, .ndl-filter, .ndl-counts").forEach((element) => element.remove());
     return toText(page.documentElement.outerHTML, anchor).replace(/\s+/g, " ");
   };
 })();
