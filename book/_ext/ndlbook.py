@@ -245,7 +245,7 @@ class Deviations(BookDirective):
         folder = self.uri("notebooks/")
         link = (
             f'<p class="ndl-from">From <a href="{folder}{ndltables.escape(name)}.html#{anchor}">'
-            f"{ndltables.escape(name)}: {ndltables.escape(re.sub(r'[$*`]', '', heading))}</a></p>"
+            f"chapter {name[:2]}: {ndltables.escape(re.sub(r'[$*`]', '', heading))}</a></p>"
         )
         text = ndltables.rebase_links(markdown, folder)
         return [
