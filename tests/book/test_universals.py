@@ -24,8 +24,8 @@ CHECKS = re.compile(r"\bassert\b|lab\.(finding|verdict)\(")
 
 
 def normal(text: str) -> str:
-    """A text with single spaces, so that a quotation may run over the end of a line."""
-    return " ".join(text.split())
+    """A text with single spaces, so that a quotation may run over the end of a line, and without the targets of links."""
+    return " ".join(re.sub(r"\]\([^)]*\)", "]", text).split())
 
 
 def texts(chapter: str, notebook: dict, claims: list[dict]) -> list[str]:
