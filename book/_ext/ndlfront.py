@@ -41,9 +41,8 @@ MARKS = (
 
 
 def kind(situation: str) -> str:
-    """The row in which a situation stands."""
-    (found,) = [name for words, name in KINDS.items() if words in situation]
-    return found
+    """The row in which a situation stands; one of a new kind has its own."""
+    return next((name for words, name in KINDS.items() if words in situation), situation)
 
 
 def place(value: float) -> float:

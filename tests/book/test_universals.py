@@ -16,7 +16,9 @@ from lab.page import ledger
 
 HERE = pathlib.Path(__file__).parent
 CHAPTERS = {path.stem: path for path in sorted(modes.NOTEBOOKS.glob("*.ipynb"))}
-WORDS = re.compile(r"\b(every|everywhere|all|always|none|no|never|neither|nobody|nothing)\b", re.I)
+WORDS = re.compile(
+    r"\b(every|everywhere|all|always|none|no|never|neither|nobody|nothing)\b(?!-)", re.I
+)
 DRAWN = re.compile(
     r"\b(every|each) (seed|run|split|point) (is )?a (point|seed|short stroke)\b", re.I
 )
