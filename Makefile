@@ -7,7 +7,7 @@ PINS ?= constraints.txt
 RUN = $(VENV)/bin/python
 INSTALL = $(RUN) -m pip install --disable-pip-version-check -q -c $(PINS)
 
-.PHONY: book test lint links bench engines environment stamp times reproduce clean
+.PHONY: book test lint report links bench engines environment stamp times reproduce clean
 
 $(VENV)/book.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -31,6 +31,10 @@ lint: $(VENV)/test.installed
 	$(RUN) -m ruff format --check .
 	$(RUN) -m nbstripout --verify --keep-id notebooks/*.ipynb
 	git ls-files | grep -vE '\.(csv|jsonl|svg)$$' | xargs $(VENV)/bin/codespell
+
+# The reproducibility report as one sheet of A4, printed by a Chromium on the path or in NDL_CHROMIUM.
+report: book
+	$(RUN) -m lab.tools.report book/_build/html/book/report.html book/_build/report.pdf
 
 # Follows every link of the book; needs the network.
 links: $(VENV)/book.installed

@@ -19,6 +19,7 @@ import torch
 import yaml
 from bs4 import BeautifulSoup
 from lab.page import ledger
+from lab.tools import report
 
 import ndlinear
 
@@ -215,6 +216,20 @@ def test_front_page_counts_are_those_of_the_ledger(html):
         verdict: count for verdict, count in ledger.counts().items() if verdict in shown
     }
     assert sum(shown.values()) == len(ledger.claims())
+
+
+def test_the_report_prints_as_one_sheet(visit):
+    page = visit().go("book/report.html")
+    assert report.sheets(page.pdf(prefer_css_page_size=True)) == [report.A4]
+
+
+def test_files_to_take_along_are_there(html):
+    """From the front page, from the recipes, and from every chapter that uses the layer."""
+    for name in ("book/index.html", "book/recipes.html", CODE_PAGE):
+        (link,) = soup(html / name).select(".ndl-take a[href$='/ndlinear.py']")
+        target = (html / name).parent / link["href"]
+        assert target.read_bytes() == (ROOT / "ndlinear.py").read_bytes()
+    assert soup(html / "book" / "recipes.html").select(".ndl-take a[href$='/lr_groups.py']")
 
 
 def test_every_public_name_of_the_module_is_documented(html):

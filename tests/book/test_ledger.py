@@ -254,6 +254,7 @@ def test_numpy_and_torch_truth_values_count(entries):
 
 def test_a_finding_that_the_evidence_denies_raises(entries, monkeypatch, capsys):
     ledger.finding("a is larger", holds=True)
+    assert capsys.readouterr().out == "Checked: a is larger\n"  # a sign of its own: ✓ is for claims
     for evidence in (False, None):
         with pytest.raises(LedgerError, match="the text says 'a is larger'"):
             ledger.finding("a is larger", holds=evidence)
