@@ -1,4 +1,5 @@
-"""How much a full run may do: NDL_BUDGET_S ends it before a limit of time, `make reproduce` runs a part of one experiment."""
+"""How much a full run may do: NDL_BUDGET_S ends it before a limit of time, NDL_SHARE leaves a part of it to other processes,
+and `make reproduce` and `make gpu` run one experiment or a part of it."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from ..modes import LabError
 
 BEGAN = time.monotonic()  # of this process, as near as a module can tell
 LEFT_OUT: list[str] = []  # what the budget kept from running
+NOTE = "experiment.json"  # what `Only.note` writes
 
 
 class Done(SystemExit):
@@ -23,23 +25,35 @@ class Done(SystemExit):
         self.rows = rows
 
 
+def _seconds(name: str, default: float) -> float:
+    text = os.environ.get(name, "").strip()
+    try:
+        return float(text) if text else default
+    except ValueError:
+        raise LabError(f"{name}={text!r} is not a number of seconds") from None
+
+
 def seconds_left() -> float:
     """What is left of NDL_BUDGET_S, counted from the start of the process; infinite where it is not set."""
-    text = os.environ.get("NDL_BUDGET_S", "").strip()
-    if not text:
-        return float("inf")
-    try:
-        return float(text) - (time.monotonic() - BEGAN)
-    except ValueError:
-        raise LabError(f"NDL_BUDGET_S={text!r} is not a number of seconds") from None
+    return _seconds("NDL_BUDGET_S", float("inf")) - (time.monotonic() - BEGAN)
+
+
+def share() -> tuple[int, int]:
+    """Which groups of runs are this process's: NDL_SHARE="2/6" is every sixth one, from the third on; all of them if not set."""
+    text = os.environ.get("NDL_SHARE", "").strip() or "0/1"
+    number, _, of = text.partition("/")
+    if not (number.isdigit() and of.isdigit() and int(number) < int(of)):
+        raise LabError(f'NDL_SHARE={text!r} is not a share such as "0/4"')
+    return int(number), int(of)
 
 
 def within(groups: list) -> Iterator:
     """The groups of runs that the budget allows: none is begun that would not finish.
 
-    The estimate is the longest group of this experiment so far; the first one is begun if any time is left.
+    The estimate is the longest group of this experiment so far. Before the first one it is NDL_LONGEST_S, which `make gpu`
+    takes from earlier rows; where that is not set, the first one is begun if any time is left.
     """
-    longest = 0.0
+    longest = _seconds("NDL_LONGEST_S", 0.0)
     for at, group in enumerate(groups):
         if seconds_left() <= longest:
             LEFT_OUT.append(f"{len(groups) - at} of {len(groups)} groups")
@@ -50,14 +64,17 @@ def within(groups: list) -> Iterator:
 
 
 class Ended(SystemExit):
-    """The budget of time is spent; what it left out is said, and the notebook stops with status 0."""
+    """The budget of time is spent, or this process's share is done; what is left is said, and the notebook stops with status 0."""
 
     def __init__(self, name: str, missing: int):
         super().__init__(0)
-        print(
-            f"{name}: NDL_BUDGET_S is spent; {missing} runs are left for the next time "
-            f"({LEFT_OUT[-1]}). What has finished is on disk."
-        )
+        if LEFT_OUT:
+            print(
+                f"{name}: NDL_BUDGET_S is spent; {missing} runs are left for the next time "
+                f"({LEFT_OUT[-1]}). What has finished is on disk."
+            )
+        else:
+            print(f"{name}: this share is done; {missing} runs are those of other processes.")
 
 
 @dataclass(frozen=True)
@@ -72,9 +89,11 @@ class Only:
         """Whether a configuration has these values, written as text; "0|1|2" means any of them."""
         return all(str(config.get(key)) in value.split("|") for key, value in self.values.items())
 
-    def note_code(self, code: str) -> None:
-        """Write down the fingerprint of the experiment as it is now, for the tool that asked."""
+    def note(self, code: str, keys: list[str], data: tuple[str, ...]) -> None:
+        """Write down what the experiment is now, for the tool that asked: its fingerprint, its configurations, its data."""
         (self.folder / "code.txt").write_text(code, encoding="utf-8")
+        content = json.dumps({"code": code, "keys": keys, "data": list(data)})
+        (self.folder / NOTE).write_text(content, encoding="utf-8")
 
 
 def only_experiment() -> Only | None:

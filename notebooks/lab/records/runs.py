@@ -22,7 +22,7 @@ import pandas as pd
 from .. import modes
 from ..machine import device, peak_memory_mb, versions
 from ..modes import LabError, mode, new_rows_folder
-from . import budget, fingerprint, store, where
+from . import budget, fingerprint, profiles, store, where
 from .store import RecordError, Writer, canonical, only_writer, parse, set_torn_aside
 from .where import InProcess, executor, progress
 
@@ -115,6 +115,7 @@ def run_group(
         "peak_memory_of": of,
         "device": device(),
         "versions": versions(),
+        **profiles.facts(),
     }
     if experiment.together:
         shared["together"] = len(configs)
@@ -259,13 +260,14 @@ def record(
 
 
 def _reproduced(experiment: Experiment, grid: list[dict], only: budget.Only) -> pd.DataFrame:
-    """For `make reproduce`: run the chosen configurations of one experiment and stop; read the records of the others as they are."""
+    """For `make reproduce` and `make gpu`: run the chosen configurations of one experiment and stop; read the others' records as they are."""
     if experiment.name == only.experiment:
-        only.note_code(experiment.code())
+        only.note(experiment.code(), [canonical(c) for c in grid], experiment.data)
         chosen = [config for config in grid if only.chosen(config)]
         rows = complete(only.folder / f"{experiment.name}.jsonl", experiment, chosen)
         raise budget.Done(len(rows))
-    rows, _ = parse(modes.RESULTS / f"{experiment.name}.jsonl")
+    path = new_rows_folder() / f"{experiment.name}.jsonl"
+    rows = _known(path, parse(path)[0])
     fields = {name for config in grid for name in config}  # not revisions that were raised by hand
     fields -= {"machine"}  # rows of another machine will do
 
@@ -290,7 +292,8 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
         missing = [c for c in grid if canonical(c) not in done]
         data = {d: checksum(d) for d in experiment.data if missing}
         fixed = {"experiment": path.stem, "code": code, "data": data}
-        groups = _groups(missing, experiment.together)
+        number, of = budget.share()
+        groups = _groups(missing, experiment.together)[number::of]
         for group, outcomes in map_groups(experiment, groups, data):
             now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
             for config, outcome in zip(group, outcomes):
@@ -298,7 +301,7 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
                 writer.append({**fixed, **known, **outcome, "time": now})
         rows = _known(path, parse(path)[0])
     left = [c for c in grid if canonical(c) not in {r["key"] for r in rows}]
-    if left and budget.LEFT_OUT:
+    if left and (budget.LEFT_OUT or of > 1):
         raise budget.Ended(experiment.name, len(left))
     return _select(experiment.name, rows, grid, code)
 
