@@ -19,6 +19,7 @@ from .page.facts import fact, facts, protocols, setting
 from .page.figures import colour, label, marker, style
 from .page.ledger import claim, finding, verdict
 from .page.recorded import recorded
+from .page.scale import deciding, on_devices, places
 from .page.show import say, start, table
 from .records import read, record
 from .stats import (
@@ -53,6 +54,7 @@ __all__ = [
     "costs",
     "count_macs",
     "counts",
+    "deciding",
     "evaluate",
     "fact",
     "facts",
@@ -69,8 +71,10 @@ __all__ = [
     "mode",
     "modes",
     "negated",
+    "on_devices",
     "paired",
     "pick",
+    "places",
     "protocols",
     "read",
     "reads",

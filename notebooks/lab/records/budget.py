@@ -14,7 +14,8 @@ from ..modes import LabError
 
 BEGAN = time.monotonic()  # of this process, as near as a module can tell
 LEFT_OUT: list[str] = []  # what the budget kept from running
-NOTE = "experiment.json"  # what `Only.note` writes
+NOTE = ".note.json"  # how the names of the files end that `Only.note` writes
+EVERY = "*"  # in place of an experiment: note all of a notebook, run none
 
 
 class Done(SystemExit):
@@ -34,8 +35,12 @@ def _seconds(name: str, default: float) -> float:
 
 
 def seconds_left() -> float:
-    """What is left of NDL_BUDGET_S, counted from the start of the process; infinite where it is not set."""
-    return _seconds("NDL_BUDGET_S", float("inf")) - (time.monotonic() - BEGAN)
+    """What is left of NDL_BUDGET_S, counted from the start of the process; infinite where it is not set.
+
+    NDL_UNTIL, seconds since 1970, is a limit by the clock: for processes that were started by one whose time is limited.
+    """
+    left = _seconds("NDL_BUDGET_S", float("inf")) - (time.monotonic() - BEGAN)
+    return min(left, _seconds("NDL_UNTIL", float("inf")) - time.time())
 
 
 def share() -> tuple[int, int]:
@@ -79,7 +84,7 @@ class Ended(SystemExit):
 
 @dataclass(frozen=True)
 class Only:
-    """The part of one experiment that `make reproduce` asks for."""
+    """The part of one experiment that `make reproduce` or `make gpu` asks for."""
 
     experiment: str
     values: dict[str, str]
@@ -89,15 +94,19 @@ class Only:
         """Whether a configuration has these values, written as text; "0|1|2" means any of them."""
         return all(str(config.get(key)) in value.split("|") for key, value in self.values.items())
 
-    def note(self, code: str, keys: list[str], data: tuple[str, ...]) -> None:
-        """Write down what the experiment is now, for the tool that asked: its fingerprint, its configurations, its data."""
-        (self.folder / "code.txt").write_text(code, encoding="utf-8")
-        content = json.dumps({"code": code, "keys": keys, "data": list(data)})
-        (self.folder / NOTE).write_text(content, encoding="utf-8")
+    def asks_for(self, experiment: str) -> bool:
+        """Whether this experiment is meant: the one that is named, or every one that the notebook has."""
+        return self.experiment in (experiment, EVERY)
+
+    def note(self, experiment: str, code: str, keys: list[str], data: tuple[str, ...]) -> None:
+        """Write down what an experiment is now, for the tool that asked: its fingerprint, its configurations, its data."""
+        content = {"experiment": experiment, "code": code, "keys": keys, "data": list(data)}
+        place = self.folder / f"{experiment}{NOTE}"
+        place.write_text(json.dumps(content), encoding="utf-8")
 
 
 def only_experiment() -> Only | None:
-    """What NDL_ONLY asks for, as `lab.tools.reproduce` writes it."""
+    """What NDL_ONLY asks for, as the tools write it."""
     text = os.environ.get("NDL_ONLY", "")
     if not text:
         return None

@@ -261,8 +261,10 @@ def record(
 
 def _reproduced(experiment: Experiment, grid: list[dict], only: budget.Only) -> pd.DataFrame:
     """For `make reproduce` and `make gpu`: run the chosen configurations of one experiment and stop; read the others' records as they are."""
+    if only.asks_for(experiment.name):
+        keys = [canonical(config) for config in grid]
+        only.note(experiment.name, experiment.code(), keys, experiment.data)
     if experiment.name == only.experiment:
-        only.note(experiment.code(), [canonical(c) for c in grid], experiment.data)
         chosen = [config for config in grid if only.chosen(config)]
         rows = complete(only.folder / f"{experiment.name}.jsonl", experiment, chosen)
         raise budget.Done(len(rows))
@@ -318,6 +320,20 @@ def _done(experiment: Experiment, rows: list[dict], code: str) -> set[str]:
     """Keys of the rows that count today."""
     found = [(r, *store.current(experiment.name, r)) for r in rows if r["status"] == "ok"]
     return {key for _, row_code, key in found if row_code == code}
+
+
+def recorded_part(experiment: Experiment, grid: list[dict]) -> list[dict]:
+    """The rows of a grid that are recorded and current, in the grid's order; what is missing is left out."""
+    path = new_rows_folder() / f"{experiment.name}.jsonl"
+    code = experiment.code()
+    found = {}
+    for row in _known(path, parse(path)[0]):
+        row_code, key = store.current(experiment.name, row)
+        if row["status"] == "ok" and row_code == code:
+            found[key] = row
+    chosen = [found[canonical(config)] for config in grid if canonical(config) in found]
+    _check_origin(experiment.name, chosen)
+    return chosen
 
 
 def _select(name: str, rows: list[dict], grid: list[dict], code: str) -> list[dict]:

@@ -1,0 +1,141 @@
+"""What a GPU is used for, in the order of worth: the first lines answer most per minute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ..modes import NOTEBOOKS, LabError
+from ..records.profiles import Profile
+from . import cells
+
+# How many times longer than on an H200 a run takes: a guess, used until a device has rows of its own.
+SLOWER = {"H200": 1, "A100": 2, "T4": 8, "CPU": 20}
+
+
+@dataclass(frozen=True)
+class Item:
+    """One line of the plan.
+
+    Args:
+        notebook: its name without the ending. experiments: what it records for this line; none: all that it records.
+        why: what these rows are worth. seconds: of its longest group of runs on an H200, guessed until there are rows.
+        alone: its rows hold times, so nothing else may run beside them. bf16: it trains under autocast to bfloat16.
+    """
+
+    notebook: str
+    why: str
+    experiments: tuple[str, ...] = ()
+    seconds: float = 60
+    alone: bool = False
+    bf16: bool = False
+
+    @property
+    def path(self):
+        return NOTEBOOKS / f"{self.notebook}.ipynb"
+
+    def names(self) -> list[str]:
+        """The experiments that this line runs; none where the chapter does not exist."""
+        if not self.path.is_file():
+            return []
+        recorded = cells.experiments(self.path)
+        return [name for name in self.experiments or recorded if name in recorded]
+
+    def obstacle(self, profile: Profile) -> str:
+        """Why a device cannot run this line; "" if it can."""
+        if not self.path.is_file():
+            return "this chapter is not here"
+        if not self.names():
+            return "this chapter does not record it"
+        if self.bf16 and profile.precision == "float16":
+            return f"it trains in bfloat16, which a {profile.name} only imitates"
+        return ""
+
+    def side_by_side(self, profile: Profile) -> int:
+        """How many processes share the device."""
+        return 1 if self.alone else profile.side_by_side
+
+    def guess(self, profile: Profile) -> float:
+        """Seconds of the longest group of runs, before any is known."""
+        return self.seconds * SLOWER[profile.name]
+
+
+PLAN = (
+    Item(
+        "60_speed",
+        "Every sentence of the book on time is about processors; this is the layer on a GPU, eager and as CUDA graphs.",
+        ("speed-gpu",),
+        seconds=3,
+        alone=True,
+    ),
+    Item(
+        "63_behaviour",
+        "Whether the layer is right on CUDA at all; a minute, and a wrong answer there would matter more than any time.",
+        ("behaviour-gpu",),
+        seconds=20,
+    ),
+    Item(
+        "61_overhead",
+        "The paper's table of overheads was measured on GPUs: a CNN, an RNN and a Vision Transformer with and without the layer.",
+        ("overhead-gpu",),
+        seconds=8,
+        alone=True,
+    ),
+    Item(
+        "40_cnn",
+        "Two claims of the paper's first table are settled for the direction only; the printed pictures and epochs give the amount.",
+        ("cnn-printed",),
+        seconds=120,
+        bf16=True,
+    ),
+    Item(
+        "50_vit_distillation",
+        "The only chapter of part 5 whose verdicts a GPU alone can change: six tables at the paper's widths.",
+        seconds=120,
+    ),
+    Item(
+        "51_opt_pretraining",
+        "Loss curves of language models at sizes and numbers of tokens that no processor reaches.",
+        seconds=90,
+    ),
+    Item(
+        "52_lora",
+        "All adapters with five seeds and a tuned rate each, where a processor has three.",
+        seconds=40,
+    ),
+    Item(
+        "53_dit",
+        "Diffusion from scratch at 32 pixels; the printed distances need weights that nobody brings along.",
+        seconds=150,
+    ),
+    Item(
+        "40_cnn",
+        "The paper's twelve settings, from end to end in place of heads on frozen features.",
+        ("cnn-sweep-printed",),
+        seconds=60,
+    ),
+    Item(
+        "33_ablations",
+        "Order, axes and hidden sizes on CIFAR-100, from end to end in place of heads on frozen features.",
+        ("ablation-cifar-printed",),
+        seconds=120,
+    ),
+    Item(
+        "30_radius_bump",
+        "Recorded as a whole on a processor; listed last so that a change of its code is filled in here.",
+        seconds=30,
+    ),
+)
+
+
+def chosen(names: list[str]) -> list[Item]:
+    """The lines of the plan whose notebook or experiment begins with one of these words; all of them without words."""
+    if not names:
+        return list(PLAN)
+    found = [
+        item
+        for item in PLAN
+        if any(text.startswith(n) for n in names for text in (item.notebook, *item.experiments))
+    ]
+    if not found:
+        raise LabError(f"nothing in the plan begins with {', '.join(names)}")
+    return found
