@@ -19,7 +19,7 @@ from .page.facts import fact, facts, protocols, setting
 from .page.figures import colour, label, marker, style
 from .page.ledger import claim, finding, verdict
 from .page.recorded import recorded
-from .page.scale import deciding, on_devices, places
+from .page.scale import at_scale, on_devices, places
 from .page.show import say, start, table
 from .records import read, record
 from .stats import (
@@ -45,6 +45,7 @@ __all__ = [
     "all_of",
     "any_of",
     "at_least",
+    "at_scale",
     "below",
     "card",
     "chunked",
@@ -54,7 +55,6 @@ __all__ = [
     "costs",
     "count_macs",
     "counts",
-    "deciding",
     "evaluate",
     "fact",
     "facts",

@@ -14,40 +14,34 @@ from ..records.profiles import RUNS_ON_A_PROCESSOR
 from ..records.runs import Experiment, record
 from .show import say
 
+KINDS = ("data", "together", "timed")  # the arguments of `lab.record` that an experiment keeps
 
-def deciding(scales: dict[str, list[dict]], run: Callable, **options) -> tuple[str, pd.DataFrame]:
-    """The experiment that decides and its rows: the largest scale that is recorded as a whole.
 
-    A scale counts as soon as every row of its grid is recorded by the present code, all of them on one kind of device (GPU or
-    processor) and with one rounding of matrix products; half a grid is never looked at. The last scale is the one that the book
-    was written with: it is refused when rows are missing, and it alone is run in smoke and full mode. NDL_SCALE=printed runs the
-    first one in full mode, and so does ``make gpu``.
+def at_scale(
+    name: str, grid: list[dict], run: Callable, *, otherwise: pd.DataFrame, **options
+) -> tuple[bool, pd.DataFrame]:
+    """Whether a larger scale, such as the printed one, decides, and the rows that do.
+
+    It decides as soon as every row of its grid is recorded by the present code, all of them on one kind of device (GPU or
+    processor) and with one rounding of matrix products; half a grid is never looked at. Until then the rows of the smaller scale
+    decide. A full run adds rows of the larger one only where NDL_SCALE=largest asks for it; ``make gpu`` does so by name.
 
     Args:
-        scales: experiment -> grid, from the printed scale down. run, options: as for `lab.record`.
+        name, grid, run, options: as for `lab.record`. otherwise: the rows of the smaller scale.
     """
-    names = list(scales)
     only = budget.only_experiment()
-    for name in scales:
-        if only and only.asks_for(name):
-            record(name, scales[name], run, **options)  # ends here where this one alone is run
+    asked = only is not None and only.asks_for(name)
+    if asked or (mode() == "full" and os.environ.get("NDL_SCALE", "").strip() == "largest"):
+        record(name, grid, run, **options)
     if mode() == "smoke":
-        return names[-1], record(names[-1], scales[names[-1]], run, **options)
-    if mode() == "full" and os.environ.get("NDL_SCALE", "").strip() == "printed":
-        record(names[0], scales[names[0]], run, **options)
-    for name in names[:-1]:
-        rows = _current(name, scales[name], run, options)
-        if len(rows) == len(scales[name]) and _alike(rows):
-            return name, runs.frame(rows)
-        say(
-            f"*{name}*, a larger scale: {len(rows)} of {len(scales[name])} rows are recorded; not used."
-        )
-    return names[-1], record(names[-1], scales[names[-1]], run, **options)
-
-
-def _current(name: str, grid: list[dict], run: Callable, options: dict) -> list[dict]:
-    known = {key: options[key] for key in ("data", "together", "timed") if key in options}
-    return runs.recorded_part(Experiment(name, run, **known), grid)
+        return False, otherwise
+    rows = runs.recorded_part(Experiment(name, run, **options), grid)
+    if len(rows) == len(grid) and _alike(rows):
+        return True, runs.frame(rows)
+    say(
+        f"Of the larger scale `{name}`, {len(rows)} of {len(grid)} rows are recorded: the smaller one decides."
+    )
+    return False, otherwise
 
 
 def on_gpu(device: str) -> bool:
@@ -62,34 +56,35 @@ def _alike(rows: list[dict]) -> bool:
 
 def on_devices(
     name: str, grid_of: Callable[[str, str], list[dict]], run: Callable, **options
-) -> pd.DataFrame:
-    """What is recorded of an experiment that measures GPUs, from all of them, and a sentence that says what is open.
+) -> dict[str, pd.DataFrame]:
+    """What is recorded of an experiment that measures GPUs: device -> its runs. A sentence says what is open.
 
     In full mode on a machine with a GPU (or where NDL_DEVICE names a device) the missing rows of that device are run.
 
     Args:
         grid_of: (the device's name, device of torch) -> grid; both belong into each configuration, as ``machine`` and ``device``.
-    Returns:
-        One line per run, as from `lab.record`; an empty table where nothing is recorded yet.
+        run, options: as for `lab.record`.
     """
     place = "cpu" if mode() == "smoke" else machine.accelerator()
     only = budget.only_experiment()
     asked = only is not None and only.asks_for(name)
     if asked or mode() == "smoke" or (mode() == "full" and place and only is None):
         place = place or "cpu"
-        return record(name, grid_of(machine.machine(place), place), run, **options)
-    found = []
+        here = machine.machine(place)
+        return {here: record(name, grid_of(here, place), run, **options)}
+    known = {key: value for key, value in options.items() if key in KINDS}
+    found = {}
     for there, device in _devices(name):
         grid = grid_of(there, device)
-        rows = _current(name, grid, run, options)
+        rows = runs.recorded_part(Experiment(name, run, **known), grid)
         say(f"{there}: {len(rows)} of {len(grid)} rows of `{name}` are recorded.")
-        found += rows
+        if rows:
+            found[there] = runs.frame(rows)
     if not found:
         say(
-            f"**Open:** no row of `{name}` comes from a GPU yet. Where there is one, `make gpu` or a full run adds them "
-            "([how to run it](../book/how-to-run.md))."
+            f"**Open:** no row of `{name}` comes from a GPU yet. Where there is one, `make gpu` or a full run adds them."
         )
-    return runs.frame(found)
+    return found
 
 
 def _devices(name: str) -> list[tuple[str, str]]:

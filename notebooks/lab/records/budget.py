@@ -100,8 +100,10 @@ class Only:
 
     def note(self, experiment: str, code: str, keys: list[str], data: tuple[str, ...]) -> None:
         """Write down what an experiment is now, for the tool that asked: its fingerprint, its configurations, its data."""
-        content = {"experiment": experiment, "code": code, "keys": keys, "data": list(data)}
         place = self.folder / f"{experiment}{NOTE}"
+        if place.is_file():  # a notebook may record it in parts
+            keys = [*json.loads(place.read_text(encoding="utf-8"))["keys"], *keys]
+        content = {"experiment": experiment, "code": code, "keys": keys, "data": list(data)}
         place.write_text(json.dumps(content), encoding="utf-8")
 
 

@@ -260,7 +260,7 @@ def record(
 
 
 def _reproduced(experiment: Experiment, grid: list[dict], only: budget.Only) -> pd.DataFrame:
-    """For `make reproduce` and `make gpu`: run the chosen configurations of one experiment and stop; read the others' records as they are."""
+    """For `make reproduce` and `make gpu`: run the chosen configurations of one experiment and stop; read the others as they are."""
     if only.asks_for(experiment.name):
         keys = [canonical(config) for config in grid]
         only.note(experiment.name, experiment.code(), keys, experiment.data)

@@ -21,7 +21,11 @@ from ..records import budget
 from ..records.budget import EVERY, NOTE
 
 NOT_REACHED = 3
-RECORDS = ("record", "on_devices")  # functions of the lab whose first argument names an experiment
+RECORDS = (
+    "record",
+    "at_scale",
+    "on_devices",
+)  # functions of the lab whose first argument names an experiment
 
 
 def code_cells(notebook: pathlib.Path) -> list[tuple[str, str]]:
@@ -40,14 +44,18 @@ def experiments(notebook: pathlib.Path) -> list[str]:
     return list(dict.fromkeys(found))
 
 
+def words(notebook: pathlib.Path) -> set[str]:
+    """Every text in the code of a notebook: what it can name an experiment by."""
+    nodes = [n for _, source in code_cells(notebook) for n in ast.walk(ast.parse(source))]
+    return {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+
+
 def _named(call: ast.Call) -> Iterator[str]:
     """The experiments that one call records."""
     function = ast.unparse(call.func).rpartition(".")[2]
     first = call.args[0] if call.args else None
     if function in RECORDS and isinstance(first, ast.Constant):
         yield first.value
-    if function == "deciding" and isinstance(first, ast.Dict):
-        yield from (key.value for key in first.keys if isinstance(key, ast.Constant))
 
 
 def run(notebook: pathlib.Path) -> None:

@@ -58,7 +58,7 @@ def gathered(folder: pathlib.Path, without_torn: bool) -> list[dict]:
 def noted(experiments: list[str]) -> dict[str, dict]:
     """What each experiment is now, from the notebooks that record them."""
     owners = {
-        path: set(cells.experiments(path)) & set(experiments)
+        path: cells.words(path) & set(experiments)
         for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
     }
     notes: dict[str, dict] = {}

@@ -37,8 +37,10 @@ class Item:
         """The experiments that this line runs; none where the chapter does not exist."""
         if not self.path.is_file():
             return []
-        recorded = cells.experiments(self.path)
-        return [name for name in self.experiments or recorded if name in recorded]
+        if not self.experiments:
+            return cells.experiments(self.path)
+        words = cells.words(self.path)
+        return [name for name in self.experiments if name in words]
 
     def obstacle(self, profile: Profile) -> str:
         """Why a device cannot run this line; "" if it can."""
@@ -83,7 +85,7 @@ PLAN = (
     Item(
         "40_cnn",
         "Two claims of the paper's first table are settled for the direction only; the printed pictures and epochs give the amount.",
-        ("cnn-printed",),
+        ("cnn-printed-cifar100", "cnn-printed-cifar10"),
         seconds=120,
         bf16=True,
     ),
@@ -110,13 +112,13 @@ PLAN = (
     Item(
         "40_cnn",
         "The paper's twelve settings, from end to end in place of heads on frozen features.",
-        ("cnn-sweep-printed",),
+        ("cnn-sweep-whole",),
         seconds=60,
     ),
     Item(
         "33_ablations",
         "Order, axes and hidden sizes on CIFAR-100, from end to end in place of heads on frozen features.",
-        ("ablation-cifar-printed",),
+        ("ablation-cifar-whole",),
         seconds=120,
     ),
     Item(
