@@ -124,6 +124,7 @@ PLAN = (
     Item(
         "30_radius_bump",
         "Recorded as a whole on a processor; listed last so that a change of its code is filled in here.",
+        ("radius-bump", "radius-bump-fair", "radius-bump-released"),
         seconds=30,
     ),
 )
