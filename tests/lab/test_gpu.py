@@ -276,6 +276,15 @@ def test_cells_before_a_record_may_fail_and_the_record_must_be_reached(tmp_path,
         sys.modules["__main__"] = before
 
 
+def test_a_notebook_can_be_given_other_constants():
+    source = "é = 1; LARGE = None  # for a GPU\nOTHER = [\n    1,\n]\nprint(LARGE == None)"
+    assert cells.replaced(source, {}) == source
+    new = cells.replaced(source, {"LARGE": "SCALE | dict(x=1)", "OTHER": "2", "print": "3"})
+    assert new == "é = 1; LARGE = SCALE | dict(x=1)  # for a GPU\nOTHER = 2\nprint(LARGE == None)"
+    items = [item for item in plan.PLAN if item.constants]
+    assert plan.constants_of(items[0].path) == {"LARGE": "GPU_SCALE"}
+
+
 def test_experiments_are_read_from_the_calls_that_record_them(tmp_path):
     text = (
         "lab.record('one', g, f)\nlab.at_scale('two', g, f)\n---\nrecord(name, g)\nf('three', 1)\n"
@@ -313,7 +322,7 @@ def home(results, tmp_path, monkeypatch):
 
 
 def test_rows_are_appended_behind_those_that_are_there(home, results, capsys):
-    old = row(0, device="AMD EPYC, 2 threads")
+    old = row(0, device="Tesla T4")
     (results / "mini.jsonl").write_text(written([old])[:-1])  # without its newline
     new = [row(1), row(2), row(3, status="failed", error="x", metrics={})]
     assert home(new) == [old, *new[:2]]
@@ -343,7 +352,7 @@ def test_one_bad_row_keeps_all_of_them_out(home, results, bad, message):
 
 
 def test_a_configuration_is_recorded_once(home, results):
-    here = "AMD EPYC, 2 threads"
+    here = "Tesla T4"
     (results / "mini.jsonl").write_text(written([row(1, device=here)]))
     before = (results / "mini.jsonl").read_bytes()
     with pytest.raises(LabError, match=f"another run of it is there already, from {here}"):
@@ -360,6 +369,27 @@ def test_two_forms_of_the_data_do_not_stand_together(home, results, monkeypatch)
     (results / "mini.jsonl").write_text(written([row(1, data={"digits": "another"})]))
     with pytest.raises(LabError, match="different forms of digits would stand together"):
         home([row(2)])
+
+
+def test_data_that_is_named_is_accepted(home, results):
+    strange = row(1, data={"digits": "of the publisher"})
+    with pytest.raises(LabError, match="name it with --data"):
+        home([strange])
+    assert home([strange], forms=["digits=of the publisher"]) == [strange]
+
+
+def test_a_grid_stays_on_one_kind_of_device(home, results, writers, tmp_path):
+    (results / "mini.jsonl").write_text(written([row(1, device="AMD EPYC, 2 threads")]))
+    with pytest.raises(LabError, match="1 of its rows are from AMD EPYC, 2 threads; a grid stays"):
+        home([row(2)])
+    assert plan.elsewhere("mini", "AMD EPYC, 8 threads") == ""
+    (results / "mini.jsonl").write_text(written([row(1)]))
+    told = writers([row(2)])
+    gpu.run(tmp_path / "other", 20, "cpu")
+    assert told == [] and f"left out, 1 of its rows are from {GPU}" in said(tmp_path / "other")
+    timed = row(config={"machine": GPU, "seed": 0})
+    (results / "mini.jsonl").write_text(written([timed]))
+    assert plan.elsewhere("mini", "AMD EPYC, 8 threads") == "", "what measures devices takes all"
 
 
 def test_damaged_rows_strange_folders_and_unknown_experiments_are_refused(home, results, tmp_path):
@@ -442,7 +472,7 @@ def test_the_list_says_what_is_missing_and_how_long_it_takes(
 ):
     keys = [row(x)["key"] for x in range(10)]
     note = {"experiment": "mini", "code": "now", "keys": keys, "data": []}
-    monkeypatch.setattr(cells, "survey", lambda path: {"mini": note})
+    monkeypatch.setattr(cells, "survey", lambda path, constants: {"mini": note})
     (line,) = gpu.show(None, asked="cpu")
     assert line["missing"] == 10 and line["seconds"] == pytest.approx(10 * 0.01 * 20)
     here = machine.machine("cpu")
@@ -451,7 +481,7 @@ def test_the_list_says_what_is_missing_and_how_long_it_takes(
     gpu.main(["list", "--out", str(tmp_path / "out"), "--device", "cpu"])
     text = capsys.readouterr().out
     assert "8 of 10 rows are missing, about 24 s here (by its own rows)" in text
-    monkeypatch.setattr(cells, "survey", lambda path: {})
+    monkeypatch.setattr(cells, "survey", lambda path, constants: {})
     assert gpu.show(None, asked="cpu")[0]["missing"] is None
 
 
@@ -550,7 +580,7 @@ def test_the_tree_is_what_is_under_version_control(tmp_path, monkeypatch):
 
 def test_what_is_wanted_comes_from_the_notebooks_in_the_plans_order(results, tmp_path, monkeypatch):
     notes = {"mini": {"data": ["b", "a"]}, "later": {"data": ["a", "c"]}}
-    monkeypatch.setattr(cells, "survey", lambda path: notes)
+    monkeypatch.setattr(cells, "survey", lambda path, constants: notes)
     monkeypatch.setattr(plan, "PLAN", (plan.Item("90_mini", "A test.", ("later",)), plan.PLAN[0]))
     assert parcel.wanted() == [("a", "later"), ("c", "later"), ("b", "mini")]
 
@@ -559,13 +589,13 @@ def test_the_command_line_reaches_every_tool(results, tmp_path, monkeypatch, wri
     called = []
     monkeypatch.setattr(parcel, "pack", lambda *given: called.append(("pack", *given)))
     monkeypatch.setattr(merge, "merge", lambda *given: called.append(("merge", *given)))
-    gpu.main(["pack", "p", "--limit", "30", "--have", "q", "cnn"])
-    gpu.main(["merge", "o", "--without-torn", "--device", "cpu"])
+    gpu.main(["pack", "p", "--limit", "30", "--have", "q", "--only", "cnn"])
+    gpu.main(["merge", "o", "--without-torn", "--device", "cpu", "--data", "a=b"])
     first, second = pathlib.Path("p"), pathlib.Path("q")
     assert called[0] == ("pack", first, 30.0, [second], ["cnn"])
-    assert called[1] == ("merge", pathlib.Path("o"), [], True, "cpu")
+    assert called[1] == ("merge", pathlib.Path("o"), [], True, "cpu", ["a=b"])
     told = writers([row()])
-    gpu.main(["run", str(tmp_path / "out"), "--budget", "20", "--device", "cpu", "mini"])
+    gpu.main(["run", str(tmp_path / "out"), "--budget", "20", "--device", "cpu", "--only", "mini"])
     assert len(told) == 1
 
 

@@ -58,13 +58,31 @@ def _named(call: ast.Call) -> Iterator[str]:
         yield first.value
 
 
+def replaced(source: str, constants: dict[str, str]) -> str:
+    """The source of a cell with other values for some of the names that it assigns: name -> expression."""
+    lines = source.splitlines(keepends=True)
+    for node in reversed(ast.parse(source).body):
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) in constants:
+            value = node.value
+            first, last = value.lineno - 1, value.end_lineno - 1
+            before = lines[first].encode()[: value.col_offset].decode()
+            behind = lines[last].encode()[value.end_col_offset :].decode()
+            lines[first : last + 1] = [before + constants[ast.unparse(node.targets[0])] + behind]
+    return "".join(lines)
+
+
 def run(notebook: pathlib.Path) -> None:
-    """Run the cells in a fresh ``__main__``; ends by SystemExit where the record that NDL_ONLY names is done."""
+    """Run the cells in a fresh ``__main__``; ends by SystemExit where the record that NDL_ONLY names is done.
+
+    NDL_CONSTANTS, JSON, gives names that the notebook assigns other values: {"LARGE": "GPU_SCALE"}.
+    """
+    constants = json.loads(os.environ.get("NDL_CONSTANTS", "{}"))
     only = budget.only_experiment()
     module = sys.modules["__main__"] = types.ModuleType("__main__")
     with tempfile.TemporaryDirectory() as folder:
         for name, source in code_cells(notebook):
             file = pathlib.Path(folder, f"{name}.py")
+            source = replaced(source, constants)
             file.write_text(source, encoding="utf-8")
             try:
                 exec(compile(source, str(file), "exec"), module.__dict__)
@@ -116,11 +134,11 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def survey(notebook: pathlib.Path) -> dict[str, dict]:
+def survey(notebook: pathlib.Path, constants: dict[str, str] | None = None) -> dict[str, dict]:
     """What each experiment of a notebook is now: fingerprint, configurations, data sets. Trains nothing."""
     with tempfile.TemporaryDirectory() as place:
         folder = pathlib.Path(place)
-        start(notebook, EVERY, folder, {}).wait()
+        start(notebook, EVERY, folder, {}, NDL_CONSTANTS=json.dumps(constants or {})).wait()
         notes = [json.loads(p.read_text(encoding="utf-8")) for p in folder.glob(f"*{NOTE}")]
     return {note["experiment"]: note for note in notes}
 

@@ -1,12 +1,12 @@
 """Fill the rows that need a GPU, most valuable first: ``python -m lab.tools.gpu COMMAND`` (``make gpu OUT=DIR BUDGET=540``).
 
-run OUT [--budget S] [--device D] [NAME ...]    run the plan until the budget is spent; call again to go on
-list [--out OUT] [NAME ...]                     the plan, what is missing, and how long it would take here
-pack DIR [--limit MIB] [--have DIR ...] [NAME ...]    the data files that the plan needs, cut to a limit
-merge OUT [--without-torn] [NAME ...]           check the rows of a run and append them to the records
+run OUT [--budget S] [--device D]                   run the plan until the budget is spent; call again to go on
+list [--out OUT]                                    the plan, what is missing, and how long it would take here
+pack DIR [--limit MIB] [--have DIR]                 the data files that the plan needs, cut to a limit
+merge OUT [--without-torn] [--data SET=CHECKSUM]    check the rows of a run and append them to the records
 
 OUT gets rows-1.jsonl to rows-5.jsonl (15 MiB at most each), log.txt and state.json; the project's records stay as they are.
-NAME is the beginning of a notebook's or an experiment's name. NDL_PROFILE names another device profile (H200, A100, T4, CPU).
+--only NAME ... takes a part of the plan: beginnings of notebooks' or experiments' names. NDL_PROFILE names another device profile (H200, A100, T4, CPU).
 """
 
 from __future__ import annotations
@@ -124,7 +124,12 @@ class Session:
         for experiment in item.names():
             known = self.out.state().get(experiment, {})
             longest = self.longest(item, experiment)
-            if known.get("missing") == 0 and known.get("tree") == tree(item.path):
+            other = plan.elsewhere(experiment, self.here())
+            if other:
+                self.out.say(
+                    f"{experiment}: left out, {other}, and a grid stays on one kind of device"
+                )
+            elif known.get("missing") == 0 and known.get("tree") == tree(item.path):
                 self.out.say(f"{experiment}: complete")
             elif self.left() < self.start_up + longest:
                 self.out.say(
@@ -168,6 +173,7 @@ class Session:
             "NDL_LONGEST_S": str(longest),
             "NDL_PROFILE": self.profile.name,
             "NDL_DEVICE": self.device,
+            "NDL_CONSTANTS": json.dumps(dict(item.constants)),
             "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", str(threads)),
         }
         if self.profile.tf32 and not item.alone:  # what measures times sets this by itself
@@ -285,7 +291,7 @@ def show(folder: pathlib.Path | None, names=(), asked: str = "") -> list[dict]:
             print(f"  left out: {obstacle}")
         for experiment in item.names():
             if item.path not in surveys:
-                surveys[item.path] = cells.survey(item.path)
+                surveys[item.path] = cells.survey(item.path, plan.constants_of(item.path))
             rows = out.of(experiment) if out else []
             line = forecast(item, experiment, surveys[item.path].get(experiment), rows, device)
             lines.append(line)
@@ -330,8 +336,9 @@ def parser() -> argparse.ArgumentParser:
     )
     made["pack"].add_argument("--have", action="append", type=pathlib.Path, default=[])
     made["merge"].add_argument("--without-torn", action="store_true")
+    made["merge"].add_argument("--data", action="append", default=[], metavar="SET=CHECKSUM")
     for command in made.values():
-        command.add_argument("names", nargs="*")
+        command.add_argument("--only", nargs="+", default=[], metavar="NAME", dest="names")
     return top
 
 
@@ -350,7 +357,7 @@ def main(arguments: list[str] | None = None) -> None:
         else:
             from . import merge
 
-            merge.merge(asked.folder, asked.names, asked.without_torn, asked.device)
+            merge.merge(asked.folder, asked.names, asked.without_torn, asked.device, asked.data)
     except LabError as error:
         raise SystemExit(str(error)) from error
 

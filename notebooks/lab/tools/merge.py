@@ -10,17 +10,20 @@ from .. import data, modes
 from ..modes import NOTEBOOKS, LabError
 from ..page.scale import on_gpu
 from ..records import store
-from . import cells
+from . import cells, plan
 
 SHOWN = 10  # problems that a refusal lists
 
 
-def merge(folder: pathlib.Path, names=(), without_torn: bool = False, device: str = "") -> None:
+def merge(
+    folder: pathlib.Path, names=(), without_torn: bool = False, device: str = "", forms=()
+) -> None:
     """Append the rows in a folder that `lab.tools.gpu run` wrote to the project's records, or refuse and change nothing.
 
     Args:
         names: beginnings of experiments; none: all. without_torn: leave a line aside that was cut off while it was written.
-        device: "cpu" takes rows that were made on a processor.
+        device: "cpu" takes rows that were made on a processor. forms: further "SET=CHECKSUM" of data that is known to be right,
+            such as the publisher's own archive, which the loader verifies before it reads it.
     """
     rows = gathered(folder, without_torn)
     rows = [row for row in rows if not names or row["experiment"].startswith(tuple(names))]
@@ -30,7 +33,7 @@ def merge(folder: pathlib.Path, names=(), without_torn: bool = False, device: st
     for experiment in experiments:
         own = [row for row in rows if row["experiment"] == experiment]
         fresh[experiment], found = checked(experiment, own, notes.get(experiment), device)
-        problems += found
+        problems += found + foreign(experiment, fresh[experiment], set(forms))
     if problems:
         raise LabError(refusal(folder, problems))
     append({experiment: own for experiment, own in fresh.items() if own})
@@ -64,7 +67,7 @@ def noted(experiments: list[str]) -> dict[str, dict]:
     notes: dict[str, dict] = {}
     for path, owned in owners.items():
         if owned:
-            notes |= cells.survey(path)
+            notes |= cells.survey(path, plan.constants_of(path))
     return notes
 
 
@@ -83,7 +86,9 @@ def checked(
     for row in ok:
         problems += [f"{experiment}, {row['key']}: {text}" for text in faults(row, note, device)]
     problems += doubles(experiment, recorded, ok, note["code"])
-    problems += foreign(experiment, recorded, ok)
+    other = plan.elsewhere(experiment, ok[0].get("device", "")) if ok else ""
+    if other:
+        problems.append(f"{experiment}: {other}; a grid stays on one kind of device")
     strange = {row["status"] for row in rows} - {"ok", "failed"}
     problems += [f"{experiment}: rows have the unknown status {status!r}" for status in strange]
     return ok, problems
@@ -124,16 +129,17 @@ def doubles(experiment: str, recorded: list[dict], rows: list[dict], code: str) 
     return found
 
 
-def foreign(experiment: str, recorded: list[dict], rows: list[dict]) -> list[str]:
+def foreign(experiment: str, rows: list[dict], accepted: set[str]) -> list[str]:
     """Data sets in a form that nobody here knows, or in two forms within one experiment."""
-    found = []
+    found, recorded = [], store.read(experiment)
     for name in sorted({name for row in rows for name in row["data"]}):
         forms = {row["data"][name] for row in rows if name in row["data"]}
         own = {row["data"][name] for row in recorded if name in row["data"]}
-        strange = forms - known_forms(name)
+        strange = {f for f in forms if f"{name}={f}" not in accepted} - known_forms(name)
         if strange:
             found.append(
-                f"{experiment}: made with a form of {name} that is not known here, {', '.join(sorted(strange))}"
+                f"{experiment}: made with a form of {name} that is not known here, {', '.join(sorted(strange))}; "
+                "if it is the publisher's, name it with --data"
             )
         elif len(forms | own) > 1:
             found.append(

@@ -37,7 +37,7 @@ def wanted(names=()) -> list[tuple[str, str]]:
     for item in plan.chosen(list(names)):
         for experiment in item.names():
             if item.path not in surveys:
-                surveys[item.path] = cells.survey(item.path)
+                surveys[item.path] = cells.survey(item.path, plan.constants_of(item.path))
             for name in surveys[item.path].get(experiment, {"data": []})["data"]:
                 sets.setdefault(name, experiment)
     return list(sets.items())

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pathlib
 from dataclasses import dataclass
 
 from ..modes import NOTEBOOKS, LabError
+from ..page.scale import on_gpu
+from ..records import store
 from ..records.profiles import Profile
 from . import cells
 
@@ -20,6 +23,7 @@ class Item:
         notebook: its name without the ending. experiments: what it records for this line; none: all that it records.
         why: what these rows are worth. seconds: of its longest group of runs on an H200, guessed until there are rows.
         alone: its rows hold times, so nothing else may run beside them. bf16: it trains under autocast to bfloat16.
+        constants: other values for names that the notebook assigns, as (name, expression), where it says that a GPU needs them.
     """
 
     notebook: str
@@ -28,6 +32,7 @@ class Item:
     seconds: float = 60
     alone: bool = False
     bf16: bool = False
+    constants: tuple[tuple[str, str], ...] = ()
 
     @property
     def path(self):
@@ -92,7 +97,9 @@ PLAN = (
     Item(
         "50_vit_distillation",
         "The only chapter of part 5 whose verdicts a GPU alone can change: six tables at the paper's widths.",
+        ("vit-printed",),
         seconds=120,
+        constants=(("LARGE", "GPU_SCALE"),),
     ),
     Item(
         "51_opt_pretraining",
@@ -128,6 +135,25 @@ PLAN = (
         seconds=30,
     ),
 )
+
+
+def elsewhere(experiment: str, device: str) -> str:
+    """Why rows of a device would not belong beside those that are recorded: a grid stays on one kind of device.
+
+    Experiments that name the machine in their configurations measure devices, and take them all.
+    """
+    rows = [row for row in store.read(experiment) if row["status"] == "ok"]
+    if not rows or "machine" in rows[-1]["config"]:
+        return ""
+    newest = store.current(experiment, rows[-1])[0]
+    current = [row["device"] for row in rows if store.current(experiment, row)[0] == newest]
+    other = [name for name in current if on_gpu(name) != on_gpu(device)]
+    return f"{len(other)} of its rows are from {other[0]}" if other else ""
+
+
+def constants_of(path: pathlib.Path) -> dict[str, str]:
+    """The values that the plan gives to names of a notebook."""
+    return {name: value for item in PLAN if item.path == path for name, value in item.constants}
 
 
 def chosen(names: list[str]) -> list[Item]:
