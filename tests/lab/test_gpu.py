@@ -157,7 +157,7 @@ def test_nothing_is_begun_that_would_not_finish(results, writers, tmp_path, monk
     told = writers([row()])
     slow = plan.Item("90_mini", "A test.", ("mini",), seconds=1.0)
     monkeypatch.setattr(plan, "PLAN", (slow,))
-    gpu.run(tmp_path / "out", 5, "cpu")  # a second on an H200 is guessed to be twenty here
+    gpu.run(tmp_path / "out", 5, "cpu")  # a second on an H200 is guessed to be ten here
     assert told == [] and "not begun" in said(tmp_path / "out")
     here = machine.machine("cpu")
     (results / "mini.jsonl").write_text(written([row(device=here, seconds=0.5, together=2)]))
@@ -474,7 +474,7 @@ def test_the_list_says_what_is_missing_and_how_long_it_takes(
     note = {"experiment": "mini", "code": "now", "keys": keys, "data": []}
     monkeypatch.setattr(cells, "survey", lambda path, constants: {"mini": note})
     (line,) = gpu.show(None, asked="cpu")
-    assert line["missing"] == 10 and line["seconds"] == pytest.approx(10 * 0.01 * 20)
+    assert line["missing"] == 10 and line["seconds"] == pytest.approx(10 * 0.01 * 10)
     here = machine.machine("cpu")
     (results / "mini.jsonl").write_text(written([row(1, device=here, seconds=4.0)]))
     gpu.Out(tmp_path / "out").add([row(2, device=here, seconds=2.0)])

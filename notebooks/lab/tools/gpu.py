@@ -6,7 +6,7 @@ pack DIR [--limit MIB] [--have DIR]                 the data files that the plan
 merge OUT [--without-torn] [--data SET=CHECKSUM]    check the rows of a run and append them to the records
 
 OUT gets rows-1.jsonl to rows-5.jsonl (15 MiB at most each), log.txt and state.json; the project's records stay as they are.
---only NAME ... takes a part of the plan: beginnings of notebooks' or experiments' names. NDL_PROFILE names another device profile (H200, A100, T4, CPU).
+--only NAME ... takes a part of the plan: beginnings of notebooks' or experiments' names. NDL_PROFILE names another profile.
 """
 
 from __future__ import annotations

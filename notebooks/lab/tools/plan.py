@@ -12,7 +12,7 @@ from ..records.profiles import Profile
 from . import cells
 
 # How many times longer than on an H200 a run takes: a guess, used until a device has rows of its own.
-SLOWER = {"H200": 1, "A100": 2, "T4": 8, "CPU": 20}
+SLOWER = {"H200": 1, "A100": 2, "T4": 8, "CPU": 10}
 
 
 @dataclass(frozen=True)
@@ -71,14 +71,14 @@ PLAN = (
         "60_speed",
         "Every sentence of the book on time is about processors; this is the layer on a GPU, eager and as CUDA graphs.",
         ("speed-gpu",),
-        seconds=3,
+        seconds=1,
         alone=True,
     ),
     Item(
         "63_behaviour",
         "Whether the layer is right on CUDA at all; a minute, and a wrong answer there would matter more than any time.",
         ("behaviour-gpu",),
-        seconds=20,
+        seconds=2,
     ),
     Item(
         "61_overhead",
