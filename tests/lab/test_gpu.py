@@ -151,6 +151,8 @@ def test_the_budget_ends_a_run_in_time_and_keeps_what_is_done(results, writers, 
     found = gpu.Out(tmp_path / "out")
     assert 1 <= len(found.rows) < 12 and found.state()["mini"]["missing"] == 100 - len(found.rows)
     assert "1 processes were stopped in the middle of a run" in said(tmp_path / "out")
+    gpu.run(tmp_path / "none", 0.1, "cpu")
+    assert "the time is up; not reached: 90_mini" in said(tmp_path / "none")
 
 
 def test_nothing_is_begun_that_would_not_finish(results, writers, tmp_path, monkeypatch):

@@ -122,6 +122,8 @@ class Session:
             self.out.say(f"{item.notebook}: left out, {obstacle}")
             return
         for experiment in item.names():
+            if self.left() <= 0:
+                return
             known = self.out.state().get(experiment, {})
             longest = self.longest(item, experiment)
             other = plan.elsewhere(experiment, self.here())
@@ -212,13 +214,13 @@ class Session:
         fresh = self.out.rows[before:]
         failed = [row for row in fresh if row["status"] != "ok"]
         missing = left_over(experiment, folders, self.out.of(experiment))
-        many = "an unknown number" if missing is None else missing
-        text = f"{experiment}: {len(fresh) - len(failed)} rows in {seconds:.0f} s, {many} left"
+        left = "the record was not reached" if missing is None else f"{missing} left"
+        text = f"{experiment}: {len(fresh) - len(failed)} rows in {seconds:.0f} s, {left}"
         if failed:
             text += f"; {len(failed)} failed, the first with {failed[0]['error']!r}"
         self.out.say(text)
         stopped = statuses.count(-signal.SIGKILL)
-        if stopped:
+        if stopped and missing is not None:
             self.out.say(f"{experiment}: {stopped} processes were stopped in the middle of a run")
         for folder, status in zip(folders, statuses):
             if status not in (0, -signal.SIGKILL):
@@ -271,7 +273,12 @@ def run(folder: pathlib.Path, budget: float, asked: str = "", names=()) -> None:
     session = Session(out, budget, device, profile)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that rows are kept on the way out
     out.say(f"{budget:.0f} s on {session.here()}, profile {profile.name}")
-    for item in plan.chosen(list(names)):
+    items = plan.chosen(list(names))
+    for at, item in enumerate(items):
+        if session.left() <= 0:
+            rest = dict.fromkeys(item.notebook for item in items[at:])
+            out.say(f"the time is up; not reached: {', '.join(rest)}")
+            break
         session.run(item)
     seconds = budget - (session.end - time.time())
     out.say(f"ended after {seconds:.0f} s with {len(out.rows)} rows in {folder}")
