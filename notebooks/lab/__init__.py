@@ -19,6 +19,7 @@ from .page.facts import fact, facts, protocols, setting
 from .page.figures import colour, label, marker, style
 from .page.ledger import claim, finding, verdict
 from .page.recorded import recorded
+from .page.scale import at_scale, on_devices, places
 from .page.show import interactive, say, start, table
 from .records import read, record
 from .stats import (
@@ -44,6 +45,7 @@ __all__ = [
     "all_of",
     "any_of",
     "at_least",
+    "at_scale",
     "below",
     "card",
     "chunked",
@@ -70,8 +72,10 @@ __all__ = [
     "mode",
     "modes",
     "negated",
+    "on_devices",
     "paired",
     "pick",
+    "places",
     "protocols",
     "read",
     "reads",
