@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Callable, Sequence
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -26,6 +27,9 @@ from ..data.files import DataError, cache_folder, write
 from ..data.splits import some_of_each
 from ..machine import require
 from ..modes import LabError, mode
+from ..page import figures
+from ..page.facts import facts
+from ..stats import differences, interval
 from ..train import loop
 from ..train.scores import accuracy, top_five
 
@@ -396,3 +400,131 @@ def tested(student: Student, split: loop.Split, c: dict) -> dict[str, float]:
     """Scores on the official test part, and the teacher's."""
     found = _named(evaluate(student, split.test), "test")
     return found | teacher_accuracy(c["teacher"], c["data"], c["images"])
+
+
+# ----------------------------------------------------------------------------- the printed table
+METRIC = {"cifar10": "test_accuracy", "cifar100": "test_top_five"}  # what the paper prints of each
+
+
+def printed_gaps() -> pd.DataFrame:
+    """NdViT minus the standard student of the same row, in points: data set, blocks, width, gap,
+    and the deviation of that difference in one run."""
+    table = facts("vit_scaling").astype({"blocks": int, "embed_dim": int})
+    wide = table[table["method"] == "Naive ViT"].set_index(["dataset", "blocks"])
+    rows = []
+    for cell in table[table["method"] == "NdViT"].itertuples():
+        other = wide.loc[cell.dataset, cell.blocks]
+        row = {"dataset": cell.dataset, "blocks": cell.blocks, "width": cell.embed_dim}
+        row |= {"gap": cell.value - other["value"], "std": math.hypot(cell.std, other["std"])}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def draw_gaps(axes, gaps: pd.DataFrame) -> None:
+    """The printed gap against the number of blocks: a panel for each data set, a line for each
+    width."""
+    for axis, (data, part) in zip(axes, gaps.groupby("dataset", sort=False)):
+        for width, line in part.groupby("width"):
+            shade = 0.45 + 0.275 * (width - 200) / 100
+            axis.errorbar(
+                line["blocks"],
+                line["gap"],
+                yerr=line["std"],
+                color=figures.colour("ndlinear"),
+                marker=figures.marker("ndlinear"),
+                alpha=shade,
+                capsize=2,
+            )
+            axis.annotate(
+                f"width {width}",
+                (9, line["gap"].iloc[-1]),
+                (6, 0),
+                textcoords="offset points",
+                va="center",
+                fontsize=8,
+            )
+        axis.axhline(0, color=figures.colour("constant"), lw=1)
+        axis.set(xlabel=f"blocks, {data}", xticks=[3, 6, 9], xlim=(2.5, 11.3))
+    axes[0].set(ylabel="NdViT minus ViT-500, points")
+
+
+# ------------------------------------------------------------------------------ tables and figures
+NAMES = {
+    "ndlinear": "NdLinear as released",
+    "dense twin": "dense, the same function",
+    "standard": "standard, 128 units",
+    "dense 4d": "dense, four times the width",
+    "two modes": "NdLinear, two modes of channels",
+    "tokens": "NdLinear, tokens and channels",
+}
+LOOKS = {
+    "ndlinear": "ndlinear",
+    "dense twin": "dense-width",
+    "standard": "dense",
+    "dense 4d": "dense-params",
+    "two modes": "ndlinear-modes",
+    "tokens": "ndlinear-sum",
+}
+
+
+def with_student(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs with a column that names the student, "ndlinear 50", and the score in percent."""
+    score = 100 * runs.apply(lambda run: run[METRIC[run["data"]]], axis=1)
+    return runs.assign(student=runs["arm"] + " " + runs["width"].astype(str), percent=score)
+
+
+def points(runs: pd.DataFrame, one: str, other: str) -> pd.Series:
+    """Score of a student minus that of another in points, seed by seed."""
+    return differences(runs, "percent", one, other, by="student")
+
+
+def in_points(found: tuple[float, float, float]) -> str:
+    """A difference with its interval: "+1.0 [+0.5, +1.5]"."""
+    return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*found)
+
+
+def told(found: tuple[float, float, float], more: str = "higher", less: str = "lower") -> str:
+    """In a word on which side of zero an interval lies."""
+    if found[1] > 0:
+        return more
+    return less if found[2] < 0 else "not told apart"
+
+
+def no_matter(found: tuple[float, float, float], margin: float = 1.0) -> str:
+    """The reading of a difference that may be none: "none" inside the margin, else "helps",
+    "harms" or "undecided"."""
+    if -margin < found[1] and found[2] < margin:
+        return "none"
+    return told(found, "helps", "harms").replace("not told apart", "undecided")
+
+
+def scores(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row for each student: parameters, multiply-adds, rate, seeds, mean score with interval."""
+    rows = []
+    for _, part in runs.groupby("student", sort=False):
+        first = part.iloc[0]
+        row = {"feed-forward block": NAMES[first["arm"]], "width": first["width"]}
+        row |= {"parameters": first["parameters"], "multiply-adds": first["macs"]}
+        row |= {"rate": first["lr"], "seeds": len(part)}
+        row["percent"] = "{:.1f} [{:.1f}, {:.1f}]".format(*interval(part["percent"]))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def draw_students(axis, runs: pd.DataFrame) -> None:
+    """Score against parameters: every seed a point, mean and interval over it, one colour for each
+    feed-forward block."""
+    for arm, of_arm in runs.groupby("arm", sort=False):
+        look = LOOKS[arm]
+        style = {"color": figures.colour(look), "marker": figures.marker(look), "ls": "none"}
+        for width, part in of_arm.groupby("width"):
+            mean, low, high = interval(part["percent"])
+            size = part["parameters"].iloc[0] / 1000
+            axis.plot([size] * len(part), part["percent"], alpha=0.3, markersize=4, **style)
+            if len(part) > 2:
+                axis.vlines(size, low, high, color=style["color"], lw=2)
+            axis.plot([size], [mean], markersize=8, **style)
+            axis.annotate(f"{width}", (size, mean), (7, 5), textcoords="offset points", fontsize=8)
+        axis.plot([], [], label=NAMES[arm], **style)
+    axis.set_xscale("log")
+    axis.set(xlabel="parameters in thousands", ylabel="test accuracy in percent")
