@@ -452,7 +452,7 @@ def draw_gaps(axes, gaps: pd.DataFrame) -> None:
 NAMES = {
     "ndlinear": "NdLinear as released",
     "dense twin": "dense, the same function",
-    "standard": "standard, 128 units",
+    "standard": "standard student",
     "dense 4d": "dense, four times the width",
     "two modes": "NdLinear, two modes of channels",
     "tokens": "NdLinear, tokens and channels",
