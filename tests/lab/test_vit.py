@@ -142,8 +142,10 @@ def test_a_teacher_answers_for_pictures_and_for_their_mirror_images(stand_in):
     found = vit._answers(teacher, split.train[0], batch=20)
     forward = vit.half(teacher.eval())
     with torch.no_grad():
-        for at, images in enumerate((split.train[0], split.train[0].flip(-1))):
-            assert torch.allclose(found[at], forward(images), atol=0.05)
+        own, mirrored = forward(split.train[0]), forward(split.train[0].flip(-1))
+    apart = (own - mirrored).abs().mean()
+    for answer, expected in zip(found, (own, mirrored)):
+        assert (answer - expected).abs().mean() < 0.2 * apart
     assert found.shape == (2, 50, 10) and found.dtype == torch.float32
 
 
