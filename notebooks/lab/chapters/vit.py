@@ -438,9 +438,9 @@ def draw_gaps(axes, gaps: pd.DataFrame) -> None:
             axis.annotate(
                 f"width {width}",
                 (9, line["gap"].iloc[-1]),
-                (6, 0),
+                (6, 3),
                 textcoords="offset points",
-                va="center",
+                va="bottom",
                 fontsize=8,
             )
         axis.axhline(0, color=figures.colour("constant"), lw=1)
@@ -513,18 +513,23 @@ def scores(runs: pd.DataFrame) -> pd.DataFrame:
 
 def draw_students(axis, runs: pd.DataFrame) -> None:
     """Score against parameters: every seed a point, mean and interval over it, one colour for each
-    feed-forward block."""
+    feed-forward block. Dense twins stand a little to the right of the students that they are twins
+    of."""
     for arm, of_arm in runs.groupby("arm", sort=False):
         look = LOOKS[arm]
         style = {"color": figures.colour(look), "marker": figures.marker(look), "ls": "none"}
         for width, part in of_arm.groupby("width"):
             mean, low, high = interval(part["percent"])
-            size = part["parameters"].iloc[0] / 1000
+            size = part["parameters"].iloc[0] / 1000 * (1.03 if arm == "dense twin" else 1)
             axis.plot([size] * len(part), part["percent"], alpha=0.3, markersize=4, **style)
             if len(part) > 2:
                 axis.vlines(size, low, high, color=style["color"], lw=2)
             axis.plot([size], [mean], markersize=8, **style)
-            axis.annotate(f"{width}", (size, mean), (7, 5), textcoords="offset points", fontsize=8)
+            if arm != "dense twin":
+                beside = {"xytext": (-7, 5), "textcoords": "offset points", "ha": "right"}
+                axis.annotate(f"{width}", (size, mean), fontsize=8, **beside)
         axis.plot([], [], label=NAMES[arm], **style)
     axis.set_xscale("log")
+    axis.set_xticks([100, 150, 200, 300], ["100", "150", "200", "300"])
+    axis.set_xticks([], minor=True)
     axis.set(xlabel="parameters in thousands", ylabel="test accuracy in percent")
