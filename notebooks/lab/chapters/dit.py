@@ -14,13 +14,19 @@ import copy
 import functools
 import itertools
 import math
+import pathlib
 from collections.abc import Callable
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import data
+from ..machine import require
+from ..page import figures
+from ..stats import differences, interval
 from ..train import loop
 
 TIMES = 1000  # steps of the diffusion
@@ -521,3 +527,164 @@ def from_text(rows: list[str]) -> Tensor:
     """(n, 8, 8) digits from the letters of a record."""
     levels = torch.tensor([[GREYS.index(letter) for letter in row] for row in rows])
     return (levels / 8 - 1).view(-1, 8, 8)
+
+
+# ------------------------------------------------------------------- the public network, as printed
+XL = {
+    "side": 32,
+    "patch": 2,
+    "channels": 4,
+    "width": 1152,
+    "depth": 28,
+    "heads": 16,
+    "classes": 1000,
+    "variances": True,
+}
+WEIGHTS = "https://dl.fbaipublicfiles.com/DiT/models/DiT-XL-2-256x256.pt"  # CC BY-NC 4.0
+DECODER = "stabilityai/sd-vae-ft-ema"  # MIT
+REFERENCE = (  # mean and covariance of Inception's features of ImageNet, 256 x 256
+    "https://openaipublic.blob.core.windows.net/diffusion/jul-2021/ref_batches/imagenet/256/"
+    "VIRTUAL_imagenet256_labeled.npz"
+)
+LATENT_SCALE = 0.18215  # of the autoencoder
+
+
+@dataclass(frozen=True)
+class Tools:
+    """A trained network and what makes a Fréchet distance of it: decoder, features, reference."""
+
+    model: DiT
+    decode: Callable[[Tensor], Tensor]
+    extract: Callable[[Tensor], Tensor]
+    real: Tensor
+
+
+def tools(source: str) -> Tools:
+    """``source``: "DiT-XL/2" with its public weights, autoencoder and Inception, downloaded, or
+    "tiny", the same classes with random numbers and four blocks."""
+    return _public() if source == "DiT-XL/2" else _tiny()
+
+
+def _tiny() -> Tools:
+    loop.seed_everything(0)
+    model = start(DiT(**XL | {"side": 8, "width": 32, "depth": 4, "heads": 4, "classes": 10}))
+    judge = Classifier(3).eval()
+    real = torch.randn(200, 64, dtype=torch.float64)
+    return Tools(model, lambda z: z[:, :3], judge.body, real)
+
+
+def _public() -> Tools:
+    diffusers, inception = require("diffusers", "pytorch_fid.inception")
+    device = loop.default_device()
+    model = DiT(**XL)
+    model.load_state_dict(torch.hub.load_state_dict_from_url(WEIGHTS, map_location="cpu"))
+    autoencoder = diffusers.AutoencoderKL.from_pretrained(DECODER).to(device).eval()
+    block = inception.InceptionV3.BLOCK_INDEX_BY_DIM[2048]
+    network = inception.InceptionV3([block]).to(device).eval()
+    file = pathlib.Path(torch.hub.get_dir()) / "VIRTUAL_imagenet256_labeled.npz"
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(REFERENCE, str(file))
+    found = np.load(file)
+    return Tools(
+        model.to(device).eval(),
+        lambda z: autoencoder.decode(z.to(device) / LATENT_SCALE).sample.clamp(-1, 1),
+        lambda x: network((x + 1) / 2)[0].flatten(1),
+        points(*(torch.from_numpy(found[name]).double() for name in ("mu", "sigma"))),
+    )
+
+
+def points(mean: Tensor, covariance: Tensor) -> Tensor:
+    """(2 d, d) points that have exactly this mean and covariance."""
+    values, vectors = torch.linalg.eigh(covariance)
+    arms = (vectors * values.clamp_min(0).sqrt()).T * math.sqrt((2 * len(mean) - 1) / 2)
+    return torch.cat([mean + arms, mean - arms])
+
+
+def cut(model: DiT, blocks: int) -> DiT:
+    """Cut the MLPs of so many blocks, spread evenly, to ratio 1; returns the model.
+
+    Kept are the hidden units with the largest product of the norms of their weights, in and out.
+    """
+    depth = len(model.blocks)
+    for k in range(blocks):
+        block = model.blocks[(2 * k + 1) * depth // (2 * blocks)]
+        wide = block.mlp
+        width = wide.fc2.out_features
+        worth = wide.fc1.weight.norm(dim=1) * wide.fc2.weight.norm(dim=0)
+        kept = worth.topk(width).indices.sort().values
+        block.mlp = MLP(width, 1).to(wide.fc1.weight.device)
+        with torch.no_grad():
+            block.mlp.fc1.weight.copy_(wide.fc1.weight[kept])
+            block.mlp.fc1.bias.copy_(wide.fc1.bias[kept])
+            block.mlp.fc2.weight.copy_(wide.fc2.weight[:, kept])
+            block.mlp.fc2.bias.copy_(wide.fc2.bias)
+    return model
+
+
+@torch.no_grad()
+def distance(
+    made_by: Tools, samples: int, *, steps: int, guidance: float, seed: int, batch: int = 64
+) -> float:
+    """Fréchet distance of samples of a network, classes in turn, to the reference of its tools."""
+    labels = in_turn(samples, made_by.model.classes)
+    side = round(made_by.model.pos_embed.shape[1] ** 0.5) * made_by.model.patch
+    found = []
+    for k, part in enumerate(labels.split(batch)):
+        setting = {"steps": steps, "guidance": guidance, "seed": seed * len(labels) + k}
+        latents = sample(made_by.model, part, side, clip=math.inf, **setting)
+        found.append(made_by.extract(made_by.decode(latents)).cpu().double())
+    return frechet(made_by.real, torch.cat(found))
+
+
+# -------------------------------------------------------------------------------------- the pictures
+ARMS = {  # look of an arm, and what a reader calls it
+    "dense": ("dense", "dense"),
+    "ndlinear": ("ndlinear", "NdLinear"),
+    "collapsed": ("dense-width", "dense, NdLinear's start"),
+    "narrow": ("dense-params", "MLP of ratio 1"),
+    "nd-mlp": ("released", "NdLinear MLP"),
+}
+
+
+def draw_digits(axis, rows: dict[str, list[str]]) -> None:
+    """Rows of recorded digits, each with its name at the left."""
+    strips = [
+        torch.cat([*F.pad(from_text(digits), (0, 1, 0, 1), value=-1)], 1)
+        for digits in rows.values()
+    ]
+    axis.imshow(torch.cat(strips), cmap="gray", vmin=-1, vmax=1, interpolation="nearest")
+    axis.set_yticks([9 * k + 4 for k in range(len(rows))], list(rows))
+    axis.set_xticks([9 * k + 4 for k in range(10)], [str(k) for k in range(10)])
+    axis.tick_params(length=0)
+    axis.grid(False)
+    axis.set_xlabel("class asked for")
+    for side in axis.spines.values():
+        side.set_visible(False)
+
+
+def draw_arms(axis, runs, metric: str) -> None:
+    """Every seed of every arm as a point, with mean and interval."""
+    present = [arm for arm in ARMS if arm in set(runs["arm"])]
+    for x, arm in enumerate(present):
+        values = runs[runs["arm"] == arm][metric]
+        _, low, high = interval(values)
+        ends = {"low": low, "high": high} if len(values) > 2 else {}
+        figures.seeds(axis, x, values, ARMS[arm][0], **ends)
+    axis.set_xticks(range(len(present)), [ARMS[arm][1].replace(", ", ",\n") for arm in present])
+
+
+def draw_pairs(axis, runs, pairs: list[tuple[str, str]], metric: str) -> None:
+    """Relative differences of arms in percent, paired by seed, with mean and interval."""
+    for y, (arm, base) in enumerate(pairs):
+        logs = runs.assign(log=100 * np.log(runs[metric]))
+        found = differences(logs, "log", arm, base)
+        mean, low, high = interval(found)
+        look = figures.colour(ARMS[arm][0])
+        axis.plot(found, [y + 0.15] * len(found), "o", color=look, alpha=0.45, markersize=4)
+        axis.plot([low, high], [y - 0.1] * 2, color=look, linewidth=2)
+        axis.plot([mean], [y - 0.1], figures.marker(ARMS[arm][0]), color=look, markersize=7)
+    names = [f"{ARMS[arm][1]}\nminus {ARMS[base][1]}" for arm, base in pairs]
+    axis.set_yticks(range(len(pairs)), names)
+    axis.axvline(0, color="#8a8a8a", linewidth=1)
+    axis.invert_yaxis()
