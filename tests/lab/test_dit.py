@@ -399,6 +399,19 @@ def test_the_public_network_is_put_together(monkeypatch, tmp_path):
     assert torch.equal(dit.tools("DiT-XL/2").real, tools.real)
 
 
+def test_recorded_digits_are_found_by_arm_and_seed():
+    real = dit.one_of_each()
+    x, y = dit.pictures("digits").train
+    assert [bool((dit.from_text([row]) == x[y == k][0]).all()) for k, row in enumerate(real)] == [True] * 10
+    rows = [
+        {"config": {"arm": arm}, "seed": s, "samples": [arm, str(s)]}
+        for arm in ("dense", "ndlinear")
+        for s in (0, 1)
+    ]
+    found = dit.recorded_digits(rows, [("ndlinear", 1), ("dense", 0)])
+    assert found == {"NdLinear, seed 1": ["ndlinear", "1"], "dense, seed 0": ["dense", "0"]}
+
+
 def test_figures_show_every_seed():
     runs = pd.DataFrame(
         [

@@ -647,6 +647,18 @@ ARMS = {  # look of an arm, and what a reader calls it
 }
 
 
+def one_of_each(name: str = "digits") -> list[str]:
+    """The first training digit of each class, as letters."""
+    x, y = pictures(name).train
+    return as_text(torch.stack([x[(y == k).nonzero()[0, 0]] for k in range(10)]))
+
+
+def recorded_digits(rows: list[dict], wanted: list[tuple[str, int]]) -> dict[str, list[str]]:
+    """Recorded samples of some arms and seeds, by the name of their network."""
+    found = {(row["config"]["arm"], row["seed"]): row["samples"] for row in rows}
+    return {f"{ARMS[arm][1]}, seed {seed}": found[arm, seed] for arm, seed in wanted}
+
+
 def draw_digits(axis, rows: dict[str, list[str]]) -> None:
     """Rows of recorded digits, each with its name at the left."""
     strips = [
