@@ -402,7 +402,9 @@ def test_the_public_network_is_put_together(monkeypatch, tmp_path):
 def test_recorded_digits_are_found_by_arm_and_seed():
     real = dit.one_of_each()
     x, y = dit.pictures("digits").train
-    assert [bool((dit.from_text([row]) == x[y == k][0]).all()) for k, row in enumerate(real)] == [True] * 10
+    assert [bool((dit.from_text([row]) == x[y == k][0]).all()) for k, row in enumerate(real)] == [
+        True
+    ] * 10
     rows = [
         {"config": {"arm": arm}, "seed": s, "samples": [arm, str(s)]}
         for arm in ("dense", "ndlinear")
