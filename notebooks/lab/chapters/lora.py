@@ -7,7 +7,9 @@ maps themselves) and "head" (nothing but the classifier on top).
 
 from __future__ import annotations
 
+import json
 import math
+import pathlib
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -19,11 +21,17 @@ from torch.nn import functional as F
 from ndlinear import (
     NdLinearLoRA,
     apply_ndlinear_lora,
+    count_macs,
     near_square,
     rearrange,
 )
 
+from ..machine import require
+from ..models import DECODERS, TARGETS
 from ..modes import LabError
+from ..page import figures
+from ..page.facts import facts
+from ..stats import interval, paired
 from ..train.loop import check_finite
 
 ARMS = ("ndlinear", "ndlinear-released", "lora-1", "lora-4", "lora-8", "full", "head")
@@ -283,8 +291,296 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 # -------------------------------------------------------------------------------------------------- tables of the trainings
-def best_rates(tuned: pd.DataFrame) -> dict[str, float]:
-    """The rate of each arm with the lowest mean validation loss."""
-    losses = tuned.groupby(["arm", "lr"], sort=False)["val_loss"].mean().reset_index()
-    best = losses.loc[losses.groupby("arm", sort=False)["val_loss"].idxmin()]
-    return dict(zip(best["arm"], best["lr"]))
+def best_rates(tuned: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """(task, arm) -> the rate with the lowest mean validation loss; nothing for no runs."""
+    if tuned.empty:
+        return {}
+    losses = tuned.groupby(["task", "arm", "lr"], as_index=False)["val_loss"].mean()
+    best = losses.loc[losses.groupby(["task", "arm"])["val_loss"].idxmin()]
+    return {(row.task, row.arm): row.lr for row in best.itertuples()}
+
+
+NAMES = {
+    "head": "head only",
+    "ndlinear": "NdLinear-LoRA",
+    "ndlinear-released": "NdLinear-LoRA, released start",
+    "lora-1": "LoRA, rank 1",
+    "lora-4": "LoRA, rank 4",
+    "lora-8": "LoRA, rank 8",
+    "full": "all maps",
+}
+LOOKS = {"full": "dense", "ndlinear": "ndlinear", "ndlinear-released": "released", "head": "linear"}
+
+
+def _look(arm: str) -> str:
+    """The method of the book's figures whose colour and marker an arm takes."""
+    return LOOKS.get(arm, "lora")
+
+
+def overview(runs: pd.DataFrame) -> pd.DataFrame:
+    """Of each arm the parameters, the rate, and loss and accuracy on the test part with the ends of their intervals."""
+    rows = []
+    for arm, at in runs.groupby("arm", sort=False):
+        row = {"arm": NAMES[arm], "trained": int(at["parameters"].iloc[0])}
+        row |= {"rate": at["lr"].iloc[0], "seeds": len(at)}
+        for metric, factor in (("accuracy", 100), ("loss", 1)):
+            ends = interval(factor * at[metric])
+            row |= dict(zip((metric, f"{metric}_low", f"{metric}_high"), ends))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def word(found: tuple[float, float, float], margin: float = 1.0) -> str:
+    """A difference in points by the chapter's rule: not inferior, worse, both, or undecided."""
+    _, low, high = found
+    words = ["not inferior"] if low > -margin else []
+    if high < 0:
+        words.append("worse")
+    return ", ".join(words) or "undecided"
+
+
+def against(runs: pd.DataFrame, arm: str = "ndlinear") -> pd.DataFrame:
+    """Accuracy and loss of an arm minus those of each other arm, seed by seed, and what that means by the rule."""
+    rows = []
+    for other in dict.fromkeys(runs["arm"]):
+        if other == arm:
+            continue
+        points = tuple(100 * end for end in paired(runs, "accuracy", arm, other))
+        nats = paired(runs, "loss", arm, other)
+        row = {"against": NAMES[other], "points": "{:+.1f} [{:+.1f}, {:+.1f}]".format(*points)}
+        row["loss"] = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*nats)
+        rows.append(row | {"by accuracy": word(points)})
+    return pd.DataFrame(rows)
+
+
+def draw_runs(axis, runs: pd.DataFrame) -> None:
+    """Accuracy of each arm against its trained parameters, the latter on a log axis; every seed a point."""
+    for arm, at in runs.groupby("arm", sort=False):
+        look = {"color": figures.colour(_look(arm)), "marker": figures.marker(_look(arm))}
+        x = at["parameters"].iloc[0]
+        mean, low, high = interval(100 * at["accuracy"])
+        axis.plot([x] * len(at), 100 * at["accuracy"], ls="none", alpha=0.45, ms=4, **look)
+        axis.plot([x * 1.12] * 2, [low, high], color=look["color"], lw=1.5)
+        axis.plot(x * 1.12, mean, ls="none", ms=7, **look)
+        side = {"ha": "right", "xytext": (-6, 0)} if arm in SIDES else {"xytext": (9, 0)}
+        axis.annotate(
+            NAMES[arm],
+            (x * 1.12, mean),
+            textcoords="offset points",
+            fontsize=8,
+            va="center",
+            **side,
+        )
+    axis.set(xscale="log", xlabel="trained parameters", ylabel="accuracy, percent")
+
+
+SIDES = ("ndlinear", "lora-8", "full")  # arms whose name stands to the left of their points
+
+
+def draw_shares(axes, updates: pd.DataFrame, noise: Mapping[str, float]) -> None:
+    """Share of an update's energy that one term keeps, fold by fold, a panel for each task; grey: white noise."""
+    folds = [f"crossed_{k}" for k in CROSSED] + ["square"]
+    titles = {"sst2": "SST-2", "commonsenseqa": "CommonsenseQA"}
+    for axis, (task, at) in zip(axes, updates.groupby("task", sort=False)):
+        for place, fold in enumerate(folds):
+            name = "lora" if fold == "crossed_1" else "ndlinear"
+            figures.seeds(axis, place, 100 * at[fold], name)
+        axis.plot(range(len(folds)), [100 * noise[f] for f in folds], "_", color="#8a8a8a", ms=16)
+        labels = [f"k = {k}" for k in CROSSED] + ["near-\nsquare"]
+        axis.set_xticks(range(len(folds)), labels, fontsize=8)
+        axis.set(yscale="log", xlabel="fold")
+        axis.set_title(titles[task], fontsize=10)
+    axes[0].set_ylabel("energy kept by one term, percent")
+
+
+# ------------------------------------------------------------------------------------------------ the paper's printed table
+QUESTIONS = {  # how many questions each test set has; MultiArith: the test part of the copy that the released script loads
+    "GSM8K": 1319,
+    "MultiArith": 180,
+    "CSQA": 1221,
+    "ARC-Easy": 2376,
+    "ARC-Challenge": 1172,
+    "BoolQ": 3270,
+}
+
+
+def standard_error(percent: float, questions: int) -> float:
+    """Standard error, in points, of an accuracy in percent on so many questions."""
+    return math.sqrt(percent * (100 - percent) / questions)
+
+
+def printed_differences() -> pd.DataFrame:
+    """The 24 differences of NdLinear-LoRA to the LoRA rows of its model, in points, with their standard errors.
+
+    The error is that of two independent proportions. Both rows answer the same questions, so their difference varies less over
+    draws of questions; over draws of the training it varies more, by an amount that one run does not show.
+    """
+    table = facts("ndlinear_lora", metric="accuracy")
+    ours = table[table["method"] == "NdLinear-LoRA"].set_index(["model", "dataset"])["value"]
+    rows = []
+    for row in table[table["method"] == "LoRA"].itertuples():
+        mine, n = ours[row.model, row.dataset], QUESTIONS[row.dataset]
+        error = math.hypot(standard_error(mine, n), standard_error(row.value, n))
+        rows.append(
+            (row.model, row.dataset, int(row.rank), mine, row.value, mine - row.value, error)
+        )
+    columns = ["model", "dataset", "rank", "NdLinear-LoRA", "LoRA", "difference", "error"]
+    found = pd.DataFrame(rows, columns=columns)
+    return found.assign(errors=found["difference"] / found["error"])
+
+
+def draw_forest(axes, differences: pd.DataFrame) -> None:
+    """The printed differences with bars of two standard errors, a panel for each model."""
+    for axis, (model, at) in zip(axes, differences.groupby("model", sort=False)):
+        for rank, shift, mark in ((4, -0.14, "o"), (8, 0.14, "^")):
+            for place, name in enumerate(QUESTIONS):
+                row = at[(at["rank"] == rank) & (at["dataset"] == name)].iloc[0]
+                told = abs(row["errors"]) > 2
+                colour = figures.colour("ndlinear") if told else "#8a8a8a"
+                ends = row["difference"] + np.array([-2, 2]) * row["error"]
+                y = place + shift
+                axis.plot(ends, [y, y], color=colour, lw=1.5)
+                axis.plot(
+                    row["difference"], y, mark, color=colour, mfc=colour if told else "none", ms=6
+                )
+            label = f"minus LoRA, rank {rank}"
+            axis.plot([], [], mark, color="#8a8a8a", mfc="none", label=label)
+        axis.axvline(0, color="#8a8a8a", lw=1)
+        axis.set_title(model, fontsize=10)
+        axis.set(xlabel="difference in points")
+    axes[0].set_yticks(range(len(QUESTIONS)), [f"{k} ({n:,})" for k, n in QUESTIONS.items()])
+    axes[0].invert_yaxis()
+    handles = axes[0].get_legend_handles_labels()
+    axes[0].figure.legend(*handles, loc="outside upper center", ncols=2, fontsize=9)
+
+
+# ----------------------------------------------------------------------------------------------------------- sizes and costs
+def decoder_maps(model: str) -> list[tuple[int, int]]:
+    """(inputs, outputs) of the seven adapted maps in one layer of Qwen3-1.7B or LLaMA3-8B, in the order of `TARGETS`."""
+    shape = DECODERS[model]
+    width, hidden = shape["width"], shape["hidden"]
+    queries, keys = shape["heads"] * shape["head"], shape["kv_heads"] * shape["head"]
+    sizes = {"q_proj": (width, queries), "k_proj": (width, keys), "v_proj": (width, keys)}
+    sizes |= {"o_proj": (queries, width), "gate_proj": (width, hidden), "up_proj": (width, hidden)}
+    sizes["down_proj"] = (hidden, width)
+    return [sizes[name] for name in TARGETS]
+
+
+def cost(inputs: int, outputs: int, kind: str, rank: int = 0) -> dict[str, int]:
+    """Numbers of an adapter of one map, by counting.
+
+    Args:
+        kind: "ndlinear" (factors applied one after the other, in the cheaper order), "product" (LoKr as peft 0.21 runs it: the
+            product of the factors is formed in each forward pass and applied as a dense matrix), or "lora".
+
+    Returns:
+        ``parameters``; ``macs``: multiply-adds for one token; ``formed``: numbers of the weight that a forward pass forms, each
+        with one multiplication, whatever the number of tokens; ``kept``: numbers between the factors that a token keeps for
+        the backward pass.
+    """
+    if kind == "lora":
+        size = rank * (inputs + outputs)
+        return {"parameters": size, "macs": size, "formed": 0, "kept": rank}
+    dims, hidden = square(inputs, outputs)
+    parameters = sum(d * h for d, h in zip(dims, hidden))
+    if kind == "product":
+        dense = inputs * outputs
+        return {"parameters": parameters, "macs": dense, "formed": dense, "kept": 0}
+    orders = {order: count_macs(dims, hidden, order) for order in ((0, 1), (1, 0))}
+    first = min(orders, key=orders.get)[0]
+    kept = hidden[first] * dims[1 - first]
+    return {"parameters": parameters, "macs": min(orders.values()), "formed": 0, "kept": kept}
+
+
+def costs(model: str, kind: str, rank: int = 0) -> dict[str, int]:
+    """`cost`, summed over the maps of a whole model; ``formed`` is that of the largest map."""
+    layers = DECODERS[model]["layers"]
+    found = [cost(*sizes, kind, rank) for sizes in decoder_maps(model)]
+    total = {key: layers * sum(one[key] for one in found) for key in found[0]}
+    return total | {"formed": max(one["formed"] for one in found)}
+
+
+# ------------------------------------------------------------------------------------------------------ LoKr checkpoints
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+PREFIX = "base_model.model."  # before every name in a checkpoint of peft
+
+
+def _adapters(model: nn.Module) -> dict[str, NdLinearLoRA]:
+    return {name: m for name, m in model.named_modules() if isinstance(m, NdLinearLoRA)}
+
+
+def save_lokr(model: nn.Module, folder) -> None:
+    """Write the adapters of a model as a LoKr checkpoint that peft loads: factors and configuration.
+
+    Raises:
+        LabError: an adapter has biases or other folds than LoKr's, or the adapters differ in their scale.
+    """
+    adapters = _adapters(model)
+    scales = {layer.alpha for layer in adapters.values()}
+    if len(scales) != 1:
+        raise LabError(f"one checkpoint of LoKr has one scale; the adapters have {sorted(scales)}")
+    tensors = {}
+    for name, layer in adapters.items():
+        fold = (layer.adapter.input_dims, layer.adapter.hidden_size)
+        biased = any(bias is not None for bias in layer.adapter.biases)
+        if biased or fold != square(layer.in_features, layer.out_features):
+            raise LabError(
+                f"{name} is no LoKr: it needs the fold {square(layer.in_features, layer.out_features)} "
+                f"and no biases; it has {fold}, biases: {biased}"
+            )
+        for key, weight in zip(("lokr_w1", "lokr_w2"), layer.adapter.weights):
+            tensors[f"{PREFIX}{name}.{key}"] = weight.detach().contiguous()
+    full = 10**5  # a rank beyond every factor's: peft then keeps both factors whole
+    config = {"peft_type": "LOKR", "r": full, "alpha": full * scales.pop()}
+    config |= {"target_modules": list(adapters), "decompose_both": False, "decompose_factor": -1}
+    place = pathlib.Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    require("safetensors.torch").save_file(tensors, place / WEIGHTS)
+    (place / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def _factor(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """A factor of a LoKr adapter; one that is stored as a product of two is multiplied out."""
+    if name in tensors:
+        return tensors[name]
+    try:
+        return tensors[f"{name}_a"] @ tensors[f"{name}_b"]
+    except KeyError as error:
+        raise LabError(f"the checkpoint lacks {name}, and {name}_a and {name}_b, too") from error
+
+
+def load_lokr(model: nn.Module, folder) -> nn.Module:
+    """Put the adapters of a LoKr checkpoint of peft on a model, in place, as NdLinearLoRA.
+
+    Factors of any fold are read, also those stored as products of two. The scale is peft's alpha / r.
+
+    Returns:
+        The model.
+
+    Raises:
+        LabError: it is not a LoKr checkpoint of linear maps, or does not fit the model.
+    """
+    place = pathlib.Path(folder)
+    config = json.loads((place / CONFIG).read_text(encoding="utf-8"))
+    if config.get("peft_type") != "LOKR":
+        raise LabError(f"{place} holds a checkpoint of {config.get('peft_type')}, not of LOKR")
+    if config.get("rank_pattern") or config.get("alpha_pattern"):
+        raise LabError(f"{place} has a rank or scale for each layer; only one for all is read here")
+    tensors = require("safetensors.torch").load_file(place / WEIGHTS)
+    names = sorted({key.rpartition(".")[0] for key in tensors})
+    for name in names:
+        first, second = (_factor(tensors, f"{name}.lokr_w{k}") for k in (1, 2))
+        target = name.removeprefix(PREFIX)
+        if second.ndim != 2:
+            raise LabError(f"{name} adapts a convolution; only linear maps become NdLinearLoRA")
+        try:
+            base = model.get_submodule(target)
+            folds = (first.shape[1], second.shape[1]), (first.shape[0], second.shape[0])
+            layer = NdLinearLoRA(base, *folds, alpha=config["alpha"] / config["r"])
+        except (AttributeError, TypeError, ValueError) as error:
+            raise LabError(f"{name} of {place} does not fit the model: {error}") from error
+        for weight, value in zip(layer.adapter.weights, (first, second)):
+            weight.data.copy_(value)
+        _replace(model, target, layer)
+    return model
