@@ -100,6 +100,7 @@ SOURCES = (
                 commonsenseqa_sample,
                 _EXPECT,
                 _NOTE + " A public copy of the two files.",
+                "a36c667d5d6a5e35",
             ),
         ),
     ),
