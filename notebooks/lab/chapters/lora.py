@@ -389,6 +389,8 @@ def draw_shares(axes, updates: pd.DataFrame, noise: Mapping[str, float]) -> None
         labels = [f"k = {k}" for k in CROSSED] + ["near-\nsquare"]
         axis.set_xticks(range(len(folds)), labels, fontsize=8)
         axis.set(yscale="log", xlabel="fold")
+        axis.set_yticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
+        axis.minorticks_off()
         axis.set_title(titles[task], fontsize=10)
     axes[0].set_ylabel("energy kept by one term, percent")
 
