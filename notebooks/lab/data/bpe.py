@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 
@@ -59,7 +60,7 @@ class BPE:
     def _word(self, word: str) -> tuple[int, ...]:
         symbols = list(word.encode())
         while len(symbols) > 1:
-            pairs = zip(symbols, symbols[1:])
+            pairs = itertools.pairwise(symbols)
             best = min(pairs, key=lambda pair: self.rank.get(pair, len(self.merges)))
             if best not in self.rank:
                 break
@@ -90,7 +91,7 @@ class _Counts:
 
     def _count(self, i: int, times: int) -> None:
         """Add the pairs of one word; a negative number of times takes them away."""
-        for pair in zip(self.symbols[i], self.symbols[i][1:]):
+        for pair in itertools.pairwise(self.symbols[i]):
             self.pairs[pair] += times
             self.where[pair].add(i)
 

@@ -17,7 +17,7 @@ Haggard_Mines_1885 Hardy_Jude_1895 James_Ambassadors_1903 Kipling_Captains_1896
 Lawrence_Peacock_1911 Lee_Albany_1884 Lytton_Kenelm_1873 Meredith_Feverel_1859 Morris_Roots_1890
 Schreiner_Farm_1883 Thackeray_Esmond_1852 Trollope_Angel_1881 Ward_Ashe_1905 Wcollins_Basil_1852
 Woolf_Lighthouse_1927 Barclay_Postern_1911 Bennet_Helen_1910
-""".split()
+""".split()  # noqa: SIM905
 VALID = ["Stevenson_Arrow_1888", "Gaskell_Ruth_1855", "Chesterton_Thursday_1908"]
 BREAK = "\f"  # between two novels
 

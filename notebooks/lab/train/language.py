@@ -102,7 +102,9 @@ def train(
         if step + 1 in looks:
             mean = float(torch.stack(since).mean())
             if mean != mean:
-                raise LabError(f"the training loss is {mean} at step {step + 1}: lower lr={plan.lr}")
+                raise LabError(
+                    f"the training loss is {mean} at step {step + 1}: lower lr={plan.lr}"
+                )
             held_loss = held_out_loss(model, held, context)
             curve.append({"step": step + 1, "train_loss": mean, "held_loss": held_loss})
             since = []
