@@ -8,7 +8,7 @@ tied to the token embedding.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,17 @@ from ndlinear import NdLinear
 
 RELEASED_STD = 0.006  # init_std of the released configurations, at width 768
 RELEASED_WIDTH = 768
-CHUNK = 1 << 14  # numbers of which the terms of a learned activation are computed at a time
+CHUNKS = {"cpu": 1 << 14}  # numbers whose terms of a learned activation are computed at a time
+LARGEST_CHUNK = 1 << 24  # on other devices
 
 
 # ------------------------------------------------------------------------------------------------- the learned activation
+def _chunks(device: torch.device, *vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The vectors in equal parts that are computed at a time."""
+    size = CHUNKS.get(device.type, LARGEST_CHUNK)
+    return zip(*(vector.split(size) for vector in vectors))
+
+
 class _Activation(torch.autograd.Function):
     """phi(t) = sum_j v_j ReLU(w_j t + c_j) and its gradients, in chunks that stay in the processor's cache."""
 
@@ -29,7 +36,7 @@ class _Activation(torch.autograd.Function):
     def forward(ctx, t: Tensor, w: Tensor, c: Tensor, v: Tensor) -> Tensor:
         ctx.save_for_backward(t, w, c, v)
         flat, out = t.reshape(-1), torch.empty(t.numel(), dtype=t.dtype, device=t.device)
-        for part, target in zip(flat.split(CHUNK), out.split(CHUNK)):
+        for part, target in _chunks(t.device, flat, out):
             torch.mv(torch.outer(w, part).add_(c[:, None]).relu_().T, v, out=target)
         return out.view(t.shape)
 
@@ -39,8 +46,8 @@ class _Activation(torch.autograd.Function):
         t, w, c, v = ctx.saved_tensors
         to_t = torch.empty(t.numel(), dtype=t.dtype, device=t.device)
         to_w, to_c, to_v = (torch.zeros_like(x) for x in (w, c, v))
-        parts = (x.split(CHUNK) for x in (t.reshape(-1), gradient.reshape(-1), to_t))
-        for part, slope, target in zip(*parts):
+        vectors = (t.reshape(-1), gradient.reshape(-1), to_t)
+        for part, slope, target in _chunks(t.device, *vectors):
             terms = torch.outer(w, part).add_(c[:, None]).relu_()
             to_v += terms @ slope
             terms = torch.ops.aten.threshold_backward(torch.outer(v, slope), terms, 0)

@@ -17,14 +17,14 @@ import numpy as np
 
 from ..modes import LabError
 
-WORDS = re.compile(r" ?[^\W\d_]+| ?\d+| ?(?:[^\w\s]|_)+|\s+(?!\S)|\s")
+WORDS = r" ?[^\W\d_]+| ?\d+| ?(?:[^\w\s]|_)+|\s+(?!\S)|\s"
 BYTES = 256
 Pair = tuple[int, int]
 
 
 def words(text: str) -> list[str]:
     """The text cut into words; joined they are the text."""
-    return WORDS.findall(text)
+    return re.findall(WORDS, text)
 
 
 def merge(symbols: Sequence[int], pair: Pair, new: int) -> list[int]:
