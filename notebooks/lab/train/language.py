@@ -110,7 +110,7 @@ def train(
         if step + 1 in looks:
             mean = float(torch.stack(since).mean())
             if mean != mean:
-                raise LabError(
+                raise Diverged(
                     f"the training loss is {mean} at step {step + 1}: lower lr={plan.lr}"
                 )
             held_loss = held_out_loss(model, held, context, LOOK)
