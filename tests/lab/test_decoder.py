@@ -111,12 +111,12 @@ def test_the_released_start():
     assert std == pytest.approx(0.006 * math.sqrt(12))
     decoder.start_as_released(model, std)
     inner = [p for n, p in model.named_parameters() if "align_layers.1.weight" in n]
-    assert torch.cat([p.flatten() for p in inner]).std() == pytest.approx(0.006, rel=0.2)
+    assert torch.cat([p.flatten() for p in inner]).std().item() == pytest.approx(0.006, rel=0.2)
     for name, p in model.named_parameters():
         if name.endswith("bias"):
             assert not p.any(), name
         elif p.dim() == 2 and "align_layers.1" not in name:
-            assert p.std() == pytest.approx(std, rel=0.1), name
+            assert p.std().item() == pytest.approx(std, rel=0.1), name
 
 
 def test_spread_kinks_keep_the_mean_square_of_a_relu():
@@ -129,4 +129,4 @@ def test_spread_kinks_keep_the_mean_square_of_a_relu():
     assert kinks == pytest.approx(torch.linspace(-2, 2, 8).tolist())
     t = deviation * torch.randn(400_000)
     ratio = learned_activation(t, w, c, v).square().mean() / t.clamp(min=0).square().mean()
-    assert ratio == pytest.approx(1, rel=0.02)
+    assert ratio.item() == pytest.approx(1, rel=0.02)

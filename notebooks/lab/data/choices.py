@@ -85,10 +85,14 @@ _SETS = {
               _sample(question=["is it wet"], passage=["Rain is wet."], answer=[True, False, True])),
 }  # fmt: skip
 _FILES = {
-    "copa": ("zeroshot/copa_val.jsonl", 18_169, "fa61467cc251010178ed72f8ca82a0fceefc4ca9a85f87ec3b6102955e1a1f1a"),
-    "cb": ("zeroshot/cb_val.jsonl", 24_598, "c6125587e9601560cb16ea223c33964c5a915568d2af68a81f651b6ef25395ec"),
-    "wic": ("zeroshot/wic_val.jsonl", 147_578, "7a954e2f2ffbe3df194decc00619bb9b81e4d1c29e7c31e9201fa541041bef78"),
-    "boolq": ("reasoning/boolq_val.jsonl", 2_261_105, "21acbfbd1e7908fddd9e626bc2a6101c5a5430bda3fbf74985b979af7a63b989"),
+    "copa": ("zeroshot/copa_val.jsonl", 18_169, "fa61467cc251010178ed72f8ca82a0fceefc4ca9a85f87ec3b6102955e1a1f1a",
+              "eb410e47833c79e5"),
+    "cb": ("zeroshot/cb_val.jsonl", 24_598, "c6125587e9601560cb16ea223c33964c5a915568d2af68a81f651b6ef25395ec",
+              "b51cd976b9dc3621"),
+    "wic": ("zeroshot/wic_val.jsonl", 147_578, "7a954e2f2ffbe3df194decc00619bb9b81e4d1c29e7c31e9201fa541041bef78",
+              "ce915cfca00004e1"),
+    "boolq": ("reasoning/boolq_val.jsonl", 2_261_105, "21acbfbd1e7908fddd9e626bc2a6101c5a5430bda3fbf74985b979af7a63b989",
+              "42aa54017da64370"),
 }  # fmt: skip
 SUPERGLUE = "https://dl.fbaipublicfiles.com/glue/superglue/data/v2"
 ZIPS = {"copa": "COPA", "cb": "CB", "wic": "WiC", "boolq": "BoolQ"}
@@ -98,10 +102,10 @@ _NOTE = "A public copy of the validation part."
 
 def _superglue(name: str) -> Source:
     about, read, shape, counts, sample = _SETS[name]
-    path, size, sha256 = _FILES[name]
+    path, size, sha256, content = _FILES[name]
     archive = f"{SUPERGLUE}/{ZIPS[name]}.zip"
     file = File(path, size=size, sha256=sha256, by_hand=f"unpack val.jsonl of {archive}")
-    layout = Layout((file,), read, sample, {"validation": (shape, counts)}, _NOTE)
+    layout = Layout((file,), read, sample, {"validation": (shape, counts)}, _NOTE, content)
     return Source(name, about, f"{archive} (SuperGLUE)", "not stated", (layout,))
 
 
@@ -130,8 +134,9 @@ SOURCES = (
                 ),
                 read_piqa,
                 piqa_sample,
-                {"validation": ((1838,), None)},
+                {"validation": ((1838,), (910, 928))},
                 _NOTE,
+                "5eb449083e52680c",
             ),
         ),
     ),

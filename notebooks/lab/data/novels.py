@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 
 from .files import DataError, File, Layout, Raw, Source
@@ -19,15 +21,28 @@ Schreiner_Farm_1883 Thackeray_Esmond_1852 Trollope_Angel_1881 Ward_Ashe_1905 Wco
 Woolf_Lighthouse_1927 Barclay_Postern_1911 Bennet_Helen_1910
 """.split()  # noqa: SIM905
 VALID = ["Stevenson_Arrow_1888", "Gaskell_Ruth_1855", "Chesterton_Thursday_1908"]
-BREAK = "\f"  # between two novels
+BREAK = "\f"  # begins a novel
+BLANK = "\n\n"  # between paragraphs
+
+
+def _paragraphs(novels: list[str]) -> list[str]:
+    """The paragraphs of all novels; the first one of each novel but the first begins with `BREAK`."""
+    whole = [text.strip() for text in novels]
+    if not all(whole):
+        raise DataError("a novel is empty")
+    return BLANK.join([whole[0], *(BREAK + text for text in whole[1:])]).split(BLANK)
+
+
+def text_of(paragraphs: Iterable[str]) -> str:
+    """The text whose paragraphs these are."""
+    return BLANK.join(paragraphs)
 
 
 def _raw(train: list[str], valid: list[str]) -> Raw:
-    """One novel a case, without blanks at its ends."""
-    x = np.array([text.strip() for text in (*train, *valid)], object)
-    if not all(x):
-        raise DataError("a novel is empty")
-    n = len(train)
+    """One paragraph a case."""
+    parts = [_paragraphs(novels) for novels in (train, valid)]
+    n = len(parts[0])
+    x = np.array([*parts[0], *parts[1]], object)
     return Raw(x, None, (), {"train": slice(0, n), "valid": slice(n, len(x))})
 
 
@@ -57,7 +72,7 @@ def _made_up(seed: int, sentences: int) -> str:
     for _ in range(sentences):
         chosen = [part[rng.integers(len(part))] for part in (subjects, verbs, objects)]
         lines.append(" ".join(chosen) + rng.choice([".", "!", "; and so it was.", "?"]))
-    return "\n".join(lines)
+    return "\n\n".join(lines)
 
 
 def novels_sample() -> tuple[bytes, ...]:
@@ -70,8 +85,8 @@ def joined_sample() -> tuple[bytes, ...]:
     return tuple(f"\n{BREAK}".join(part).encode() for part in parts)
 
 
-_EXPECT = {"train": ((len(TRAIN),), None), "valid": ((len(VALID),), None)}
-_NOTE = "35 novels to train on and three held out, chosen by title; 1847 to 1928."
+_EXPECT = {"train": ((48_502,), None), "valid": ((5_949,), None)}
+_NOTE = "35 novels to train on and three held out, chosen by title; a paragraph a case."
 
 SOURCES = (
     Source(
@@ -89,7 +104,7 @@ SOURCES = (
                 novels_sample,
                 _EXPECT,
                 _NOTE,
-                "7cafac035270b952",
+                "7bf0ca96b5cd9c7f",
             ),
             Layout(
                 (
@@ -108,7 +123,7 @@ SOURCES = (
                 joined_sample,
                 _EXPECT,
                 _NOTE + " The same texts, joined to two files.",
-                "7cafac035270b952",
+                "7bf0ca96b5cd9c7f",
             ),
         ),
     ),

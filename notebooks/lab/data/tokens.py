@@ -19,7 +19,7 @@ from torch import Tensor
 from ..modes import mode
 from . import bpe, load
 from .files import cache_folder, write
-from .novels import BREAK
+from .novels import BREAK, text_of
 
 PARTS = ("train", "tune", "test")
 
@@ -53,8 +53,9 @@ def corpus(vocabulary: int, name: str = "novels") -> Corpus:
 def encode(vocabulary: int, name: str) -> Corpus:
     """Learn the encoding and encode all parts."""
     data = load(name)
-    train, valid = (list(data.part(part)[0]) for part in ("train", "valid"))
-    texts = [BREAK.join(part) for part in (train[:-1], train[-1:], valid)]
+    train, valid = (text_of(data.part(part)[0]) for part in ("train", "valid"))
+    most, _, last = train.rpartition(BREAK)
+    texts = (most, last, valid)
     encoding = bpe.learn(texts[0], vocabulary)
     return Corpus(encoding, *(torch.from_numpy(encoding.encode(text)) for text in texts))
 
