@@ -106,3 +106,14 @@ def test_a_loss_that_is_no_number_is_said():
     text = torch.randint(7, (50,))
     with pytest.raises(language.Diverged, match="at step 1"):
         language.train(net, text, Plan(1, 1e-3, 2), context=8, seed=0, held=text)
+
+
+def test_a_step_in_parts_is_the_step():
+    text, each = torch.randint(7, (100,)), []
+    for parts in (1, 3):
+        net = model()
+        plan = Plan(steps=3, lr=1e-3, batch=7, looks=1, parts=parts)
+        curve = language.train(net, text, plan, context=8, seed=3, held=text)
+        each.append((curve[0]["train_loss"], torch.cat([p.flatten() for p in net.parameters()])))
+    assert each[0][0] == pytest.approx(each[1][0], rel=1e-5)
+    torch.testing.assert_close(each[0][1], each[1][1], atol=2e-4, rtol=1e-3)

@@ -26,7 +26,8 @@ class Plan:
     Args:
         steps: of the optimiser, each on ``batch`` windows. lr: highest rate. warmup: share of the steps in which the rate
             rises; afterwards it falls linearly to zero. decay: of all parameters but biases. clip: largest norm of the
-            gradient. looks: moments, evenly spaced, the end among them, at which the curve is noted.
+            gradient. looks: moments, evenly spaced, the end among them, at which the curve is noted. parts: in which a step's
+        windows pass through the model one after the other, to save memory.
     """
 
     steps: int
@@ -36,6 +37,7 @@ class Plan:
     decay: float = 0.1
     clip: float = 1.0
     looks: int = 10
+    parts: int = 1
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
@@ -106,7 +108,7 @@ def train(
         for group in adam.param_groups:
             group["lr"] = plan.rate(step)
         seen = windows(tokens, context, plan.batch, order).to(device)
-        since.append(_step(model, seen, adam, plan.clip))
+        since.append(_step(model, seen, adam, plan))
         if step + 1 in looks:
             mean = float(torch.stack(since).mean())
             if mean != mean:
@@ -119,11 +121,14 @@ def train(
     return curve
 
 
-def _step(model: nn.Module, seen: Tensor, adam: torch.optim.Optimizer, clip: float) -> Tensor:
+def _step(model: nn.Module, seen: Tensor, adam: torch.optim.Optimizer, plan: Plan) -> Tensor:
     """One step on the windows; the loss before it."""
     adam.zero_grad(set_to_none=True)
-    loss = next_token_loss(model(seen[:, :-1]), seen[:, 1:])
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), clip)
+    total = torch.zeros((), device=seen.device)
+    for part in seen.chunk(plan.parts):
+        loss = next_token_loss(model(part[:, :-1]), part[:, 1:]) * (len(part) / len(seen))
+        loss.backward()
+        total += loss.detach()
+    nn.utils.clip_grad_norm_(model.parameters(), plan.clip)
     adam.step()
-    return loss.detach()
+    return total
