@@ -1,0 +1,327 @@
+"""Chapter 64: residual networks of structured layers, their rates by rule, and the training of many seeds at once."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import layers
+from ..data import load, split
+from ..train import Split, stacked
+from ..train.scores import accuracy
+
+SQUARE = {64: (8, 8), 144: (12, 12), 256: (16, 16)}  # width: two modes
+CUBE = {64: (4, 4, 4), 144: (4, 6, 6), 256: (8, 8, 4)}
+BASE = 64  # the width of the dense layer whose rate is the base rate
+WORST = 1e6  # what is recorded in place of a loss that is larger or not a number
+
+
+# ------------------------------------------------------------------------------------------------------------- the arms
+def _tied(width: int, groups: int | None, rank: int = 1) -> layers.Structured:
+    return layers.BlockTensorTrain(SQUARE[width], SQUARE[width], rank, groups)
+
+
+ARMS: dict[str, Callable[[int], layers.Structured]] = {
+    "dense": lambda d: layers.Dense(d, d),
+    "low-rank": lambda d: layers.LowRank(d, d, math.isqrt(d)),
+    "low-rank-1": lambda d: layers.LowRank(d, d, 1),
+    "blocks": lambda d: layers.BlockDiagonal(d, d, math.isqrt(d)),
+    "blocks-of-2": lambda d: layers.BlockDiagonal(d, d, d // 2),
+    "ndlinear": lambda d: layers.Kronecker(SQUARE[d], SQUARE[d]),
+    "ndlinear-3": lambda d: layers.Kronecker(CUBE[d], CUBE[d]),
+    "ndlinear-sum": lambda d: layers.Kronecker(SQUARE[d], SQUARE[d], terms=2),
+    "tied-4": lambda d: _tied(d, 4),
+    "monarch": lambda d: _tied(d, None),
+    "btt-2": lambda d: _tied(d, None, rank=2),
+}
+
+
+class Block(nn.Module):
+    """x + B(relu(A(norm(x)))), A and B of one kind; the last matrix of B starts at zero."""
+
+    def __init__(self, arm: str, width: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.first = ARMS[arm](width)
+        self.second = ARMS[arm](width)
+        for weight in self.second.last():
+            nn.init.zeros_(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(F.relu(self.first(self.norm(x))))
+
+
+class Residual(nn.Module):
+    """A dense embedding (none where ``inputs`` is the width), three residual blocks, a norm and a dense read-out."""
+
+    def __init__(self, arm: str, inputs: int, width: int, outputs: int, blocks: int = 3):
+        super().__init__()
+        self.embed = nn.Identity() if inputs == width else layers.Dense(inputs, width)
+        self.blocks = nn.Sequential(*[Block(arm, width) for _ in range(blocks)])
+        self.norm = nn.LayerNorm(width)
+        self.read_out = layers.Dense(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read_out(self.norm(self.blocks(self.embed(x))))
+
+
+def size(model: nn.Module) -> int:
+    """Numbers that are trained."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def multiply_adds(model: nn.Module) -> int:
+    """Multiply-adds of the linear layers for one sample."""
+    found = [m for m in model.modules() if isinstance(m, layers.Structured)]
+    return sum(layer.multiply_adds() for layer in found)
+
+
+NARROW = {"dense-params": (size, "ndlinear"), "dense-macs": (multiply_adds, "monarch")}
+
+
+@functools.cache
+def narrow(arm: str, inputs: int, width: int, outputs: int) -> int:
+    """The width of a dense network that has no more of something than another arm of ``width``: the parameters of the NdLinear
+    network ("dense-params"), or the multiply-adds of the Monarch network ("dense-macs")."""
+    count, like = NARROW[arm]
+    with torch.random.fork_rng():  # the sizes matter, the numbers are drawn for nothing
+        limit = count(Residual(like, inputs, width, outputs))
+        fits = [w for w in range(1, width) if count(Residual("dense", inputs, w, outputs)) <= limit]
+    return fits[-1]
+
+
+def network(arm: str, inputs: int, width: int, outputs: int) -> Residual:
+    """The network of an arm; two arms are dense networks that are narrower than ``width``."""
+    if arm in NARROW:
+        return Residual("dense", inputs, narrow(arm, inputs, width, outputs), outputs)
+    return Residual(arm, inputs, width, outputs)
+
+
+# ---------------------------------------------------------------------------------------------------------------- rates
+def rates(model: nn.Module, lr: float, how: str) -> dict[str, float]:
+    """The rate of each parameter by name, for a base rate that is meant for a dense layer of 64 numbers.
+
+    "rule": a matrix that reads n numbers and is one of s in a row gets lr * 64 / (n s). "one rate": all matrices of a layer get
+    what a dense layer of its size would get, lr * 64 / D. The embedding reads the same inputs at every width: it, biases and
+    norms get lr.
+    """
+    found = dict.fromkeys(dict(model.named_parameters()), lr)
+    names = {id(p): name for name, p in model.named_parameters()}
+    for path, layer in model.named_modules():
+        if not isinstance(layer, layers.Structured) or path == "embed":
+            continue
+        for weight, inputs, _ in layer.matrices():
+            reads = inputs * layer.steps if how == "rule" else layer.in_features
+            found[names[id(weight)]] = lr * BASE / reads
+    return found
+
+
+def schedule(step: int, steps: int) -> float:
+    """The share of the rate in a step, counted from 0: five per cent of warm-up, constant, linear decay over the last 40 %."""
+    warm = max(1, round(0.05 * steps))
+    return min(1.0, (step + 1) / warm, (steps - step) / (0.4 * steps))
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+def squared_error(out: Tensor, target: Tensor) -> Tensor:
+    """Mean squared error of one output against targets (n,)."""
+    return (out.squeeze(-1) - target).square().mean()
+
+
+def _batches(count: int, size: int, steps: int, orders: Sequence[torch.Generator]):
+    """Indices (members, size) of every step: each member goes through its samples in an order of its own, again and again."""
+    size = min(size, count)
+    left = torch.empty(len(orders), 0, dtype=torch.long)
+    for _ in range(steps):
+        if left.shape[1] < size:
+            left = torch.stack([torch.randperm(count, generator=order) for order in orders])
+        yield left[:, :size]
+        left = left[:, size:]
+
+
+def fit(
+    make: Callable[[], nn.Module],
+    parts: dict[str, tuple[Tensor, Tensor]],
+    *,
+    seeds: Sequence[int],
+    rate: Callable[[nn.Module], dict[str, float]],
+    loss: Callable,
+    scores: dict[str, Callable],
+    steps: int,
+    batch: int,
+    checks: int = 0,
+) -> list[dict[str, float]]:
+    """Train one model for each seed, all at once, with Adam for a number of steps; the scores of each on the test part.
+
+    Args:
+        parts: "train", "test" and, with ``checks``, "val": inputs and targets, (members, n, ...) each.
+        checks: how often to look at the validation part, evenly spaced, the end included; the weights with the lowest loss
+            there are tested. 0: the last weights are.
+
+    Returns:
+        For each seed the loss and scores on the test part, the lowest validation loss, and whether the loss left the numbers.
+    """
+    skeleton, weights = stacked.members_of(make, seeds, "cpu")
+    each = rate(make())
+    adam = torch.optim.Adam([{"params": [w], "lr": each[n]} for n, w in weights.items()])
+    bases = [group["lr"] for group in adam.param_groups]
+    orders = [torch.Generator().manual_seed(seed) for seed in seeds]
+    x, y = parts["train"]
+    row = torch.arange(len(seeds))[:, None]
+    look_at = {round(steps * (i + 1) / checks) for i in range(checks)}
+    kept = _Lowest(weights)
+    for now, index in enumerate(_batches(x.shape[1], batch, steps, orders)):
+        for group, base in zip(adam.param_groups, bases):
+            group["lr"] = base * schedule(now, steps)
+        adam.zero_grad(set_to_none=True)
+        out = stacked._forward(skeleton, weights, x[row, index])
+        torch.func.vmap(loss)(out, y[row, index]).sum().backward()
+        adam.step()
+        if now + 1 in look_at:
+            kept.offer(_means(skeleton, weights, parts["val"], {"loss": loss})["loss"], weights)
+    tested = _means(
+        skeleton, kept.weights if checks else weights, parts["test"], {"loss": loss, **scores}
+    )
+    found = {f"test_{name}": values for name, values in tested.items()}
+    if checks:
+        found["val_loss"] = kept.loss
+    found["diverged"] = 1 - tested["loss"].isfinite().float()
+    columns = {n: v.nan_to_num(WORST, WORST).clamp_max(WORST).tolist() for n, v in found.items()}
+    return [{name: columns[name][i] for name in columns} for i in range(len(seeds))]
+
+
+class _Lowest:
+    """Of each member the weights with the lowest validation loss so far."""
+
+    def __init__(self, weights: dict[str, Tensor]):
+        self.weights = {name: value.detach().clone() for name, value in weights.items()}
+        self.loss = torch.full((len(next(iter(weights.values()))),), math.inf)
+
+    def offer(self, losses: Tensor, weights: dict[str, Tensor]) -> None:
+        better = losses < self.loss
+        self.loss = torch.where(better, losses, self.loss)
+        for name, value in weights.items():
+            self.weights[name][better] = value.detach()[better]
+
+
+@torch.no_grad()
+def _means(skeleton, weights, part, functions, rows: int = 1024) -> dict[str, Tensor]:
+    """Mean over the samples of functions (output, target) -> mean of a batch, for each member."""
+    x, y = part
+    totals = {name: torch.zeros(len(x)) for name in functions}
+    for inputs, targets in zip(x.split(rows, 1), y.split(rows, 1)):
+        outputs = stacked._forward(skeleton, weights, inputs)
+        for name, function in functions.items():
+            totals[name] += torch.func.vmap(function)(outputs, targets) * targets.shape[1]
+    return {name: total / x.shape[1] for name, total in totals.items()}
+
+
+# ---------------------------------------------------------------------------------------------------- task A: a teacher
+@functools.lru_cache(maxsize=8)
+def teacher(seed: int, count: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """Gaussian inputs of 8 numbers and the answers of a random ReLU network of width 128 with four matrices, one for each seed;
+    answers of mean 0 and deviation 1."""
+    draw = torch.Generator().manual_seed(7_000 + seed)
+    tests = min(count, 8192)
+    sizes = (8, 128, 128, 128, 1)
+    x = torch.randn(count + tests, sizes[0], generator=draw)
+    y = x
+    for i, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        weight = torch.randn(outputs, inputs, generator=draw) * math.sqrt(2 / inputs)
+        y = (y.relu() if i else y) @ weight.T
+    y = y[:, 0]
+    y = (y - y.mean()) / y.std()
+    return {"train": (x[:count], y[:count]), "test": (x[count:], y[count:])}
+
+
+def teacher_parts(seeds: Sequence[int], count: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """The teachers of several seeds, stacked."""
+    found = [teacher(seed, count) for seed in seeds]
+    return {part: stacked.stack_parts([t[part] for t in found]) for part in ("train", "test")}
+
+
+TEACHER_BATCH = 512
+
+
+@functools.cache
+def steps_for(flops: float, arm: str, width: int) -> int:
+    """Training steps that a budget of operations allows: six for each multiply-add of the linear layers and each sample."""
+    macs = multiply_adds(network(arm, 8, width, 1))
+    return max(1, round(flops / (6 * macs * TEACHER_BATCH)))
+
+
+def train_teacher(configs: list[dict]) -> list[dict]:
+    """Task A for all seeds of a configuration: arm, width, how, lr, steps, pool."""
+    c, seeds = configs[0], [config["seed"] for config in configs]
+    make = functools.partial(network, c["arm"], 8, c["width"], 1)
+    found = fit(
+        make,
+        teacher_parts(seeds, c["pool"]),
+        seeds=seeds,
+        rate=functools.partial(rates, lr=c["lr"], how=c["how"]),
+        loss=squared_error,
+        scores={},
+        steps=c["steps"],
+        batch=TEACHER_BATCH,
+    )
+    return [{"metrics": metrics, **costs(make())} for metrics in found]
+
+
+def costs(model: Residual) -> dict[str, int]:
+    """Parameters, and multiply-adds for one sample."""
+    return {"parameters": size(model), "macs": multiply_adds(model)}
+
+
+# ------------------------------------------------------------------------------------------------- task C: few samples
+def share(name: str, seed: int, part: float) -> Split:
+    """A random split of a data set of pictures or series as flat vectors; ``part`` of the 60 % of the cases that there are to
+    train on, 10 % to validate, the rest to test."""
+    data = load(name)
+    x = data.x.reshape(len(data.x), -1)
+    width = next(d for d in SQUARE if d >= x.shape[1])
+    left = (width - x.shape[1]) // 2
+    x = np.pad(x, ((0, 0), (left, width - x.shape[1] - left)), mode="edge")
+    train = 0.6 * part
+    return split(x, data.y, seed=seed, parts=(train, 0.1, 0.9 - train), standardise="all")
+
+
+def train_share(configs: list[dict]) -> list[dict]:
+    """Task C for all seeds of a configuration: data, arm, part, lr, steps."""
+    c, seeds = configs[0], [config["seed"] for config in configs]
+    splits = [share(c["data"], seed, c["part"]) for seed in seeds]
+    width = splits[0].train[0].shape[1]
+    classes = int(max(s.test[1].max() for s in splits)) + 1
+    make = functools.partial(network, c["arm"], width, width, classes)
+    parts = {
+        name: stacked.stack_parts([getattr(s, name) for s in splits])
+        for name in ("train", "val", "test")
+    }
+    found = fit(
+        make,
+        parts,
+        seeds=seeds,
+        rate=functools.partial(rates, lr=c["lr"], how="rule"),
+        loss=F.cross_entropy,
+        scores={"accuracy": accuracy},
+        steps=c["steps"],
+        batch=64,
+        checks=10,
+    )
+    return [{"metrics": metrics, **costs(make())} for metrics in found]
+
+
+# ------------------------------------------------------------------------------------------------------ reading records
+def best_rates(runs: pd.DataFrame, by: list[str], metric: str) -> pd.DataFrame:
+    """For each group the rate with the lowest mean logarithm of a loss, and whether it lies at an end of the grid."""
+    logs = runs.assign(log=np.log(runs[metric]))
+    means = logs.groupby([*by, "lr"])["log"].mean().reset_index()
+    best = means.loc[means.groupby(by)["log"].idxmin()].set_index(by if len(by) > 1 else by[0])
+    return best.assign(edge=best["lr"].isin((runs["lr"].min(), runs["lr"].max())))
