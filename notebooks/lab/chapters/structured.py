@@ -248,7 +248,7 @@ def teacher_parts(seeds: Sequence[int], count: int) -> dict[str, tuple[Tensor, T
     return {part: stacked.stack_parts([t[part] for t in found]) for part in ("train", "test")}
 
 
-TEACHER_BATCH = 512
+TEACHER_BATCH = 128
 
 
 @functools.cache
