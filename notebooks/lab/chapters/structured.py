@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import os
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -15,6 +16,12 @@ from torch.nn import functional as F
 
 from .. import layers
 from ..data import load, split
+from ..modes import mode
+from ..page import figures
+from ..page.show import say
+from ..records import store
+from ..stats import above, below, interval
+from ..timing import rounds
 from ..train import Split, stacked
 from ..train.scores import accuracy
 
@@ -325,3 +332,151 @@ def best_rates(runs: pd.DataFrame, by: list[str], metric: str) -> pd.DataFrame:
     means = logs.groupby([*by, "lr"])["log"].mean().reset_index()
     best = means.loc[means.groupby(by)["log"].idxmin()].set_index(by if len(by) > 1 else by[0])
     return best.assign(edge=best["lr"].isin((runs["lr"].min(), runs["lr"].max())))
+
+
+def log_ratio(
+    runs: pd.DataFrame, arm: str, other: str, metric: str = "test_loss"
+) -> tuple[float, float, float]:
+    """Mean and 95 % interval of the difference of two arms' log losses, paired by seed: negative where ``arm`` is better."""
+    wide = np.log(runs.pivot(index="seed", columns="arm", values=metric))
+    return interval((wide[arm] - wide[other]).dropna())
+
+
+WORDS = {True: "worse", False: "better", None: "not told apart"}
+
+
+def word(found: tuple[float, float, float]) -> str:
+    """What an interval of `log_ratio` says about its first arm."""
+    return WORDS[above(found)]
+
+
+def reversal(first: tuple, last: tuple) -> bool | None:
+    """Rule R3: whether two intervals exclude zero and lie on different sides; None if one holds zero."""
+    signs = above(first), above(last)
+    return None if None in signs else signs[0] != signs[1]
+
+
+def monotone(steps: list[tuple[float, float, float]]) -> bool:
+    """Whether every step of the dial lowers the loss, with its interval below zero."""
+    return all(below(step) is True for step in steps)
+
+
+def better_width(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs of each arm at its width of the lowest mean log loss."""
+    means = np.log(runs["test_loss"]).groupby([runs["arm"], runs["width"]]).mean()
+    chosen = dict(means.groupby("arm").idxmin().to_list())
+    return runs[runs["width"] == runs["arm"].map(chosen)]
+
+
+def winner(runs: pd.DataFrame, arms: Sequence[str]) -> dict:
+    """The answer of a scenario: the arm with the lowest mean log loss, those not told apart from it, and the interval against
+    the next one."""
+    logs = np.log(
+        runs[runs["arm"].isin(arms)].pivot(index="seed", columns="arm", values="test_loss")
+    )
+    order = logs.mean().sort_values().index
+    first = order[0]
+    against = {arm: log_ratio(runs, first, arm) for arm in order[1:]}
+    near = [arm for arm, found in against.items() if below(found) is not True]
+    return {"best": first, "near": near, "next": order[1], "interval": against[order[1]]}
+
+
+def answer(found: dict) -> str:
+    """The answer in words."""
+    names = ", ".join(name(arm) for arm in [found["best"], *found["near"]])
+    return f"not told apart: {names}" if found["near"] else names
+
+
+NAMES = {  # where the figures' style has another name, or none
+    "low-rank": "low rank √d",
+    "low-rank-1": "low rank 1",
+    "blocks": "√d blocks",
+    "blocks-of-2": "blocks of 2",
+    "tied-4": "four groups",
+    "monarch": "Monarch",
+    "btt-2": "BTT, rank 2",
+    "ndlinear-3": "NdLinear, three modes",
+    "ndlinear-sum": "NdLinear, two terms",
+    "dense-params": "narrow dense, equal parameters",
+    "dense-macs": "narrow dense, equal operations",
+}
+
+
+def name(arm: str) -> str:
+    """What a reader calls an arm of chapter 64."""
+    return NAMES.get(arm, figures.label(arm))
+
+
+def served(best: pd.DataFrame, grid: Sequence[float]) -> pd.Series:
+    """Rule R5, for each arm and width: whether its best rate is at most one step from that of the dense network of width 64."""
+    places = {rate: i for i, rate in enumerate(sorted(grid))}
+    home = places[best["lr"]["dense", BASE]]
+    cells = best.drop(index="dense", level="arm")
+    return cells["lr"].map(lambda rate: abs(places[rate] - home) <= 1)
+
+
+# ----------------------------------------------------------------------------------------------------------------- time
+TIMED = [
+    "dense",
+    "low-rank",
+    "blocks",
+    "monarch",
+    "btt-2",
+    "ndlinear",
+    "ndlinear-3",
+    "ndlinear-sum",
+]
+THREE = {64: (4, 4, 4), 256: (8, 8, 4), 1024: (16, 8, 8), 4096: (16, 16, 16)}
+
+
+def timed_layer(arm: str, width: int) -> layers.Structured:
+    """The layer of an arm at a width that is a square, as in `ARMS`."""
+    two = (math.isqrt(width),) * 2
+    return {
+        "dense": lambda: layers.Dense(width, width),
+        "low-rank": lambda: layers.LowRank(width, width, two[0]),
+        "blocks": lambda: layers.BlockDiagonal(width, width, two[0]),
+        "monarch": lambda: layers.BlockTensorTrain(two, two),
+        "btt-2": lambda: layers.BlockTensorTrain(two, two, rank=2),
+        "ndlinear": lambda: layers.Kronecker(two, two),
+        "ndlinear-3": lambda: layers.Kronecker(THREE[width], THREE[width]),
+        "ndlinear-sum": lambda: layers.Kronecker(two, two, terms=2),
+    }[arm]()
+
+
+def time_layers(config: dict) -> dict:
+    """Microseconds of one layer of each kind, side by side: width, batch, pass ("forward" or "training": forward and the
+    gradients of the input and of all parameters), rounds, seed."""
+    x = torch.randn(config["batch"], config["width"], requires_grad=True)
+    gradient = torch.randn_like(x)
+    calls = {}
+    for arm in TIMED:
+        layer = timed_layer(arm, config["width"])
+        wanted = [x, *layer.parameters()]
+        if config["pass"] == "forward":
+            calls[arm] = torch.no_grad()(functools.partial(layer, x))
+        else:
+            calls[arm] = functools.partial(_step, layer, x, wanted, gradient)
+    seconds = rounds(calls, config["rounds"], seed=config["seed"])
+    curve = {arm: [float(f"{1e6 * v:.4g}") for v in values] for arm, values in seconds.items()}
+    return {"metrics": {arm: float(np.median(v)) for arm, v in curve.items()}, "curve": curve}
+
+
+def _step(layer: nn.Module, x: Tensor, wanted: list[Tensor], gradient: Tensor) -> None:
+    torch.autograd.grad(layer(x), wanted, gradient)
+
+
+def may_time(name: str, grid: list[dict]) -> bool:
+    """Whether the record of times is to be read or made now: in smoke runs, by `make bench`, or where all of it is there.
+
+    A full run for other rows does not take times, since it may share its machine.
+    """
+    if mode() == "smoke" or os.environ.get("NDL_BENCH"):
+        return True
+    known = {store.canonical(row["config"]) for row in store.read(name) if row["status"] == "ok"}
+    missing = sum(store.canonical(config) not in known for config in grid)
+    if missing:
+        say(
+            f"**Open:** {missing} of {len(grid)} rows of `{name}` are not measured yet; `make bench` adds them."
+        )
+    return not missing
