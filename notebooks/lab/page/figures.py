@@ -23,7 +23,7 @@ METHODS = {
     "monarch": ("#7b6bb5", "s", "Monarch"),
     "btt-2": ("#a59ad0", "P", "BTT of rank 2"),
     "blocks": ("#949494", "8", "block-diagonal"),
-    "blocks-of-2": ("#b9b9b9", "1", "block-diagonal, blocks of 2"),
+    "blocks-of-2": ("#a08a3c", "1", "block-diagonal, blocks of 2"),
     "tied-4": ("#b98a5a", "H", "blocks shared in four groups"),
     "ndlinear-3": ("#b3541e", "*", "NdLinear, three modes"),
     "dense-macs": ("#5a7fd6", "X", "dense, equal operations"),
