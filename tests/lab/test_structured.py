@@ -272,6 +272,62 @@ def test_an_arm_stands_at_its_better_width():
     assert found["a"] == [64] and found["b"] == [256]
 
 
+def test_scenarios_of_the_teacher():
+    arms = [*structured.EQUAL_MACS, *structured.EQUAL_PARAMETERS]
+    means = {arm: float(i) for i, arm in enumerate(arms)} | {"monarch": -1.0}
+    parts = [
+        runs(**{a.replace("-", "_"): m + shift for a, m in means.items()}).assign(
+            budget=budget, width=width, parameters=1234
+        )
+        for budget in (1e9, 1e10)
+        for width, shift in ((64, 0.0), (256, 1.0))
+    ]
+    made = pd.concat(parts)
+    made["arm"] = made["arm"].str.replace("_", "-")
+    found = structured.teacher_scenarios(made)
+    assert [s.budget for s in found[:2]] == ["1e09 operations", "1e10 operations"]
+    assert [s.budget for s in found[2:]] == [f"1,234 parameters, width {w}" for w in (64, 256)]
+    assert set(found[0].runs["width"]) == {64} and len(found[3].arms) == 4
+    shown = structured.answers(found)
+    assert shown["answer"].tolist()[:2] == ["Monarch"] * 2 and shown["agrees"].all()
+    assert shown["advised"].tolist() == ["Monarch", "Monarch", "NdLinear", "NdLinear"]
+
+
+def test_scenarios_of_few_samples():
+    counts = {
+        "dense": (900, 900),
+        "monarch": (300, 100),
+        "ndlinear": (50, 100),
+        "low_rank_1": (50, 20),
+    }
+    means = {"dense": 0.0, "monarch": 1.0, "ndlinear": 2.0, "low_rank_1": 3.0}
+    made = pd.concat([runs(**means).assign(part=part) for part in (0.1, 1.0)])
+    for i, column in enumerate(("parameters", "macs")):
+        made[column] = made["arm"].map(lambda arm, i=i: counts[arm][i])
+    made["arm"] = made["arm"].str.replace("_", "-")
+    found = structured.share_scenarios("digits", made, 1000, axes=True)
+    assert [s.name for s in found] == ["digits, 100 samples"] * 3 + ["digits, 1,000 samples"] * 3
+    admitted = [set(s.arms) for s in found[:3]]
+    small = {"ndlinear", "low-rank-1"}
+    assert admitted == [small | {"monarch"}, small, small | {"monarch", "dense"}]
+    shown = structured.answers(found)
+    assert shown["answer"].tolist() == ["Monarch", "NdLinear", "dense"] * 2
+    assert shown["advised"].tolist() == [
+        "NdLinear",
+        "NdLinear",
+        "NdLinear",
+        "Monarch",
+        "NdLinear",
+        "dense",
+    ]
+    assert shown["agrees"].tolist() == [False, True, False, True, True, True]
+    low = float(shown["best minus next, %"][0].split("[")[1].split(",")[0])
+    assert low == pytest.approx(
+        structured.percent(structured.log_ratio(found[0].runs, "monarch", "ndlinear")[1]), abs=0.06
+    )
+    assert structured.percent(math.log(1.2)) == pytest.approx(20)
+
+
 def test_rates_that_serve():
     grid = [1e-3, 3e-3, 1e-2, 3e-2, 1e-1]
     wells = {("dense", 64): 1e-2, ("dense", 256): 1e-2, ("a", 64): 3e-2, ("a", 256): 1e-1}

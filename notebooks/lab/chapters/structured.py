@@ -7,6 +7,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from torch.nn import functional as F
 
 from .. import layers
 from ..data import load, split
+from ..guide import Case, advise
 from ..modes import mode
 from ..page import figures
 from ..page.show import say
@@ -405,6 +407,85 @@ NAMES = {  # where the figures' style has another name, or none
 def name(arm: str) -> str:
     """What a reader calls an arm of chapter 64."""
     return NAMES.get(arm, figures.label(arm))
+
+
+# -------------------------------------------------------------------------------------------------- scenarios and answers
+EQUAL_MACS = ["dense", "low-rank", "blocks", "ndlinear", "ndlinear-3", "ndlinear-sum"]
+EQUAL_MACS += ["tied-4", "monarch", "btt-2"]
+EQUAL_PARAMETERS = ["low-rank-1", "blocks-of-2", "dense-params"]  # as many as NdLinear, or fewer
+FEW = 500  # training samples: below, the decision tree of `lab.guide` speaks of few
+
+
+class Scenario(NamedTuple):
+    """What someone has and may spend: which layers are admitted, the runs, and what the decision tree is asked."""
+
+    name: str
+    budget: str
+    arms: list[str]
+    runs: pd.DataFrame
+    case: Case
+
+
+def teacher_scenarios(runs: pd.DataFrame) -> list[Scenario]:
+    """Task A: at each budget of operations, every layer at its better width; and at each width those of equal parameters."""
+    found = []
+    for budget, part in runs.groupby("budget", sort=False):
+        text = f"{budget:.0e} operations".replace("e+", "e")
+        equal = better_width(part[part["arm"].isin(EQUAL_MACS)])
+        case = Case(limit="operations")
+        found.append(Scenario("teacher", text, EQUAL_MACS, equal, case))
+    arms = ["ndlinear", *EQUAL_PARAMETERS]
+    largest = runs[runs["budget"] == runs["budget"].max()]
+    for width, part in largest.groupby("width"):
+        size = part.loc[part["arm"] == "ndlinear", "parameters"].iloc[0]
+        text = f"{size:,} parameters, width {width}"
+        found.append(Scenario("teacher", text, arms, part, Case(limit="parameters")))
+    return found
+
+
+def share_scenarios(name: str, runs: pd.DataFrame, samples: int, axes: bool) -> list[Scenario]:
+    """Task C: for each share of the ``samples`` three budgets, no more operations than Monarch, no more parameters than NdLinear,
+    and none."""
+    counts = runs.groupby("arm")[["parameters", "macs"]].first()
+    limits = {
+        "operations": counts.index[counts["macs"] <= counts.loc["monarch", "macs"]],
+        "parameters": counts.index[counts["parameters"] <= counts.loc["ndlinear", "parameters"]],
+        "": counts.index,
+    }
+    found = []
+    for part, own in runs.groupby("part"):
+        count = round(part * samples)
+        for limit, arms in limits.items():
+            case = Case(limit=limit, axes=axes, few=count < FEW)
+            text = f"equal {limit}" if limit else "no limit"
+            found.append(Scenario(f"{name}, {count:,} samples", text, list(arms), own, case))
+    return found
+
+
+def answers(scenarios: Sequence[Scenario]) -> pd.DataFrame:
+    """One row for each scenario: the answer, by how many percent the best layer's loss is below the next one's, what the tree
+    advises, and whether that is the best layer or not told apart from it."""
+    rows = []
+    for scenario in scenarios:
+        found = winner(scenario.runs, scenario.arms)
+        advised = advise(scenario.case).layer
+        below_next = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*map(percent, found["interval"]))
+        rows.append(
+            {
+                "scenario": scenario.name,
+                "budget": scenario.budget,
+                "answer": answer(found),
+                "best minus next, %": below_next,
+                "advised": name(advised),
+                "agrees": advised in (found["best"], *found["near"]),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def percent(log: float) -> float:
+    """A difference of logarithms as a change in percent."""
+    return 100 * math.expm1(log)
 
 
 def served(best: pd.DataFrame, grid: Sequence[float]) -> pd.Series:
