@@ -2,6 +2,7 @@
 
 import math
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -342,6 +343,33 @@ def test_rates_that_serve():
     assert structured.served(best, grid).to_dict() == {("a", 64): True, ("a", 256): False}
     single = structured.best_rates(pd.DataFrame(rows), ["arm"], "test_loss")
     assert single["lr"]["dense"] == 1e-2
+
+
+def test_gaps_are_percent_of_the_other_loss():
+    made = runs(a=0.5, b=0.0)
+    found = structured.gaps({"x": made, "y": made[made["arm"] == "a"]}, ["a", "c"], "b")
+    mean, low, high = structured.log_ratio(made, "a", "b")
+    assert found[["group", "arm"]].to_numpy().tolist() == [["x", "a"]]
+    wanted = [100 * (math.exp(v) - 1) for v in (mean, low, high)]
+    assert found[["mean", "low", "high"]].iloc[0].tolist() == pytest.approx(wanted)
+
+
+def test_figures_show_what_they_are_given():
+    figure, axis = plt.subplots()
+    made = runs(ndlinear=0.5, dense=0.1, monarch=0.0)
+    found = structured.gaps({"few": made, "many": made}, ["ndlinear", "dense"], "monarch")
+    structured.draw_gaps(axis, found)
+    assert [t.get_text() for t in axis.get_yticklabels()] == ["few", "many"]
+    assert [t.get_text() for t in axis.legend().get_texts()] == ["NdLinear", "dense"]
+    shown = axis.containers[0].lines[0].get_xdata()
+    assert list(shown) == pytest.approx(found.loc[found["arm"] == "ndlinear", "mean"].tolist())
+    tuning = pd.concat([made.assign(lr=lr, width=w) for lr in (0.1, 0.2) for w in (64, 256)])
+    tuning.loc[tuning["lr"] == 0.1, "test_loss"] /= 2
+    _, axes = plt.subplots(1, 2)
+    structured.draw_rates(axes, tuning, ["ndlinear", "monarch"])
+    marks = [line.get_xdata().tolist() for line in axes[1].lines if line.get_marker() != "None"]
+    assert marks == [[0.1], [0.1]]
+    plt.close("all")
 
 
 def test_names():

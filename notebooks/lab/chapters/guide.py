@@ -279,12 +279,12 @@ def draw_tree(axis, leaves: pd.Series) -> None:
         box = {"boxstyle": "round", "facecolor": "none", "edgecolor": figures.colour("ndlinear")}
         axis.text(0.58, -i, words, va="center", fontsize=9, bbox=box, wrap=True)
         if i == last:
-            axis.plot([0.2, 0.2, 0.55], [1 - i - 0.3, -i, -i], color="0.5")
+            axis.plot([0.2, 0.2, 0.55], [1 - i - 0.3, -i, -i], color="0.5", linewidth=1)
             break
         axis.text(0.2, -i, question, ha="center", va="center", fontsize=9)
         axis.annotate("", (0.56, -i), (0.42, -i), arrowprops={"arrowstyle": "->", "color": "0.5"})
         axis.text(0.48, -i + 0.1, answered, ha="center", fontsize=8)
-        axis.plot([0.2, 0.2], [-i - 0.3, -i - 0.7], color="0.5")
+        axis.plot([0.2, 0.2], [-i - 0.3, -i - 0.7], color="0.5", linewidth=1)
     axis.set(xlim=(0, 1.35), ylim=(-last - 0.5, 0.5))
     axis.axis("off")
 

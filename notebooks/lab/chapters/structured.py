@@ -436,6 +436,8 @@ def teacher_scenarios(runs: pd.DataFrame) -> list[Scenario]:
         found.append(Scenario("teacher", text, EQUAL_MACS, equal, case))
     arms = ["ndlinear", *EQUAL_PARAMETERS]
     largest = runs[runs["budget"] == runs["budget"].max()]
+    if not set(arms) <= set(largest["arm"]):
+        return found
     for width, part in largest.groupby("width"):
         size = part.loc[part["arm"] == "ndlinear", "parameters"].iloc[0]
         text = f"{size:,} parameters, width {width}"
@@ -561,3 +563,43 @@ def may_time(name: str, grid: list[dict]) -> bool:
             f"**Open:** {missing} of {len(grid)} rows of `{name}` are not measured yet; `make bench` adds them."
         )
     return not missing
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+def gaps(groups: dict[str, pd.DataFrame], arms: Sequence[str], other: str) -> pd.DataFrame:
+    """By how many percent the loss of some arms lies above that of another one, in each group of runs that has both."""
+    rows = []
+    for title, runs in groups.items():
+        for arm in arms:
+            if {arm, other} <= set(runs["arm"]):
+                mean, low, high = map(percent, log_ratio(runs, arm, other))
+                rows.append({"group": title, "arm": arm, "mean": mean, "low": low, "high": high})
+    return pd.DataFrame(rows)
+
+
+def draw_gaps(axis, found: pd.DataFrame) -> None:
+    """One row for each group, one mark with its interval for each arm; the arm that all are compared with is the line at zero."""
+    groups = list(dict.fromkeys(found["group"]))
+    arms = list(dict.fromkeys(found["arm"]))
+    for i, arm in enumerate(arms):
+        own = found[found["arm"] == arm]
+        shift = 0.7 * ((i + 0.5) / len(arms) - 0.5)
+        at = [groups.index(title) + shift for title in own["group"]]
+        error = [own["mean"] - own["low"], own["high"] - own["mean"]]
+        look = {"fmt": figures.marker(arm), "color": figures.colour(arm), "markersize": 5}
+        axis.errorbar(own["mean"], at, xerr=error, label=name(arm), **look)
+    axis.axvline(0, color="0.5", linewidth=1)
+    axis.set_yticks(range(len(groups)), groups)
+    axis.invert_yaxis()
+
+
+def draw_rates(axes, runs: pd.DataFrame, arms: Sequence[str]) -> None:
+    """Test loss of the tuning runs against the base rate, one panel for each width; the best rate of each arm is marked."""
+    means = np.log(runs["test_loss"]).groupby([runs["width"], runs["arm"], runs["lr"]]).mean()
+    for axis, width in zip(axes, sorted(runs["width"].unique())):
+        for arm in arms:
+            curve = np.exp(means[width, arm])
+            axis.plot(curve.index, curve, color=figures.colour(arm), label=name(arm))
+            best = curve.idxmin()
+            axis.plot(best, curve[best], figures.marker(arm), color=figures.colour(arm))
+        axis.set(xscale="log", yscale="log", xlabel=f"base rate, width {width}")
