@@ -47,7 +47,7 @@ class Advice(NamedTuple):
     """What to do with a layer, the leaf of the tree that says so, and the chapter that has the evidence."""
 
     leaf: str
-    layer: str  # "dense", "ndlinear", "monarch" or "low-rank"
+    layer: str  # "dense", "ndlinear", "blocks", "monarch" or "low-rank"
     words: str
     chapter: str
 
@@ -60,7 +60,6 @@ class Case:
         called: whether the model used it. foldable: whether inputs and outputs are products of two numbers larger than one.
         separable: whether one Kronecker term holds most of the trained weight, and more than chance gives it.
         limit: what is scarce, "time", "operations", "parameters", or "" for nothing.
-        axes: whether the input has axes that mean something. few: whether there are only some hundred samples to train on.
         fastest: the layer that was measured as the fastest, "" if nothing was.
     """
 
@@ -68,8 +67,6 @@ class Case:
     foldable: bool = True
     separable: bool = False
     limit: str = ""
-    axes: bool = False
-    few: bool = False
     fastest: str = ""
 
 
@@ -86,17 +83,16 @@ def advise(case: Case) -> Advice:
     if case.limit == "parameters":
         words = "NdLinear: the fewest weights at full rank; tune its rate"
         return Advice("3 parameters", "ndlinear", words, "64_structured_layers")
-    if case.few and case.axes:
-        words = "NdLinear over the axes of the input: shared weights for few samples"
-        return Advice("4 few samples", "ndlinear", words, "64_structured_layers")
     if case.limit == "operations":
-        words = "Monarch: no weight is shared and the rank is full; tune its rate"
-        return Advice("5 operations", "monarch", words, "64_structured_layers")
+        words = (
+            "block-diagonal layers, outputs shuffled, two in a row; Monarch for one; tune the rate"
+        )
+        return Advice("4 operations", "blocks", words, "64_structured_layers")
     if case.limit == "time" and case.fastest not in ("", "dense"):
         words = f"{case.fastest}: the fastest here; whether it is as good only training tells"
-        return Advice("6 time", case.fastest, words, "60_speed")
+        return Advice("5 time", case.fastest, words, "60_speed")
     words = "keep nn.Linear: nothing measured here is in favour of another layer"
-    return Advice("7 dense", "dense", words, "60_speed")
+    return Advice("6 dense", "dense", words, "60_speed")
 
 
 # ------------------------------------------------------------------------------------------------------------- foldings
@@ -350,7 +346,6 @@ def report(
     parameters: float | None = None,
     macs: float | None = None,
     axes: Mapping[str, Shape] | None = None,
-    few: bool = False,
     rounds: int = 7,
 ) -> pd.DataFrame:
     """One row for each nn.Linear of a model: what could stand in its place, what it would cost, and what to do.
@@ -363,7 +358,6 @@ def report(
             shown; with none, the most nearly square one.
         axes: name of a layer -> the axes of its input that mean something, such as {"head": (64, 8, 8)}. What an
             nn.Flatten made a layer's input of is found without.
-        few: there are only some hundred samples to train on.
         rounds: of the measurement of time; 0 measures nothing.
 
     Returns:
@@ -381,7 +375,7 @@ def report(
         raise ValueError(f"axes names {unknown}; the linear layers are {sorted(names)}")
     return pd.DataFrame(
         [
-            _row(seen, _axes(seen, axes or {}), limit, {"parameters": parameters, "macs": macs}, few, rounds)
+            _row(seen, _axes(seen, axes or {}), limit, {"parameters": parameters, "macs": macs}, rounds)
             for seen in found
         ]
     )  # fmt: skip
@@ -411,7 +405,7 @@ def _chosen(layer: nn.Linear, budget: dict) -> tuple[Shape, Shape] | None:
     return fitting["input_dims"][0], fitting["hidden_size"][0]
 
 
-def _row(seen: Seen, axes: Shape, limit: str, budget: dict, few: bool, rounds: int) -> dict:
+def _row(seen: Seen, axes: Shape, limit: str, budget: dict, rounds: int) -> dict:
     layer = seen.layer
     inputs, outputs = layer.in_features, layer.out_features
     row = {
@@ -432,7 +426,7 @@ def _row(seen: Seen, axes: Shape, limit: str, budget: dict, few: bool, rounds: i
         row |= _structured(layer, *shapes)
         if seen.calls and rounds:
             row |= {f"{name} µs": value for name, value in times(seen, *shapes, rounds).items()}
-    advice = advise(_case(row, seen, axes, limit, few, foldable))
+    advice = advise(_case(row, seen, limit, foldable))
     link = f"{advice.chapter}.html" if advice.chapter else ""
     row |= {"leaf": advice.leaf, "advice": advice.words, "evidence": link}
     return row | {"notes": "; ".join(seen.notes)}
@@ -462,7 +456,7 @@ def _structured(layer: nn.Linear, dims: Shape, hidden: Shape) -> dict:
     }
 
 
-def _case(row: dict, seen: Seen, axes: Shape, limit: str, few: bool, foldable: bool) -> Case:
+def _case(row: dict, seen: Seen, limit: str, foldable: bool) -> Case:
     measured = {
         name: row[f"{name} µs"]
         for name in ("dense", "low-rank", "monarch", "ndlinear")
@@ -473,8 +467,6 @@ def _case(row: dict, seen: Seen, axes: Shape, limit: str, few: bool, foldable: b
         foldable=foldable,
         separable=row.get("separable", 0) > max(SEPARABLE, 2 * row.get("by chance", 1)),
         limit=limit,
-        axes=len(axes) > 1,
-        few=few,
         fastest=min(measured, key=measured.get) if measured else "",
     )
 

@@ -290,8 +290,11 @@ def test_scenarios_of_the_teacher():
     assert [s.budget for s in found[2:]] == [f"1,234 parameters, width {w}" for w in (64, 256)]
     assert set(found[0].runs["width"]) == {64} and len(found[3].arms) == 4
     shown = structured.answers(found)
-    assert shown["answer"].tolist()[:2] == ["Monarch"] * 2 and shown["agrees"].all()
-    assert shown["advised"].tolist() == ["Monarch", "Monarch", "NdLinear", "NdLinear"]
+    assert shown["answer"].tolist()[:2] == ["Monarch"] * 2 and shown["first agrees"].all()
+    assert shown["first"].tolist() == ["Monarch", "Monarch", "NdLinear", "NdLinear"]
+    assert shown["advised"].tolist() == ["√d blocks", "√d blocks", "NdLinear", "NdLinear"]
+    assert shown["agrees"].tolist() == [False, False, True, True]
+    assert len(structured.teacher_scenarios(made[made["arm"] != "dense-params"])) == 2
 
 
 def test_scenarios_of_few_samples():

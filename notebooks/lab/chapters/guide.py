@@ -260,7 +260,6 @@ QUESTIONS = [  # in the order in which `lab.guide.advise` asks, each with a case
     ("Are inputs and outputs products\nof two numbers above one?", "no", Case(foldable=False)),
     ("Is the trained weight\nnearly a Kronecker product?", "yes", Case(separable=True)),
     ("Are parameters scarce?", "yes", Case(limit="parameters")),
-    ("Few samples, and axes that\nmean something?", "yes", Case(few=True, axes=True)),
     ("Are operations scarce?", "yes", Case(limit="operations")),
     ("Is time scarce, and another\nlayer measured as faster?", "yes", Case(limit="time", fastest="low-rank")),
     ("", "", Case()),

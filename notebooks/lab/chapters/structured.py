@@ -413,7 +413,12 @@ def name(arm: str) -> str:
 EQUAL_MACS = ["dense", "low-rank", "blocks", "ndlinear", "ndlinear-3", "ndlinear-sum"]
 EQUAL_MACS += ["tied-4", "monarch", "btt-2"]
 EQUAL_PARAMETERS = ["low-rank-1", "blocks-of-2", "dense-params"]  # as many as NdLinear, or fewer
-FEW = 500  # training samples: below, the decision tree of `lab.guide` speaks of few
+FIRST = {
+    "operations": "monarch",
+    "parameters": "ndlinear",
+    "": "dense",
+}  # the first form of the tree, which also
+FEW = 500  # advised NdLinear for an input with axes and fewer training samples than this
 
 
 class Scenario(NamedTuple):
@@ -424,6 +429,7 @@ class Scenario(NamedTuple):
     arms: list[str]
     runs: pd.DataFrame
     case: Case
+    first: str  # what the first form of the tree advised
 
 
 def teacher_scenarios(runs: pd.DataFrame) -> list[Scenario]:
@@ -433,7 +439,7 @@ def teacher_scenarios(runs: pd.DataFrame) -> list[Scenario]:
         text = f"{budget:.0e} operations".replace("e+", "e")
         equal = better_width(part[part["arm"].isin(EQUAL_MACS)])
         case = Case(limit="operations")
-        found.append(Scenario("teacher", text, EQUAL_MACS, equal, case))
+        found.append(Scenario("teacher", text, EQUAL_MACS, equal, case, "monarch"))
     arms = ["ndlinear", *EQUAL_PARAMETERS]
     largest = runs[runs["budget"] == runs["budget"].max()]
     if not set(arms) <= set(largest["arm"]):
@@ -441,11 +447,12 @@ def teacher_scenarios(runs: pd.DataFrame) -> list[Scenario]:
     for width, part in largest.groupby("width"):
         size = part.loc[part["arm"] == "ndlinear", "parameters"].iloc[0]
         text = f"{size:,} parameters, width {width}"
-        found.append(Scenario("teacher", text, arms, part, Case(limit="parameters")))
+        case = Case(limit="parameters")
+        found.append(Scenario("teacher", text, arms, part, case, "ndlinear"))
     return found
 
 
-def share_scenarios(name: str, runs: pd.DataFrame, samples: int, axes: bool) -> list[Scenario]:
+def share_scenarios(data: str, runs: pd.DataFrame, samples: int, axes: bool) -> list[Scenario]:
     """Task C: for each share of the ``samples`` three budgets, no more operations than Monarch, no more parameters than NdLinear,
     and none."""
     counts = runs.groupby("arm")[["parameters", "macs"]].first()
@@ -458,18 +465,21 @@ def share_scenarios(name: str, runs: pd.DataFrame, samples: int, axes: bool) -> 
     for part, own in runs.groupby("part"):
         count = round(part * samples)
         for limit, arms in limits.items():
-            case = Case(limit=limit, axes=axes, few=count < FEW)
             text = f"equal {limit}" if limit else "no limit"
-            found.append(Scenario(f"{name}, {count:,} samples", text, list(arms), own, case))
+            first = "ndlinear" if axes and count < FEW else FIRST[limit]
+            case = Case(limit=limit)
+            title = f"{data}, {count:,} samples"
+            found.append(Scenario(title, text, list(arms), own, case, first))
     return found
 
 
 def answers(scenarios: Sequence[Scenario]) -> pd.DataFrame:
     """One row for each scenario: the answer, by how many percent the best layer's loss is below the next one's, what the tree
-    advises, and whether that is the best layer or not told apart from it."""
+    advises and what its first form did, and whether that is the best layer or not told apart from it."""
     rows = []
     for scenario in scenarios:
         found = winner(scenario.runs, scenario.arms)
+        best = found["best"], *found["near"]
         advised = advise(scenario.case).layer
         below_next = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*map(percent, found["interval"]))
         rows.append(
@@ -479,7 +489,9 @@ def answers(scenarios: Sequence[Scenario]) -> pd.DataFrame:
                 "answer": answer(found),
                 "best minus next, %": below_next,
                 "advised": name(advised),
-                "agrees": advised in (found["best"], *found["near"]),
+                "agrees": advised in best,
+                "first": name(scenario.first),
+                "first agrees": scenario.first in best,
             }
         )
     return pd.DataFrame(rows)
