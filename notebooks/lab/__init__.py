@@ -8,7 +8,7 @@ Imports go down only: `chapters` and `tools` -> `page` -> `records` -> `data` ->
 """
 
 from . import reads, modes  # isort: skip  (first: modes puts ndlinear.py on the import path)
-from . import counts, machine, records, released, stats, timing
+from . import counts, guide, layers, machine, records, released, stats, timing
 from .counts import costs, count_macs
 from .data import load, split
 from .machine import require
@@ -61,10 +61,12 @@ __all__ = [
     "figures",
     "finding",
     "fit",
+    "guide",
     "inside",
     "interactive",
     "interval",
     "label",
+    "layers",
     "ledger",
     "load",
     "machine",

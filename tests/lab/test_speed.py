@@ -4,6 +4,7 @@ import functools
 import itertools
 import json
 import math
+import os
 import sys
 import time
 import types
@@ -257,6 +258,7 @@ def test_tables(capsys):
 def test_main_runs_the_tagged_cells_in_full_mode(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NDL_DATA", str(tmp_path))
     monkeypatch.setenv("NDL_MODE", "smoke")
+    monkeypatch.setenv("NDL_BENCH", "")  # put back afterwards
     cells = [
         {
             "cell_type": "code",
@@ -273,7 +275,7 @@ def test_main_runs_the_tagged_cells_in_full_mode(tmp_path, monkeypatch, capsys):
     (tmp_path / "60.ipynb").write_text(json.dumps({"cells": cells}))
     bench.main(tmp_path / "60.ipynb")
     out = capsys.readouterr().out
-    assert "mode full 2" in out and "last 3" in out
+    assert "mode full 2" in out and "last 3" in out and os.environ["NDL_BENCH"] == "1"
 
 
 def test_the_chapter_s_bench_cells_need_no_others():
