@@ -220,7 +220,7 @@ def train(task: dict) -> list[dict]:
     """Digits, each process with its half of every batch; one result for each seed: test accuracy, bytes sent per step."""
     rank, size = distributed.get_rank(), distributed.get_world_size()
     data = load("digits")
-    pictures, classes = torch.as_tensor(data.x).float().view(-1, 8, 8) / 16, torch.as_tensor(data.y)
+    pictures, classes = torch.tensor(data.x).float().view(-1, 8, 8) / 16, torch.tensor(data.y)
     found = []
     for seed in task["seeds"]:
         seed_everything(seed)
