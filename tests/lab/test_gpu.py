@@ -167,6 +167,27 @@ def test_nothing_is_begun_that_would_not_finish(results, writers, tmp_path, monk
     assert told[0]["NDL_LONGEST_S"] == "1.0"
 
 
+def test_what_chooses_settings_comes_first(results, writers, tmp_path, monkeypatch):
+    """An experiment that needs another one's rows does not begin before all of them are there."""
+    told = writers([row(), row(1, status="failed", error="no", metrics={})])
+    item = plan.Item("90_mini", "A test.", ("mini", "later"), seconds=0.01, in_order=True)
+    monkeypatch.setattr(plan, "PLAN", (item,))
+    gpu.run(tmp_path / "out", 20, "cpu")
+    assert len(told) == 1 and "what follows needs all rows of mini" in said(tmp_path / "out")
+
+
+def test_a_survey_knows_the_rows_that_are_on_their_way(tmp_path, monkeypatch):
+    def start(notebook, experiment, folder, values, **more):
+        found = store.parse(folder / "mini.jsonl")[0]
+        note = {"experiment": "mini", "told": more, "rows": len(found)}
+        (folder / f"mini{gpu.NOTE}").write_text(json.dumps(note))
+        return subprocess.Popen([sys.executable, "-c", ""])
+
+    monkeypatch.setattr(cells, "start", start)
+    found = cells.survey(tmp_path, {"A": "1"}, [row(), row(1)])["mini"]
+    assert found["rows"] == 2 and found["told"] == {"NDL_CONSTANTS": '{"A": "1"}'}
+
+
 def test_a_process_that_fails_is_reported_and_the_plan_goes_on(results, tmp_path, monkeypatch):
     def start(notebook, experiment, folder, values, **more):
         (folder / "said.txt").write_text("first\nno memory left")
@@ -283,8 +304,9 @@ def test_a_notebook_can_be_given_other_constants():
     assert cells.replaced(source, {}) == source
     new = cells.replaced(source, {"LARGE": "SCALE | dict(x=1)", "OTHER": "2", "print": "3"})
     assert new == "é = 1; LARGE = SCALE | dict(x=1)  # for a GPU\nOTHER = 2\nprint(LARGE == None)"
-    items = [item for item in plan.PLAN if item.constants]
-    assert plan.constants_of(items[0].path) == {"LARGE": "GPU_SCALE"}
+    assert plan.constants_of(modes.NOTEBOOKS / "50_vit_distillation.ipynb") == {
+        "LARGE": "GPU_SCALE"
+    }
 
 
 def test_experiments_are_read_from_the_calls_that_record_them(tmp_path):
@@ -310,7 +332,7 @@ NOTE = {
 @pytest.fixture
 def home(results, tmp_path, monkeypatch):
     """Merges rows into records with a given note in place of a notebook; returns what it prints or says."""
-    monkeypatch.setattr(merge, "noted", lambda experiments: {"mini": NOTE})
+    monkeypatch.setattr(merge, "noted", lambda experiments, rows: {"mini": NOTE})
     monkeypatch.setattr(merge, "known_forms", lambda name: {"known"})
 
     def bring(rows, **options):
@@ -389,6 +411,7 @@ def test_a_grid_stays_on_one_kind_of_device(home, results, writers, tmp_path):
     told = writers([row(2)])
     gpu.run(tmp_path / "other", 20, "cpu")
     assert told == [] and f"left out, 1 of its rows are from {GPU}" in said(tmp_path / "other")
+    assert plan.elsewhere("mini", "AMD EPYC, 8 threads", ["another grid"]) == ""
     timed = row(config={"machine": GPU, "seed": 0})
     (results / "mini.jsonl").write_text(written([timed]))
     assert plan.elsewhere("mini", "AMD EPYC, 8 threads") == "", "what measures devices takes all"
@@ -474,7 +497,7 @@ def test_the_list_says_what_is_missing_and_how_long_it_takes(
 ):
     keys = [row(x)["key"] for x in range(10)]
     note = {"experiment": "mini", "code": "now", "keys": keys, "data": []}
-    monkeypatch.setattr(cells, "survey", lambda path, constants: {"mini": note})
+    monkeypatch.setattr(cells, "survey", lambda path, constants, rows: {"mini": note})
     (line,) = gpu.show(None, asked="cpu")
     assert line["missing"] == 10 and line["seconds"] == pytest.approx(10 * 0.01 * 10)
     here = machine.machine("cpu")
@@ -483,7 +506,7 @@ def test_the_list_says_what_is_missing_and_how_long_it_takes(
     gpu.main(["list", "--out", str(tmp_path / "out"), "--device", "cpu"])
     text = capsys.readouterr().out
     assert "8 of 10 rows are missing, about 24 s here (by its own rows)" in text
-    monkeypatch.setattr(cells, "survey", lambda path, constants: {})
+    monkeypatch.setattr(cells, "survey", lambda path, constants, rows: {})
     assert gpu.show(None, asked="cpu")[0]["missing"] is None
 
 

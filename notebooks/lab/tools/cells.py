@@ -17,7 +17,7 @@ import types
 from collections.abc import Iterator
 
 from ..modes import NOTEBOOKS, ROOT
-from ..records import budget
+from ..records import budget, store
 from ..records.budget import EVERY, NOTE
 
 NOT_REACHED = 3
@@ -134,10 +134,24 @@ def _end_with_parent() -> None:
         ctypes.CDLL(None).prctl(1, signal.SIGKILL)
 
 
-def survey(notebook: pathlib.Path, constants: dict[str, str] | None = None) -> dict[str, dict]:
-    """What each experiment of a notebook is now: fingerprint, configurations, data sets. Trains nothing."""
+def hand_out(rows: list[dict], folder: pathlib.Path) -> None:
+    """Write rows where a process with this folder finds them, beside those of the records."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for row in rows:
+        store.append(folder / f"{row['experiment']}.jsonl", row)
+
+
+def survey(
+    notebook: pathlib.Path, constants: dict[str, str] | None = None, rows: list[dict] | None = None
+) -> dict[str, dict]:
+    """What each experiment of a notebook is now: fingerprint, configurations, data sets. Trains nothing.
+
+    Args:
+        rows: further rows that the notebook may need to find its later grids, such as trials of learning rates.
+    """
     with tempfile.TemporaryDirectory() as place:
         folder = pathlib.Path(place)
+        hand_out(rows or [], folder)
         start(notebook, EVERY, folder, {}, NDL_CONSTANTS=json.dumps(constants or {})).wait()
         notes = [json.loads(p.read_text(encoding="utf-8")) for p in folder.glob(f"*{NOTE}")]
     return {note["experiment"]: note for note in notes}

@@ -126,7 +126,7 @@ class Session:
                 return
             known = self.out.state().get(experiment, {})
             longest = self.longest(item, experiment)
-            other = plan.elsewhere(experiment, self.here())
+            other = "" if item.constants else plan.elsewhere(experiment, self.here())
             if other:
                 self.out.say(
                     f"{experiment}: left out, {other}, and a grid stays on one kind of device"
@@ -140,6 +140,9 @@ class Session:
                 )
             else:
                 self.fill(item, experiment, longest)
+            if item.in_order and self.out.state().get(experiment, {}).get("missing") != 0:
+                self.out.say(f"{item.notebook}: what follows needs all rows of {experiment}")
+                return
 
     def longest(self, item: Item, experiment: str) -> float:
         """Seconds of the longest group of runs so far on this device; where there is none, the plan's guess."""
@@ -156,7 +159,7 @@ class Session:
         with tempfile.TemporaryDirectory(prefix="ndl-gpu-") as work:
             folders = [pathlib.Path(work, f"share-{i}") for i in range(count)]
             for number, folder in enumerate(folders):
-                self._hand_out(folder)
+                cells.hand_out(self.out.rows, folder)
                 more = self.environment(item, f"{number}/{count}", longest)
                 self.processes.append(cells.start(item.path, experiment, folder, {}, **more))
             try:
@@ -181,12 +184,6 @@ class Session:
         if self.profile.tf32 and not item.alone:  # what measures times sets this by itself
             more["TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"] = "1"
         return more
-
-    def _hand_out(self, folder: pathlib.Path) -> None:
-        """Give a process the rows that there are, so that it runs only what is missing."""
-        folder.mkdir(parents=True)
-        for row in self.out.rows:
-            store.append(folder / f"{row['experiment']}.jsonl", row)
 
     def _watch(self, experiment: str, folders: list[pathlib.Path], began: float) -> None:
         """Until all processes have ended or the time is up, keep their rows."""
@@ -298,7 +295,9 @@ def show(folder: pathlib.Path | None, names=(), asked: str = "") -> list[dict]:
             print(f"  left out: {obstacle}")
         for experiment in item.names():
             if item.path not in surveys:
-                surveys[item.path] = cells.survey(item.path, plan.constants_of(item.path))
+                surveys[item.path] = cells.survey(
+                    item.path, plan.constants_of(item.path), out.rows if out else []
+                )
             rows = out.of(experiment) if out else []
             line = forecast(item, experiment, surveys[item.path].get(experiment), rows, device)
             lines.append(line)

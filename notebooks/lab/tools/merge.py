@@ -28,7 +28,7 @@ def merge(
     rows = gathered(folder, without_torn)
     rows = [row for row in rows if not names or row["experiment"].startswith(tuple(names))]
     experiments = list(dict.fromkeys(row["experiment"] for row in rows))
-    notes = noted(experiments)
+    notes = noted(experiments, rows)
     fresh, problems = {}, []
     for experiment in experiments:
         own = [row for row in rows if row["experiment"] == experiment]
@@ -58,8 +58,8 @@ def gathered(folder: pathlib.Path, without_torn: bool) -> list[dict]:
     return list(rows.values())
 
 
-def noted(experiments: list[str]) -> dict[str, dict]:
-    """What each experiment is now, from the notebooks that record them."""
+def noted(experiments: list[str], rows: list[dict]) -> dict[str, dict]:
+    """What each experiment is now, from the notebooks that record them, to which the new rows are known."""
     owners = {
         path: cells.words(path) & set(experiments)
         for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
@@ -67,7 +67,7 @@ def noted(experiments: list[str]) -> dict[str, dict]:
     notes: dict[str, dict] = {}
     for path, owned in owners.items():
         if owned:
-            notes |= cells.survey(path, plan.constants_of(path))
+            notes |= cells.survey(path, plan.constants_of(path), rows)
     return notes
 
 
@@ -86,7 +86,7 @@ def checked(
     for row in ok:
         problems += [f"{experiment}, {row['key']}: {text}" for text in faults(row, note, device)]
     problems += doubles(experiment, recorded, ok, note["code"])
-    other = plan.elsewhere(experiment, ok[0].get("device", "")) if ok else ""
+    other = plan.elsewhere(experiment, ok[0].get("device", ""), note["keys"]) if ok else ""
     if other:
         problems.append(f"{experiment}: {other}; a grid stays on one kind of device")
     strange = {row["status"] for row in rows} - {"ok", "failed"}

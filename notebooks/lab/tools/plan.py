@@ -24,6 +24,7 @@ class Item:
         why: what these rows are worth. seconds: of its longest group of runs on an H200, guessed until there are rows.
         alone: its rows hold times, so nothing else may run beside them. bf16: it trains under autocast to bfloat16.
         constants: other values for names that the notebook assigns, as (name, expression), where it says that a GPU needs them.
+        in_order: each experiment chooses settings for the next, which must not begin before all rows are there.
     """
 
     notebook: str
@@ -33,6 +34,7 @@ class Item:
     alone: bool = False
     bf16: bool = False
     constants: tuple[tuple[str, str], ...] = ()
+    in_order: bool = False
 
     @property
     def path(self):
@@ -103,18 +105,25 @@ PLAN = (
     ),
     Item(
         "51_opt_pretraining",
-        "Loss curves of language models at sizes and numbers of tokens that no processor reaches.",
+        "Loss curves of language models, where their grid is not yet filled on a processor.",
         seconds=90,
+        in_order=True,
     ),
     Item(
         "52_lora",
-        "All adapters with five seeds and a tuned rate each, where a processor has three.",
+        "Adapters with five times the steps, five seeds and a second task, each at its own best rate.",
+        ("lora-rates", "lora-adapters"),
         seconds=40,
+        constants=(("PROFILE", '"gpu"'),),
+        in_order=True,
     ),
     Item(
         "53_dit",
-        "Diffusion from scratch at 32 pixels; the printed distances need weights that nobody brings along.",
+        "Diffusion from scratch on pictures of 32 pixels in place of digits; the printed distances need weights that are not ours.",
+        ("dit-rates", "dit-digits"),
         seconds=150,
+        constants=(("PROFILE", '"cifar10"'),),
+        in_order=True,
     ),
     Item(
         "40_cnn",
@@ -137,12 +146,16 @@ PLAN = (
 )
 
 
-def elsewhere(experiment: str, device: str) -> str:
+def elsewhere(experiment: str, device: str, keys: list[str] | None = None) -> str:
     """Why rows of a device would not belong beside those that are recorded: a grid stays on one kind of device.
 
     Experiments that name the machine in their configurations measure devices, and take them all.
+
+    Args:
+        keys: of the grid, where it is known; else all current rows of the experiment are taken for it.
     """
     rows = [row for row in store.read(experiment) if row["status"] == "ok"]
+    rows = [row for row in rows if keys is None or store.current(experiment, row)[1] in keys]
     if not rows or "machine" in rows[-1]["config"]:
         return ""
     newest = store.current(experiment, rows[-1])[0]
