@@ -93,7 +93,14 @@ def test_is_read_from_the_folder_as_it_is_or_packed(folder, monkeypatch, name, p
     assert [place.read_bytes() for place in places] == before
 
 
-FILES = [(name, i) for name, (_, layout) in LAYOUTS.items() for i in range(len(layout.files))]
+MANY = 10  # files; of a layout with more only the ends and the middle are damaged
+
+
+def some_files(count):
+    return range(count) if count <= MANY else (0, count // 2, count - 1)
+
+
+FILES = [(name, i) for name, (_, lay) in LAYOUTS.items() for i in some_files(len(lay.files))]
 
 
 @pytest.mark.parametrize("pack", [None, ".xz"])

@@ -20,6 +20,7 @@ COLAB_HAS = ("torch", "numpy", "scipy", "pandas", "matplotlib", "seaborn", "scik
 COLAB_HAS += ("pyyaml", "filelock", "ipykernel", "ipywidgets")
 HIDDEN = ("tltorch", "tensorly", "peft", "einops", "opt_einsum", "onnx", "onnxscript")
 HIDDEN += ("onnxruntime", "safetensors", "aeon", "numba", "tokenizers", "dask", "distributed")
+HIDDEN += ("pyfastkron", "linear_operator")
 
 
 @pytest.fixture
