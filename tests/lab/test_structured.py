@@ -358,7 +358,7 @@ def test_gaps_are_percent_of_the_other_loss():
 
 
 def test_figures_show_what_they_are_given():
-    figure, axis = plt.subplots()
+    _, axis = plt.subplots()
     made = runs(ndlinear=0.5, dense=0.1, monarch=0.0)
     found = structured.gaps({"few": made, "many": made}, ["ndlinear", "dense"], "monarch")
     structured.draw_gaps(axis, found)
