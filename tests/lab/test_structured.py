@@ -316,15 +316,11 @@ def test_scenarios_of_few_samples():
     assert admitted == [small | {"monarch"}, small, small | {"monarch", "dense"}]
     shown = structured.answers(found)
     assert shown["answer"].tolist() == ["Monarch", "NdLinear", "dense"] * 2
-    assert shown["advised"].tolist() == [
-        "NdLinear",
-        "NdLinear",
-        "NdLinear",
-        "Monarch",
-        "NdLinear",
-        "dense",
-    ]
-    assert shown["agrees"].tolist() == [False, True, False, True, True, True]
+    first = ["NdLinear", "NdLinear", "NdLinear", "Monarch", "NdLinear", "dense"]
+    assert shown["first"].tolist() == first
+    assert shown["first agrees"].tolist() == [False, True, False, True, True, True]
+    assert shown["advised"].tolist() == ["√d blocks", "NdLinear", "dense"] * 2
+    assert shown["agrees"].tolist() == [False, True, True] * 2
     low = float(shown["best minus next, %"][0].split("[")[1].split(",")[0])
     assert low == pytest.approx(
         structured.percent(structured.log_ratio(found[0].runs, "monarch", "ndlinear")[1]), abs=0.06
