@@ -165,9 +165,7 @@ def test_a_loss_that_is_no_number_is_refused(bert):
     network = lora.Sentences(lora.adapt(model, "head"), 48)
     nn.init.constant_(network.head.bias, float("nan"))
     with pytest.raises(LabError, match="training loss is nan"):
-        lora.fine_tune(
-            network, sentences(tokenizer), steps=1, lr=1.0, head_lr=1.0, batch=4, seed=0
-        )
+        lora.fine_tune(network, sentences(tokenizer), steps=1, lr=1.0, head_lr=1.0, batch=4, seed=0)
 
 
 def test_scores_are_those_of_all_samples_at_once(bert):
