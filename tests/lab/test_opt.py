@@ -231,26 +231,18 @@ def test_curves_show_perplexities_of_each_seed_and_their_mean(seeds):
     plt.close()
 
 
-def test_differences_and_printed_pairs_are_drawn_in_their_order():
-    _, (left, right) = plt.subplots(1, 2)
-    rows = [("released", -0.1, -0.2, 0.1), ("gelu", 0.2, 0.1, 0.3)]
-    opt.draw_differences(left, pd.DataFrame(rows, columns=["arm", "difference", "low", "high"]))
-    assert [t.get_text() for t in left.get_yticklabels()] == [
-        opt.NAMES["released"],
-        opt.NAMES["gelu"],
-    ]
-    assert left.lines[0].get_xdata().tolist() == [-0.2, 0.1]
-    opt.draw_printed(
-        right,
-        pd.DataFrame(
-            [("BoolQ", 0.1, 0.02), ("CB", 0.1, 0.2)], columns=["task", "difference", "error"]
-        ),
-    )
-    assert right.lines[0].get_xdata().tolist() == pytest.approx([6, 14])
-    assert (
-        right.lines[0].get_color() != right.lines[2].get_color()
-    )  # only the first is beyond two errors
+def test_printed_pairs_are_drawn_in_their_order():
+    _, axis = plt.subplots()
+    rows = [("BoolQ", 0.1, 0.02), ("CB", 0.1, 0.2)]
+    opt.draw_printed(axis, pd.DataFrame(rows, columns=["task", "difference", "error"]))
+    assert axis.lines[0].get_xdata().tolist() == pytest.approx([6, 14])
+    assert axis.lines[0].get_color() != axis.lines[2].get_color()  # only one is beyond two errors
+    assert axis.get_ylim() == (1.5, -0.5)  # the first row is the upper one
     plt.close()
+
+
+def test_slopes_are_summed_without_their_signs():
+    assert opt.slopes([[1.0, -2.0], [5.0, 5.0], [-3.0, 0.5]]) == 4.0
 
 
 def test_a_drawn_activation_is_the_one_that_the_layer_computes():

@@ -237,16 +237,6 @@ def draw_curves(axis, runs: pd.DataFrame) -> None:
     axis.set(xlabel="step", ylabel="perplexity", yscale="log")
 
 
-def draw_differences(axis, gaps: pd.DataFrame) -> None:
-    """Differences to the dense block, one row each, with their intervals; zero is no difference."""
-    for place, row in enumerate(gaps.itertuples()):
-        axis.plot([row.low, row.high], [place, place], color=colour(row.arm), linewidth=2)
-        axis.plot(row.difference, place, MARKS[row.arm], color=colour(row.arm))
-    axis.axvline(0, color="#8a8a8a", linewidth=1)
-    axis.set_yticks(range(len(gaps)), [NAMES[arm] for arm in gaps["arm"]])
-    axis.invert_yaxis()
-
-
 def phi(three: Sequence[Sequence[float]], t: np.ndarray) -> np.ndarray:
     """The learned activation (w, c, v) at the numbers ``t``."""
     w, c, v = (np.asarray(part, dtype=float) for part in three)
@@ -258,6 +248,12 @@ def draw_activation(axis, three, name: str, reach: float, **style) -> None:
     t = np.linspace(-reach, reach, 401)
     y = phi(three, t)
     axis.plot(t / reach, y / np.abs(y).max(), label=name, **style)
+
+
+def slopes(three: Sequence[Sequence[float]]) -> float:
+    """Sum of the slopes of a learned activation's terms, without their signs: zero if it is switched off."""
+    w, _, v = (np.asarray(part, dtype=float) for part in three)
+    return float(np.abs(w * v).sum())
 
 
 # ---------------------------------------------------------------------------------------------------- the printed tables
@@ -306,7 +302,7 @@ def draw_printed(axis, pairs: pd.DataFrame) -> None:
         axis.plot(100 * row.difference, place, figures.marker("paper"), markersize=9, **style)
     axis.axvline(0, color="#8a8a8a", linewidth=1)
     axis.set_yticks(range(len(pairs)), pairs["task"])
-    axis.invert_yaxis()
+    axis.set_ylim(len(pairs) - 0.5, -0.5)
     axis.set_xlabel("accuracy, NdLinear minus Linear (points)")
 
 
