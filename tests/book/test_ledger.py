@@ -84,7 +84,8 @@ def test_each_judged_id_is_a_settled_claim():
 
 def test_measured_claims_rest_on_records_with_enough_seeds():
     for claim in SETTLED:
-        if claim["kind"] == "measured":
+        from_the_print = claim["scope"] == "as printed" and claim.get("cells")
+        if claim["kind"] == "measured" and not from_the_print:
             assert claim.get("records"), f"{claim['id']} is measured: name its records"
         for name in claim.get("records", []):
             rows = [r for r in records.read(name) if r["status"] == "ok"]

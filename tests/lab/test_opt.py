@@ -3,8 +3,11 @@
 import itertools
 import json
 import math
+import sys
+from types import SimpleNamespace
 
 import lab
+import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import torch
@@ -12,7 +15,7 @@ from lab.chapters import opt
 from lab.data import choices
 from lab.data.bpe import BPE
 from lab.data.files import DataError
-from lab.decoder import FeedForward, NdFeedForward
+from lab.decoder import FeedForward, NdFeedForward, learned_activation
 from torch import nn
 
 SIZE = opt.Size(layers=2, width=48, heads=2)
@@ -177,3 +180,152 @@ def test_answers_that_do_not_fit_are_refused():
 def test_the_lines_stay_as_they_are_published():
     data = lab.data.load("copa", stand_in=True)
     assert json.loads(data.x[0])["choice1"] == "It was wet." and data.names == ("first", "second")
+
+
+# -------------------------------------------------------------------------------------------------- the printed tables
+def test_printed_accuracies_are_those_of_the_table_and_the_answers_those_of_the_data():
+    small = opt.printed_accuracies("OPT-Small").set_index("task")
+    assert small.loc["BoolQ"].tolist() == [3270, 0.49, 0.59] and len(small) == 10
+    found = opt.constant_answers()
+    assert found["BoolQ"] == 2033 / 3270 and found["CB"] == 0.5 and "HellaSwag" not in found
+    for task, count in (("CB", 56), ("COPA", 100), ("WiC", 638), ("BoolQ", 3270), ("PIQA", 1838)):
+        expected = lab.data.SOURCES[task.lower()].layouts[0].expect["validation"]
+        assert opt.TASKS[task][0] == count == expected[0][0] == sum(expected[1])
+        assert opt.TASKS[task][1] == len(expected[1])
+
+
+def test_multiply_adds_of_a_block_by_hand():
+    assert opt.block_macs(768, 3072) == 2 * 768 * 3072
+    first = 768 * 2800 + 2800 * 1 * 8
+    assert opt.block_macs(768, 2800, 8) == first + 8 * 2800 * 768 + 8 * 768
+    assert opt.block_macs(768, 2800, 8, cheapest=True) == first + 2800 * 8 + 2800 * 768
+
+
+def test_multiply_adds_and_hours_of_a_model_by_hand():
+    layer = 4 * 1024**2 + 2 * 1024 * 4096
+    assert opt.model_macs("OPT-Mid") == 24 * layer + 2 * 1024 * 768 + 50272 * 768
+    small = 12 * (4 * 768**2 + 2 * 768 * 3072) + 50272 * 768
+    assert opt.model_macs("OPT-Small") == small
+    expected = 6 * small * 50_000 * 98_304 / 1e14 / 3600
+    assert opt.hours("OPT-Small", False, False, 1e14) == pytest.approx(expected)
+    assert opt.hours("OPT-Small", True, False, 1e14) > 2 * expected
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+def runs_of_two_arms(seeds=3):
+    curve = [{"step": s, "held_loss": 5 - s / 10, "train_loss": 5 - s / 10} for s in (1, 2)]
+    return pd.DataFrame([
+        {"arm": arm, "seed": s, "curve": curve} for arm in ("dense", "gelu") for s in range(seeds)
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_curves_show_perplexities_of_each_seed_and_their_mean(seeds):
+    _, axis = plt.subplots()
+    opt.draw_curves(axis, runs_of_two_arms(seeds))
+    assert len(axis.lines) == 2 * (seeds + 1)
+    assert axis.lines[seeds].get_ydata() == pytest.approx([math.exp(4.9), math.exp(4.8)])
+    assert [line.get_label() for line in axis.lines[seeds :: seeds + 1]] == [
+        opt.NAMES["dense"], opt.NAMES["gelu"],
+    ]  # fmt: skip
+    plt.close()
+
+
+def test_printed_pairs_are_drawn_in_their_order():
+    _, axis = plt.subplots()
+    rows = [("BoolQ", 0.1, 0.02), ("CB", 0.1, 0.2)]
+    opt.draw_printed(axis, pd.DataFrame(rows, columns=["task", "difference", "error"]))
+    assert axis.lines[0].get_xdata().tolist() == pytest.approx([6, 14])
+    assert axis.lines[0].get_color() != axis.lines[2].get_color()  # only one is beyond two errors
+    assert axis.get_ylim() == (1.5, -0.5)  # the first row is the upper one
+    plt.close()
+
+
+def test_slopes_are_summed_without_their_signs():
+    assert opt.slopes([[1.0, -2.0], [5.0, 5.0], [-3.0, 0.5]]) == 4.0
+
+
+def test_a_drawn_activation_is_the_one_that_the_layer_computes():
+    w, c, v = torch.randn(3, 8)
+    t = torch.linspace(-1, 1, 401)
+    _, axis = plt.subplots()
+    opt.draw_activation(axis, [w.tolist(), c.tolist(), v.tolist()], "name", 1.0)
+    expected = learned_activation(t, w, c, v)
+    expected = (expected / expected.abs().max()).tolist()
+    assert axis.lines[0].get_ydata().tolist() == pytest.approx(expected, abs=1e-5)
+    plt.close()
+
+
+# --------------------------------------------------------------------------------------------------- the printed size
+TINY = {
+    "hidden_size": 32,
+    "ffn_dim": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 50,
+    "word_embed_proj_dim": 32,
+    "max_position_embeddings": 40,
+}
+
+
+def test_opt_of_transformers_has_the_released_counts_and_block():
+    pytest.importorskip("transformers")
+    with torch.device("meta"):
+        found = [opt.of_transformers("OPT-Small", arm) for arm in ("dense", "released")]
+    assert [sum(p.numel() for p in m.parameters()) for m in found] == [124_059_648, 119_043_180]
+
+
+def test_a_tiny_opt_with_the_block_is_the_dense_one_where_the_activation_is_a_relu():
+    pytest.importorskip("transformers")
+    nd, dense = (
+        opt.of_transformers("OPT-Mid", arm, **TINY).eval() for arm in ("released", "dense")
+    )
+    width = nd.model.model.decoder.layers[0].fc1.fc1.hidden_size[0]
+    assert width == round(96 * 4000 / 4096)
+    state = nd.state_dict()
+    with torch.no_grad():
+        for name, value in dense.state_dict().items():
+            layer, _, kind = name.rpartition(".")
+            if ".fc" not in name:
+                value.copy_(state[name])
+                continue
+            which = f"{layer.removesuffix('fc1').removesuffix('fc2')}fc1.{layer[-3:]}.align_layers.0.{kind}"
+            given = state[which]
+            value.zero_()
+            value[tuple(slice(0, n) for n in given.shape)] = given
+        for layer in nd.model.model.decoder.layers:
+            w, c, v = layer.fc1.activation_parameters()
+            for part, number in ((w, 1.0), (c, 0.0), (v, 0.25)):
+                part.fill_(number)
+    tokens = torch.randint(50, (2, 12))
+    torch.testing.assert_close(nd(tokens), dense(tokens), atol=1e-6, rtol=1e-4)
+
+
+def test_without_the_library_the_message_names_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(lab.LabError, match="pip install"):
+        opt.of_transformers("OPT-Small", "dense")
+
+
+class FakePart(list):
+    column_names = ("text",)
+
+    def map(self, function, batched, remove_columns):
+        assert batched and remove_columns == ("text",)
+        return function({"text": list(self)})
+
+
+def test_the_texts_of_the_paper_are_books_and_wikipedia_and_wikipedia_is_held_out(monkeypatch):
+    wiki = {"train": FakePart(["cd"]), "validation": FakePart(["ef", "g"])}
+    datasets = SimpleNamespace(
+        load_dataset=lambda name, *how, **more: wiki if "wiki" in name else FakePart(["ab", "b"])
+    )
+    encode = lambda texts: {"input_ids": [list(text.encode()) for text in texts]}  # noqa: E731
+    loader = SimpleNamespace(from_pretrained=lambda name: encode)
+    fakes = {"datasets": datasets, "transformers": SimpleNamespace(AutoTokenizer=loader)}
+    monkeypatch.setattr(opt, "require", lambda *names: tuple(fakes[name] for name in names))
+    monkeypatch.setenv("NDL_MODE", "full")
+    train, held = opt.books_and_wikipedia()
+    assert bytes(train.tolist()) == b"abbcd" and bytes(held.tolist()) == b"efg"
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    assert len(opt.books_and_wikipedia()[0]) > 1000
