@@ -218,7 +218,8 @@ def test_the_note_of_recorded_runs_is_found_by_their_checksum(monkeypatch):
         for layout in source.layouts:
             assert len(layout.content) in (0, 16)
             if layout.content:
-                assert data.note(source.name, layout.content) == layout.note
+                alike = [one.note for one in source.layouts if one.content == layout.content]
+                assert data.note(source.name, layout.content) == alike[0]
     assert "20,000 of the 50,000" in data.note("cifar10", "e8b9705f227dd0fa")
     assert "not in the registry" in data.note("cifar10", "0" * 16)
 
