@@ -580,7 +580,8 @@ def test_a_miniature_book_with_an_address(tmp_path, monkeypatch):
     assert front.select_one('a[href="../notebooks/10_mini.html#ten"]') and front.select_one(
         ".ndl-box blockquote"
     )
-    assert front.select_one('a[href="../notebooks/10_mini.html"]').text == "chapter 10"
+    links = front.select('article a[href="../notebooks/10_mini.html"]')
+    assert "chapter 10" in [link.text for link in links]
     assert page.h1.text.startswith("10 · Ten") and page.title.text.startswith("10 · Ten")
     assert (tmp_path / "book" / "_build" / "state").exists()
     programs_can_read(html)
