@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -22,7 +23,7 @@ from ..data import load, split
 from ..page import figures
 from ..records import read
 from ..stats import above, interval
-from ..train import Split, chunked
+from ..train import Split, chunked, loop, stacked
 from ..train.rates import factor_rates, layer_shapes, lr_groups
 
 Groups = Callable[[nn.Module], list[dict]]
@@ -152,6 +153,11 @@ def _numbers(values: Tensor) -> list[float]:
     return values.nan_to_num(WORST, WORST).clamp_max(WORST).tolist()
 
 
+def number(value: float) -> float:
+    """A metric as a number that JSON knows: `WORST` where it is none, or larger."""
+    return _numbers(torch.tensor([value], dtype=torch.float64))[0]
+
+
 def fit(
     make: Callable[[], nn.Module],
     splits: Sequence[Split],
@@ -240,6 +246,74 @@ def fit_whole(
     for i, model in enumerate(models):
         model.load_state_dict({name: value.detach()[i] for name, value in weights.items()})
     return models
+
+
+def fit_stack(
+    make: Callable[[], nn.Module],
+    splits: Sequence[Split],
+    *,
+    seeds: Sequence[int],
+    groups: Groups,
+    loss: Callable,
+    epochs: int,
+    batch_size: int,
+) -> stacked.Stack:
+    """`lab.stacked.fit` with Adam and parameter groups, dropout allowed: with one rate for all, the very same training.
+
+    A member whose loss leaves the numbers goes on; its losses are recorded as `WORST`, and its best epoch is an earlier one
+    (0: the start).
+    """
+    model = make()  # before the seeds are set, so that it takes nothing from their random numbers
+    options = named_options(model, groups(model))
+    skeleton, weights = stacked.members_of(make, seeds, torch.device("cpu"), dropout=True)
+    forward = functools.partial(stacked._forward, skeleton, weights)
+    train_part, val_part = stacked._data(splits, len(seeds), torch.device("cpu"))
+    adam = torch.optim.Adam(_regrouped(weights, options))
+    orders = [torch.Generator().manual_seed(seed) for seed in seeds]
+    kept = {name: value.detach().clone() for name, value in weights.items()}
+    when, lowest = [0] * len(seeds), torch.full((len(seeds),), math.inf)
+    curves: list[list[dict]] = [[] for _ in seeds]
+    began = time.perf_counter()
+    for now in range(1, epochs + 1):
+        skeleton.train()
+        train = stacked.one_epoch(forward, train_part, vmap(loss), adam, orders, batch_size)
+        val = _mean(skeleton.eval(), weights, val_part, loss)
+        better = val < lowest
+        lowest = torch.where(better, val, lowest)
+        stacked._keep(kept, weights, better, when, now)
+        for curve, one, other in zip(curves, _numbers(train), _numbers(val)):
+            curve.append({"epoch": now, "train_loss": one, "val_loss": other})
+    end = {name: value.detach() for name, value in weights.items()}
+    moments = {"best": kept, "end": end}, {"best": when, "end": [epochs] * len(seeds)}
+    seconds = time.perf_counter() - began
+    return stacked.Stack(list(seeds), skeleton, *moments, [False] * len(seeds), seconds, curves)
+
+
+def train_epochs(
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    *,
+    groups: Sequence[Mapping],
+    forward: Callable,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+) -> list[dict[str, float]]:
+    """`loop.train_epochs` on the cross-entropy, with parameter groups: the training loss of every epoch, `WORST` for one that
+    is no number."""
+    device = next(model.parameters()).device
+    x, y = (part.to(device) for part in data)
+    adam = torch.optim.Adam(groups)
+    order = torch.Generator().manual_seed(seed)
+    model.train()
+    curve = []
+    for now in range(1, epochs + 1):
+        total = torch.zeros(())
+        steps = loop.epoch(forward, (x, y), nn.functional.cross_entropy, adam, order, batch_size)
+        for value, size in steps:
+            total = total + value.cpu() * size
+        curve.append({"epoch": now, "train_loss": _numbers(total[None] / len(x))[0]})
+    return curve
 
 
 def outcomes(make: Callable[[], nn.Module], splits: Sequence[Split], **options) -> list[dict]:
