@@ -6,6 +6,7 @@ import math
 from functools import partial, reduce
 
 import lab
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -552,3 +553,59 @@ def test_chapter_15_starts_the_networks_of_chapter_40_as_that_chapter_does():
         starts.append(here(arm, 10).state_dict())
         assert list(starts[0]) == list(starts[1])
         assert all(torch.equal(a, b) for a, b in zip(*[s.values() for s in starts]))
+
+
+def made_up(**scores):
+    """Runs of two seeds: "model rates lr" -> (select, scores of the two seeds)."""
+    rows = []
+    for key, (select, *values) in scores.items():
+        model, rates, lr = key.split("_")
+        rates = {"one": "one rate"}.get(rates, rates)
+        for seed, value in enumerate(values):
+            where = {"dataset": "A", "model": model, "rates": rates, "lr": float(lr), "seed": seed}
+            rows.append(where | {"select": select, "mse": value, "test_accuracy": value})
+    return pd.DataFrame(rows)
+
+
+def test_base_answers_pair_by_seed_at_each_base_rate_and_at_the_best_of_each():
+    runs = made_up(
+        dense_one_1=(5.0, 0.50, 0.40),
+        dense_one_3=(4.0, 0.60, 0.50),
+        ndlinear_rule_1=(2.0, 0.70, 0.61),
+        ndlinear_rule_3=(9.0, 0.55, 0.47),
+        ndlinear_one_1=(9.0, 0.40, 0.50),
+    )
+    found = step_size.base_answers(runs, {"A": "test_accuracy"}).set_index(["rates", "base"])
+    assert set(found.index) == {
+        *itertools.product(["rule"], [1.0, 3.0, "best"]),
+        *itertools.product(["one rate"], [1.0, "best"]),
+    }
+    at = found["mean"]
+    assert at["rule", 1.0] == pytest.approx(20.5) and at["rule", 3.0] == pytest.approx(-4.0)
+    assert at["rule", "best"] == pytest.approx(10.5)  # 1 by the rule against 3
+    assert list(found.loc[("rule", "best"), ["lr", "dense lr"]]) == [1.0, 3.0]
+    half = 0.5 * 12.7062  # half the difference of two values, times the t quantile of one degree
+    assert found["high"]["rule", 1.0] == pytest.approx(20.5 + half, rel=1e-4)
+    words = found["answer"]
+    assert words["rule", 1.0] == "higher" and words["one rate", 1.0] == "open"
+    errors = step_size.base_answers(runs, {"A": "mse"}).set_index(["rates", "base"])["mean"]
+    wanted = 100 * (math.sqrt(0.7 * 0.61 / (0.5 * 0.4)) - 1)
+    assert errors["rule", 1.0] == pytest.approx(wanted)
+
+
+def test_rates_are_drawn_with_a_line_of_means_and_every_seed():
+    runs = made_up(
+        dense_one_1=(1.0, 0.5, 0.3), dense_one_3=(1.0, 0.6, 0.2), ndlinear_rule_1=(1.0, 2.0, 4.0)
+    )
+    axis = plt.figure().add_subplot()
+    styles = {("dense", "one rate"): "-", ("ndlinear", "rule"): "--"}
+    step_size.draw_rates(axis, runs, "mse", styles)
+    lines, dots = axis.get_lines()[::2], axis.get_lines()[1::2]
+    assert [line.get_ydata().tolist() for line in lines] == [pytest.approx([0.4, 0.4]), [3.0]]
+    assert sorted(dots[0].get_ydata()) == [0.2, 0.3, 0.5, 0.6] and len(dots[1].get_ydata()) == 2
+    assert [line.get_label() for line in lines] == [
+        lab.label("dense"),
+        f"{lab.label('ndlinear')}, rule",
+    ]
+    assert lines[1].get_linestyle() == "--" and axis.get_xscale() == "log"
+    plt.close("all")

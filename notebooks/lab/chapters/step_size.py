@@ -447,7 +447,9 @@ def forecasts(table: np.ndarray, steps: int, horizon: int, every: int) -> Split:
 def rows(name: str, **where) -> pd.DataFrame:
     """The newest finished rows of another chapter's records that agree with ``where``; values may be lists to choose from."""
     newest = {row["key"]: row for row in read(name) if row["status"] == "ok"}
-    frame = pd.DataFrame([row["config"] | row["metrics"] for row in newest.values()])
+    frame = pd.DataFrame(
+        [row["config"] | row["metrics"] | {"curve": row.get("curve")} for row in newest.values()]
+    )
     for column, wanted in where.items() if len(frame) else ():
         frame = frame[frame[column].isin(wanted if isinstance(wanted, list) else [wanted])]
     return frame.reset_index(drop=True)
@@ -472,6 +474,35 @@ def percent(a: pd.DataFrame, b: pd.DataFrame, metric: str) -> tuple[float, float
     """How much higher a metric is in ``a`` than in ``b``, in percent of the geometric mean, paired by seed, with 95 % interval."""
     logs = np.log(a.set_index("seed")[metric]) - np.log(b.set_index("seed")[metric])
     return tuple(100 * (np.exp(v) - 1) for v in interval(logs.dropna()))
+
+
+def gap(a: pd.DataFrame, b: pd.DataFrame, metric: str) -> tuple[float, float, float]:
+    """How far a metric of ``a`` is above that of ``b``, paired by seed, with 95 % interval: in percent of an error, in points
+    of a share (metrics that begin with "test_")."""
+    if not metric.startswith("test_"):
+        return percent(a, b, metric)
+    return interval(100 * (a.set_index("seed")[metric] - b.set_index("seed")[metric]).dropna())
+
+
+def base_answers(runs: pd.DataFrame, metrics: Mapping[str, str]) -> pd.DataFrame:
+    """NdLinear minus the dense network at one rate, at each common base rate, and each at its best one (base "best").
+
+    Args:
+        runs: columns dataset, model ("ndlinear", "dense"), rates, lr, seed, select (low is good) and the metrics.
+        metrics: of each data set.
+    """
+    best = best_rates(runs, ["dataset", "model", "rates"], "select")["lr"]
+    found = []
+    ndlinear = runs[runs["model"] == "ndlinear"]
+    for (dataset, rates), ours in ndlinear.groupby(["dataset", "rates"], sort=False):
+        dense = runs[(runs["dataset"] == dataset) & (runs["model"] == "dense")]
+        pairs = {lr: (lr, lr) for lr in ours["lr"].unique() if lr in set(dense["lr"])}
+        pairs["best"] = best[dataset, "ndlinear", rates], best[dataset, "dense", "one rate"]
+        for base, (a, b) in pairs.items():
+            value = gap(ours[ours["lr"] == a], dense[dense["lr"] == b], metrics[dataset])
+            found.append((dataset, rates, base, a, b, *value, WORDS[above(value)]))
+    columns = ["dataset", "rates", "base", "lr", "dense lr", "mean", "low", "high", "answer"]
+    return pd.DataFrame(found, columns=columns)
 
 
 # ------------------------------------------------------------------------------------------------- tables and figures
@@ -565,6 +596,19 @@ def table_gains(here: pd.DataFrame) -> pd.DataFrame:
             text = "{:+.3g} [{:+.3g}, {:+.3g}]".format(*found)
             rows_.append((dataset, name, text, WORDS[above(found)]))
     return pd.DataFrame(rows_, columns=["dataset", "rates", "difference", "answer"])
+
+
+def draw_rates(axis, runs: pd.DataFrame, metric: str, styles: Mapping[tuple, str]) -> None:
+    """A metric against the base rate, a line of means and a dot for each seed; ``styles``: line of each (model, rates)."""
+    for (model, rates), line in styles.items():
+        some = runs[(runs["model"] == model) & (runs["rates"] == rates)]
+        means = some.groupby("lr")[metric].mean()
+        look = {"color": figures.colour(model), "marker": figures.marker(model)}
+        name = figures.label(model)
+        label = f"{name}, {rates}" if model == "ndlinear" else name
+        axis.plot(means.index, means, line, label=label, **look)
+        axis.plot(some["lr"], some[metric], ".", color=figures.colour(model), alpha=0.25, ms=3)
+    axis.set(xscale="log")
 
 
 def landscape(runs: pd.DataFrame):
