@@ -485,7 +485,8 @@ def gap(a: pd.DataFrame, b: pd.DataFrame, metric: str) -> tuple[float, float, fl
 
 
 def base_answers(runs: pd.DataFrame, metrics: Mapping[str, str]) -> pd.DataFrame:
-    """NdLinear minus the dense network at one rate, at each common base rate, and each at its best one (base "best").
+    """NdLinear minus the dense network at one rate, at each common base rate, and each at its best one (base "best";
+    where several were run).
 
     Args:
         runs: columns dataset, model ("ndlinear", "dense"), rates, lr, seed, select (low is good) and the metrics.
@@ -497,7 +498,8 @@ def base_answers(runs: pd.DataFrame, metrics: Mapping[str, str]) -> pd.DataFrame
     for (dataset, rates), ours in ndlinear.groupby(["dataset", "rates"], sort=False):
         dense = runs[(runs["dataset"] == dataset) & (runs["model"] == "dense")]
         pairs = {lr: (lr, lr) for lr in ours["lr"].unique() if lr in set(dense["lr"])}
-        pairs["best"] = best[dataset, "ndlinear", rates], best[dataset, "dense", "one rate"]
+        if len(pairs) > 1:
+            pairs["best"] = best[dataset, "ndlinear", rates], best[dataset, "dense", "one rate"]
         for base, (a, b) in pairs.items():
             value = gap(ours[ours["lr"] == a], dense[dense["lr"] == b], metrics[dataset])
             found.append((dataset, rates, base, a, b, *value, WORDS[above(value)]))
