@@ -575,7 +575,9 @@ def test_base_answers_pair_by_seed_at_each_base_rate_and_at_the_best_of_each():
         ndlinear_rule_3=(9.0, 0.55, 0.47),
         ndlinear_one_1=(9.0, 0.40, 0.50),
     )
-    found = step_size.base_answers(runs, {"A": "test_accuracy"}).set_index(["rates", "base"])
+    found = step_size.base_answers(runs, {"A": "test_accuracy"}, (1.0, 3.0)).set_index(
+        ["rates", "base"]
+    )
     assert set(found.index) == {
         *itertools.product(["rule"], [1.0, 3.0, "best"]),
         ("one rate", 1.0),  # one base rate has no best
@@ -588,7 +590,9 @@ def test_base_answers_pair_by_seed_at_each_base_rate_and_at_the_best_of_each():
     assert found["high"]["rule", 1.0] == pytest.approx(20.5 + half, rel=1e-4)
     words = found["answer"]
     assert words["rule", 1.0] == "higher" and words["one rate", 1.0] == "open"
-    errors = step_size.base_answers(runs, {"A": "mse"}).set_index(["rates", "base"])["mean"]
+    errors = step_size.base_answers(runs, {"A": "mse"}, (1.0, 3.0)).set_index(["rates", "base"])[
+        "mean"
+    ]
     wanted = 100 * (math.sqrt(0.7 * 0.61 / (0.5 * 0.4)) - 1)
     assert errors["rule", 1.0] == pytest.approx(wanted)
 

@@ -484,9 +484,11 @@ def gap(a: pd.DataFrame, b: pd.DataFrame, metric: str) -> tuple[float, float, fl
     return interval(100 * (a.set_index("seed")[metric] - b.set_index("seed")[metric]).dropna())
 
 
-def base_answers(runs: pd.DataFrame, metrics: Mapping[str, str]) -> pd.DataFrame:
-    """NdLinear minus the dense network at one rate, at each common base rate, and each at its best one (base "best";
-    where several were run).
+def base_answers(
+    runs: pd.DataFrame, metrics: Mapping[str, str], bases: Sequence[float]
+) -> pd.DataFrame:
+    """NdLinear minus the dense network at one rate, at each common base rate, and, where both were run at all ``bases``,
+    each at its best one (base "best").
 
     Args:
         runs: columns dataset, model ("ndlinear", "dense"), rates, lr, seed, select (low is good) and the metrics.
@@ -498,7 +500,7 @@ def base_answers(runs: pd.DataFrame, metrics: Mapping[str, str]) -> pd.DataFrame
     for (dataset, rates), ours in ndlinear.groupby(["dataset", "rates"], sort=False):
         dense = runs[(runs["dataset"] == dataset) & (runs["model"] == "dense")]
         pairs = {lr: (lr, lr) for lr in ours["lr"].unique() if lr in set(dense["lr"])}
-        if len(pairs) > 1:
+        if set(bases) <= set(pairs):
             pairs["best"] = best[dataset, "ndlinear", rates], best[dataset, "dense", "one rate"]
         for base, (a, b) in pairs.items():
             value = gap(ours[ours["lr"] == a], dense[dense["lr"] == b], metrics[dataset])
