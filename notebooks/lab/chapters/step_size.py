@@ -603,14 +603,16 @@ def table_gains(here: pd.DataFrame) -> pd.DataFrame:
 
 
 def draw_rates(axis, runs: pd.DataFrame, metric: str, styles: Mapping[tuple, str]) -> None:
-    """A metric against the base rate, a line of means and a dot for each seed; ``styles``: line of each (model, rates)."""
+    """A metric against the base rate, a line of means and a dot for each seed; ``styles``: line of each (model, rates), with
+    open markers where it is dashed."""
     for (model, rates), line in styles.items():
         some = runs[(runs["model"] == model) & (runs["rates"] == rates)]
         means = some.groupby("lr")[metric].mean()
         look = {"color": figures.colour(model), "marker": figures.marker(model)}
         name = figures.label(model)
         label = f"{name}, {rates}" if model == "ndlinear" else name
-        axis.plot(means.index, means, line, label=label, **look)
+        fill = "none" if line == "--" else look["color"]
+        axis.plot(means.index, means, line, label=label, mfc=fill, **look)
         axis.plot(some["lr"], some[metric], ".", color=figures.colour(model), alpha=0.25, ms=3)
     axis.set(xscale="log")
 
