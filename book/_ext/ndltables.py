@@ -167,7 +167,7 @@ def claims_counts(claims: list[dict], uri: str) -> str:
     done, left = total - counts["open"], counts["open"]
     return (
         f'<div class="ndl-counts"><p><b>{done} of {total}</b> claims have a verdict; '
-        f"{left or 'none'} {'is' if left == 1 else 'are'} still open.</p>"
+        f"{left or 'none'} {'is' if left < 2 else 'are'} still open.</p>"
         f'<div class="ndl-bar" aria-hidden="true">{bar}</div><ul>{items}</ul></div>'
     )
 
