@@ -125,7 +125,7 @@ def results(claims: list[dict], uses: tuple[str, int]) -> str:
     gpu = [claim for claim in claims if needs_gpu(claim)]
     direction = [claim for claim in with_verdict(claims, "holds") if claim.get("direction_only")]
     text = (
-        f"Of {len(gpu)} claims whose test takes a graphics card, {len(with_verdict(gpu, 'open'))} are open. "
+        f"Of {len(gpu)} claims whose test takes a graphics card, {are(len(with_verdict(gpu, 'open')))} open. "
         f"{len(direction)} verdicts hold for the direction only, not for the printed size. Of {uses[1]} situations of use NdLinear, "
         f"against the best fair opponent of no more parameters, is {uses[0]}."
     )
@@ -150,6 +150,11 @@ def easy(claims: list[dict]) -> list[str]:
     ]
 
 
+def are(number: int) -> str:
+    """A number with its verb: "none is", "1 is", "2 are"."""
+    return f"{number or 'none'} {'is' if number < 2 else 'are'}"
+
+
 def hard(claims: list[dict], protocols: dict, changed: int) -> list[str]:
     """What took much, or could not be done."""
     gaps = [protocol["silent_on"] for protocol in protocols.values()]
@@ -163,8 +168,8 @@ def hard(claims: list[dict], protocols: dict, changed: int) -> list[str]:
     return [
         f"Settings: of {len(gaps)} experiments each leaves {min(map(len, gaps))} to {max(map(len, gaps))} unstated, most often "
         f"{', '.join(f'{name} ({missing[name]})' for name in most)}.",
-        f"Means: {len(still_open)} claims are open, and a test of {sum(map(needs_gpu, still_open))} of these takes a graphics card; "
-        f"{len(with_verdict(claims, 'untestable'))} are untestable, for reasons that the ledger names.",
+        f"Means: of the claims {are(len(still_open))} open, and {are(len(with_verdict(claims, 'untestable')))} "
+        "untestable, for reasons that the ledger names.",
         f"Chance: {len(undecided)} measured claims stay undecided after the runs that could be made.",
         f"Ourselves: {changed} times a verdict or a statement of this book was put right afterwards; the page of corrections "
         "lists each with its reason.",

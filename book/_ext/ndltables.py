@@ -164,10 +164,10 @@ def claims_counts(claims: list[dict], uri: str) -> str:
         f'<span class="ndl-meaning">{MEANING[v]}{direction_count(only[v], uri)}</span></li>'
         for v in shown
     )
-    done = total - counts["open"]
+    done, left = total - counts["open"], counts["open"]
     return (
         f'<div class="ndl-counts"><p><b>{done} of {total}</b> claims have a verdict; '
-        f"{counts['open']} are still open.</p>"
+        f"{left or 'none'} {'is' if left < 2 else 'are'} still open.</p>"
         f'<div class="ndl-bar" aria-hidden="true">{bar}</div><ul>{items}</ul></div>'
     )
 

@@ -70,7 +70,7 @@ def test_no_link_to_a_notebook_that_the_book_lacks():
 
 def test_counts_add_up_and_name_every_verdict_in_use():
     counts = soup(ndltables.claims_counts([CLAIM, WRONG, WRONG | {"id": "z"}], "claims.html"))
-    assert "2 of 3" in counts.text and "1 are still open" in counts.text
+    assert "2 of 3" in counts.text and "1 is still open" in counts.text
     numbers = {li.a["href"]: int(li.b.text) for li in counts.select("li")}
     assert numbers["claims.html?verdict=fails"] == 2 and sum(numbers.values()) == 3
 

@@ -182,13 +182,15 @@ def test_the_report_has_its_five_sections_and_the_counts_of_the_ledger():
 def test_the_report_follows_the_ledger():
     """A verdict that changes, changes the table and the sentences."""
     claims = [dict(claim) for claim in ledger.claims()]
-    one = next(c for c in claims if c["verdict"] == "open" and "gpu" in c["needs"])
-    before = report(claims).text
-    still_open = sum(c["verdict"] == "open" for c in claims)
-    one["verdict"] = "untestable"
-    after = report(claims).text
-    assert f"Means: {still_open} claims are open" in before
-    assert f"Means: {still_open - 1} claims are open" in after
+    for claim in claims:  # whatever is open in the ledger now
+        claim["verdict"] = "holds" if claim["verdict"] == "open" else claim["verdict"]
+    one, other = [claim for claim in claims if "gpu" in claim["needs"]][:2]
+    assert "Means: of the claims none is open" in report(claims).text
+    one["verdict"] = "open"
+    assert "Means: of the claims 1 is open" in report(claims).text
+    other["verdict"] = "open"
+    text = report(claims).text
+    assert "Means: of the claims 2 are open" in text and "takes a graphics card, 2 are open" in text
 
 
 def test_every_kind_of_claim_is_in_the_report():

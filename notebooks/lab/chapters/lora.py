@@ -361,20 +361,9 @@ def draw_runs(axis, runs: pd.DataFrame) -> None:
         mean, low, high = interval(100 * at["accuracy"])
         axis.plot([x] * len(at), 100 * at["accuracy"], ls="none", alpha=0.45, ms=4, **look)
         axis.plot([x * 1.12] * 2, [low, high], color=look["color"], lw=1.5)
-        axis.plot(x * 1.12, mean, ls="none", ms=7, **look)
-        side = {"ha": "right", "xytext": (-6, 0)} if arm in SIDES else {"xytext": (9, 0)}
-        axis.annotate(
-            NAMES[arm],
-            (x * 1.12, mean),
-            textcoords="offset points",
-            fontsize=8,
-            va="center",
-            **side,
-        )
+        axis.plot(x * 1.12, mean, ls="none", ms=7, label=NAMES[arm], **look)
     axis.set(xscale="log", xlabel="trained parameters", ylabel="accuracy, percent")
-
-
-SIDES = ("ndlinear", "lora-8", "full")  # arms whose name stands to the left of their points
+    axis.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
 
 
 def draw_shares(axes, updates: pd.DataFrame, noise: Mapping[str, float]) -> None:

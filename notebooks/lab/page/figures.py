@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
+from matplotlib.lines import Line2D
 
 from .show import jupyter
 
@@ -71,6 +73,24 @@ def marker(name: str) -> str:
 def label(name: str) -> str:
     """The method's name in figures and tables."""
     return _method(name)[2]
+
+
+def key(name: str) -> dict:
+    """The method's marker and colour, as an entry of a `legend`."""
+    return {"marker": marker(name), "color": colour(name)}
+
+
+def legend(figure, keys: Mapping[str, Mapping], ncols: int = 3) -> None:
+    """A legend above all axes of a figure with constrained layout.
+
+    Args:
+        keys: options of matplotlib's Line2D under the text of their entry; the name of a method becomes its label.
+    """
+    plain = {"ls": "none", "color": "#8a8a8a"}
+    handles = [
+        Line2D([], [], label=label(text), **(plain | dict(look))) for text, look in keys.items()
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=ncols, fontsize=9)
 
 
 def seeds(
