@@ -433,3 +433,9 @@ def test_figures_show_every_seed():
     wanted = [100 * math.log((3 + s) / (2 + s)) for s in range(3)]
     assert np.allclose(points[0], wanted)
     plt.close(figure)
+
+
+def test_a_pair_is_compared_at_the_seeds_of_both():
+    runs = pd.DataFrame({"arm": ["a", "a", "b", "c"], "seed": [0, 1, 1, 0], "loss": range(4)})
+    kept = dit.in_both(runs, "a", "b")
+    assert kept["loss"].tolist() == [1, 2]

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -686,10 +687,17 @@ def draw_arms(axis, runs, metric: str) -> None:
     axis.set_xticks(range(len(present)), [ARMS[arm][1].replace(", ", ",\n") for arm in present])
 
 
+def in_both(runs: pd.DataFrame, arm: str, base: str) -> pd.DataFrame:
+    """The runs of two arms at the seeds that both have."""
+    pair = runs[runs["arm"].isin((arm, base))]
+    return pair[pair.groupby("seed")["arm"].transform("nunique") == 2]
+
+
 def draw_pairs(axis, runs, pairs: list[tuple[str, str]], metric: str) -> None:
     """Relative differences of arms in percent, paired by seed, with mean and interval."""
     for y, (arm, base) in enumerate(pairs):
-        logs = runs.assign(log=100 * np.log(runs[metric]))
+        pair = in_both(runs, arm, base)
+        logs = pair.assign(log=100 * np.log(pair[metric]))
         found = differences(logs, "log", arm, base)
         mean, low, high = interval(found)
         look = figures.colour(ARMS[arm][0])
