@@ -313,7 +313,7 @@ def test_drawings():
     plt.close(figure)
     figure, axis = plt.subplots()
     lora.draw_runs(axis, made_up_runs())
-    assert {text.get_text() for text in axis.texts} == {
+    assert {text.get_text() for text in axis.get_legend().get_texts()} == {
         lora.NAMES[arm] for arm in ("ndlinear", "lora-1", "lora-8", "full")
     }
     plt.close(figure)
