@@ -4,7 +4,7 @@
   "use strict";
   const WAIT = 250; // milliseconds
   const root = new URL(document.documentElement.dataset.content_root || "./", location.href);
-  let previews = null, box = null, shownFor = null, timer = 0;
+  let previews = null, box = null, shownFor = null, timer = 0, awaited = null;
 
   function load() {
     previews = previews || new Promise((resolve) => {
@@ -69,6 +69,7 @@
   function soon(link) {
     if (!link || link === shownFor) return;
     clearTimeout(timer);
+    awaited = link;
     if (key(link)) timer = setTimeout(() => show(link), WAIT);
   }
 
@@ -77,6 +78,7 @@
     document.addEventListener("mouseover", (event) => {
       const link = linkAt(event);
       if (link) return soon(link);
+      if (awaited && awaited === document.activeElement && awaited !== shownFor) return; // the keyboard waits for this one
       clearTimeout(timer);
       // from the link into the box, across the line between them
       if (box && !box.contains(event.target)) timer = setTimeout(() => { if (box && !box.matches(":hover")) hide(); }, WAIT);
