@@ -6,7 +6,7 @@ Plain functions without Sphinx, as in `ndltables.py`. Every number is counted he
 import collections
 
 from lab.page.ledger import SIGNS, VERDICTS
-from ndltables import SETTLED, escape
+from ndltables import SETTLED, are, escape
 
 COUNTS = ("arithmetic", "parameter-count", "flop-count")
 PENCIL = ("definition", "theorem")
@@ -148,11 +148,6 @@ def easy(claims: list[dict]) -> list[str]:
         "without a recorded run.",
         f"The released code: {public['correction']}",
     ]
-
-
-def are(number: int) -> str:
-    """A number with its verb: "none is", "1 is", "2 are"."""
-    return f"{number or 'none'} {'is' if number < 2 else 'are'}"
 
 
 def hard(claims: list[dict], protocols: dict, changed: int) -> list[str]:

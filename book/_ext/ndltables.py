@@ -167,9 +167,14 @@ def claims_counts(claims: list[dict], uri: str) -> str:
     done, left = total - counts["open"], counts["open"]
     return (
         f'<div class="ndl-counts"><p><b>{done} of {total}</b> claims have a verdict; '
-        f"{left or 'none'} {'is' if left < 2 else 'are'} still open.</p>"
+        f"{are(left)} still open.</p>"
         f'<div class="ndl-bar" aria-hidden="true">{bar}</div><ul>{items}</ul></div>'
     )
+
+
+def are(number: int) -> str:
+    """A number with its verb: "none is", "1 is", "2 are"."""
+    return f"{number or 'none'} {'is' if number < 2 else 'are'}"
 
 
 def direction_count(number: int, uri: str) -> str:

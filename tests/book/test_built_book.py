@@ -605,23 +605,13 @@ PREVIEWS = [
 ]
 
 
-def rest_on(target, preview, times: int = 3) -> None:
-    """Hover over a link until its preview shows; a page that still moves can take the link away from under the pointer."""
-    page = target.page
-    while not preview.is_visible() and times:
-        page.mouse.move(0, 0)
-        target.hover()
-        page.wait_for_timeout(2_000)
-        times -= 1
-    assert preview.is_visible()
-
-
 @pytest.mark.parametrize(("name", "link", "words"), PREVIEWS)
 def test_links_show_what_they_lead_to(visit, name, link, words):
     one = visit()
     page = one.go(name)
     target, preview = page.locator(link).first, page.locator(".ndl-preview")
-    rest_on(target, preview)
+    target.hover()
+    preview.wait_for()
     assert words in preview.inner_text() and "\\(" not in preview.inner_text()
     preview.hover()
     page.wait_for_timeout(400)
