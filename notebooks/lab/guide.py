@@ -482,7 +482,9 @@ def convert(
 ) -> tuple[nn.Module, pd.DataFrame]:
     """A copy of a trained model in which some nn.Linear are replaced by structured layers fitted to their weights.
 
-    The fit is to the weights alone, so train the copy a little before you judge it: chapter 72 has an example.
+    The fit is to the weights alone, so train the copy a little before you judge it: chapter 72 has an example. In evaluation
+    torch's nn.TransformerEncoderLayer reads the weights of its layers itself; with some of them replaced, call
+    `torch.backends.mha.set_fastpath_enabled(False)` first.
 
     Args:
         model: is not changed. layers: names of its nn.Linear, as in the column ``layer`` of `report`.
@@ -512,6 +514,10 @@ def convert(
         seen = by_name[name]
         if len(seen.names) > 1 or seen.notes:
             raise ValueError(f"{name} shares its weight: {', '.join(seen.names[1:] + seen.notes)}")
+        if isinstance(model.get_submodule(name.rpartition(".")[0]), nn.MultiheadAttention):
+            raise ValueError(
+                f"{name} is read by nn.MultiheadAttention itself and must stay nn.Linear"
+            )
         layer, error = FITS[kind](seen.layer, share)
         layer.train(seen.layer.training)
         if name == "(the model)":

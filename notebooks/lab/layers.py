@@ -287,7 +287,7 @@ def fit_kronecker(linear: nn.Linear, share: float) -> tuple[Kronecker, float]:
         size = k * k + dims[1] * hidden[1]
         macs = count_macs(dims, hidden, cheapest_order(dims, hidden))
         terms = min(_budget(linear, share) // size, inputs * outputs // macs, k * k)
-        if terms:
+        if terms >= 1:
             found.append((_lost(weight, dims, hidden, terms), dims, hidden, terms))
     if not found:
         raise ValueError(
