@@ -26,6 +26,7 @@ from ndlinear import (
     rearrange,
 )
 
+from ..adapters import DoRA, LoKr, VeRA, vera_matrices
 from ..machine import require
 from ..models import DECODERS, TARGETS
 from ..modes import LabError
@@ -97,6 +98,34 @@ def adapt(model: nn.Module, arm: str, scale: float = 1.0, dropout: float = 0.0) 
         for module in model.modules():
             if isinstance(module, NdLinearLoRA):
                 module.adapter.reset_parameters()
+    return model
+
+
+def attach(model: nn.Module, targets: Mapping[str, nn.Linear], arm: str) -> nn.Module:
+    """Freeze any model and make some of its linear maps trainable in the way of an arm, in place; every scale is one.
+
+    Args:
+        targets: the maps by their names in the model. arm: "lora-<rank>", "dora-<rank>", "vera-<rank>", "lokr-<factor>-<rank>",
+            "ndlinear", "full" (the maps themselves) or "all" (every weight of the model).
+
+    Returns:
+        The model.
+    """
+    model.requires_grad_(arm == "all")
+    if arm == "ndlinear":
+        return apply_ndlinear_lora(model, list(targets))
+    kind, *sizes = arm.split("-")
+    numbers = [int(size) for size in sizes]
+    if kind == "vera":
+        numbers = [vera_matrices(list(targets.values()), *numbers)]
+    layers = {"lora": LowRank, "dora": DoRA, "vera": VeRA, "lokr": LoKr}
+    if kind not in (*layers, "full", "all"):
+        raise LabError(f"no arm {arm!r}; there are: {', '.join(layers)}, ndlinear, full, all")
+    for name, module in targets.items():
+        if kind in layers:
+            _replace(model, name, layers[kind](module, *numbers))
+        else:
+            module.requires_grad_(True)
     return model
 
 
@@ -304,10 +333,12 @@ NAMES = {
     "head": "head only",
     "ndlinear": "NdLinear-LoRA",
     "ndlinear-released": "NdLinear-LoRA, released start",
-    "lora-1": "LoRA, rank 1",
-    "lora-4": "LoRA, rank 4",
-    "lora-8": "LoRA, rank 8",
+    **{f"lora-{rank}": f"LoRA, rank {rank}" for rank in (1, 2, 4, 8, 16)},
+    "lokr-8-7": "LoKr, low rank",
+    "dora-1": "DoRA, rank 1",
+    "vera-256": "VeRA, rank 256",
     "full": "all maps",
+    "all": "all weights",
 }
 LOOKS = {"full": "dense", "ndlinear": "ndlinear", "ndlinear-released": "released", "head": "linear"}
 
@@ -330,6 +361,16 @@ def overview(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def losses(runs: pd.DataFrame) -> pd.DataFrame:
+    """Of each arm the parameters, the rate, and the loss on the test part with the ends of its interval."""
+    rows = []
+    for arm, at in runs.groupby("arm", sort=False):
+        row = {"arm": NAMES[arm], "trained": int(at["parameters"].iloc[0])}
+        row |= {"rate": at["lr"].iloc[0], "seeds": len(at)}
+        rows.append(row | dict(zip(("loss", "loss_low", "loss_high"), interval(at["loss"]))))
+    return pd.DataFrame(rows)
+
+
 def word(found: tuple[float, float, float], margin: float = 1.0) -> str:
     """A difference in points by the chapter's rule: not inferior, worse, both, or undecided."""
     _, low, high = found
@@ -337,6 +378,32 @@ def word(found: tuple[float, float, float], margin: float = 1.0) -> str:
     if high < 0:
         words.append("worse")
     return ", ".join(words) or "undecided"
+
+
+def loss_word(found: tuple[float, float, float], margin: float = 0.0) -> str:
+    """A difference in loss by the chapter's rule: higher, lower, within the margin on both sides, on one, or undecided."""
+    _, low, high = found
+    words = []
+    if low > 0:
+        words.append("higher")
+    if high < 0:
+        words.append("lower")
+    if -margin < low and high < margin:
+        words.append("equivalent")
+    elif high < margin and "lower" not in words:
+        words.append("not inferior")
+    return ", ".join(words) or "undecided"
+
+
+def losses_against(runs: pd.DataFrame, arm: str = "ndlinear", margin: float = 0.0) -> pd.DataFrame:
+    """Loss of an arm minus that of each other arm, seed by seed, and what that means by the rule."""
+    rows = []
+    for other in dict.fromkeys(runs["arm"]):
+        if other != arm:
+            found = paired(runs, "loss", arm, other)
+            nats = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*found)
+            rows.append((NAMES[other], nats, loss_word(found, margin)))
+    return pd.DataFrame(rows, columns=["against", "loss", "by the rule"])
 
 
 def against(runs: pd.DataFrame, arm: str = "ndlinear") -> pd.DataFrame:
