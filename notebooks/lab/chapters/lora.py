@@ -341,11 +341,24 @@ NAMES = {
     "all": "all weights",
 }
 LOOKS = {"full": "dense", "ndlinear": "ndlinear", "ndlinear-released": "released", "head": "linear"}
+PEERS = {  # kinds of arms that no other chapter draws
+    "dora": {"marker": "s", "color": "#56b4e9"},
+    "vera": {"marker": "P", "color": "#7b6bb5"},
+    "all": {"marker": "X", "color": "#5a7fd6"},
+}
+ASIDE = {
+    "lokr-8-7": 0.8,
+    "ndlinear": 0.9,
+    "ndlinear-released": 1.2,
+}  # beside arms of about the same size
 
 
-def _look(arm: str) -> str:
-    """The method of the book's figures whose colour and marker an arm takes."""
-    return LOOKS.get(arm, "lora")
+def _style(arm: str) -> dict:
+    """Marker and colour of an arm: those of its method in the book's figures, where it has one."""
+    kind = arm.partition("-")[0]
+    if kind in PEERS:
+        return PEERS[kind]
+    return figures.key(LOOKS.get(arm, kind))
 
 
 def overview(runs: pd.DataFrame) -> pd.DataFrame:
@@ -420,17 +433,27 @@ def against(runs: pd.DataFrame, arm: str = "ndlinear") -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def draw_runs(axis, runs: pd.DataFrame) -> None:
-    """Accuracy of each arm against its trained parameters, the latter on a log axis; every seed a point."""
+def draw_runs(axis, runs: pd.DataFrame, metric: str = "accuracy", factor: float = 1.0) -> None:
+    """A metric of each arm against its trained parameters, the latter on a log axis; every seed a point.
+
+    The ranks of LoRA are one line with the ranks beside it; arms of about the same size are drawn side by side (`ASIDE`).
+    """
+    line = []
     for arm, at in runs.groupby("arm", sort=False):
-        look = {"color": figures.colour(_look(arm)), "marker": figures.marker(_look(arm))}
-        x = at["parameters"].iloc[0]
-        mean, low, high = interval(100 * at["accuracy"])
-        axis.plot([x] * len(at), 100 * at["accuracy"], ls="none", alpha=0.45, ms=4, **look)
-        axis.plot([x * 1.12] * 2, [low, high], color=look["color"], lw=1.5)
-        axis.plot(x * 1.12, mean, ls="none", ms=7, label=NAMES[arm], **look)
-    axis.set(xscale="log", xlabel="trained parameters", ylabel="accuracy, percent")
-    axis.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
+        style, low_rank = _style(arm), arm.startswith("lora-")
+        x = at["parameters"].iloc[0] * ASIDE.get(arm, 1.0)
+        mean, low, high = interval(factor * at[metric])
+        axis.plot([x] * len(at), factor * at[metric], ls="none", alpha=0.4, ms=3, **style)
+        axis.plot([x, x], [low, high], color=style["color"], lw=1.5)
+        label = None if low_rank and line else NAMES[arm].partition(", rank")[0]
+        axis.plot(x, mean, ls="none", ms=7, label=label, **style)
+        if low_rank:
+            rank = arm.removeprefix("lora-")
+            axis.annotate(rank, (x, mean), (6, 4), textcoords="offset points", fontsize=8)
+            line.append((x, mean))
+    if line:
+        axis.plot(*zip(*sorted(line)), color=figures.colour("lora"), lw=1)
+    axis.set(xscale="log", xlabel="trained parameters")
 
 
 def draw_shares(axes, updates: pd.DataFrame, noise: Mapping[str, float]) -> None:
