@@ -14,7 +14,7 @@ from torch.nn import functional as F
 @pytest.fixture(autouse=True)
 def smoke(monkeypatch):
     monkeypatch.setenv("NDL_MODE", "smoke")
-    cached = (tokens.corpus, lora_text._base, lora_text.problems, data._load)
+    cached = (tokens.corpus, lora_text._base, lora_text.base_loss, lora_text.problems, data._load)
     for function in cached:
         function.cache_clear()
     yield

@@ -169,3 +169,9 @@ def answer_loss(model: nn.Module, data: Sequence[Problem], batch: int = 32) -> f
     ordered = sorted(data, key=lambda problem: len(problem[0]))  # little padding
     totals = [summed_loss(model, ordered[i : i + batch]) for i in range(0, len(ordered), batch)]
     return float(sum(total for total, _ in totals)) / sum(count for _, count in totals)
+
+
+@functools.cache
+def base_loss(steps: int) -> float:
+    """Loss of the base on the test problems, before any fine-tuning."""
+    return answer_loss(base(steps), problems()["test"])
