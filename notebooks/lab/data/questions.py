@@ -157,6 +157,7 @@ SOURCES = (
                 read_gsm8k,
                 gsm8k_sample,
                 {"train": ((7473,), None), "test": ((1319,), None)},
+                "Both official parts as published, with the calculator's marks in the solutions.",
             ),
         ),
     ),
