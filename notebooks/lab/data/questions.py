@@ -158,6 +158,7 @@ SOURCES = (
                 gsm8k_sample,
                 {"train": ((7473,), None), "test": ((1319,), None)},
                 "Both official parts as published, with the calculator's marks in the solutions.",
+                "e1c783e708888cdc",
             ),
         ),
     ),
