@@ -403,3 +403,172 @@ def test_times_are_taken_by_the_bench_alone(monkeypatch, tmp_path, capsys):
     assert structured.may_time("made-up", grid)
     monkeypatch.setenv("NDL_BENCH", "1")
     assert structured.may_time("other", grid)
+
+
+# --------------------------------------------------------------------------------------------- tasks B and D
+class Pictures:
+    """40 pictures to train on and 10 to test, every pixel another number."""
+
+    x = np.random.default_rng(0).integers(0, 256, (50, 3, 32, 32)).astype(np.uint8)
+    y = np.arange(50) % 10
+    splits = {"train": slice(0, 40), "test": slice(40, 50)}  # noqa: RUF012
+
+
+@pytest.fixture
+def few_pictures(monkeypatch):
+    monkeypatch.setattr(structured, "load", lambda name: {"cifar10": Pictures}[name])
+    structured.grey.cache_clear()
+    yield
+    structured.grey.cache_clear()
+
+
+def test_grey_pictures_are_means_of_twelve_numbers(few_pictures):
+    found, labels = structured.grey()["test"]
+    assert found.shape == (10, 256) and (labels == Pictures.y[40:]).all()
+    patch = Pictures.x[43, :, 6:8, 10:12].astype(float)
+    assert found[3, 3 * 16 + 5] == pytest.approx(patch.mean(), rel=1e-6)
+
+
+def test_shuffled_pictures_are_the_same_ones_with_their_pixels_moved(few_pictures):
+    first, moved = (structured.pictures(5, 0.5, order) for order in ("in place", "shuffled"))
+    assert [len(first[part][0]) for part in ("train", "val", "test")] == [18, 4, 10]
+    pixels = None
+    for part, (x, y) in first.items():
+        other, labels = moved[part]
+        assert torch.equal(y, labels) and not torch.equal(x, other)
+        assert torch.equal(x.sort(dim=1)[0], other.sort(dim=1)[0])
+        places = (other[0][:, None] == x[0]).float().argmax(dim=1)
+        pixels = places if pixels is None else pixels
+        assert torch.equal(other, x[:, pixels])  # one permutation for all parts
+    x = first["train"][0]
+    assert x.mean().abs() < 1e-5 and x.std(correction=0) == pytest.approx(1, abs=1e-4)
+    again = structured.pictures(6, 0.5, "shuffled")["test"][0]
+    assert not torch.equal(again.argsort(dim=1), moved["test"][0].argsort(dim=1))
+
+
+def test_a_smaller_part_is_contained_in_a_larger_one(few_pictures):
+    small, large = (structured.pictures(1, part, "in place") for part in (0.5, 1.0))
+    assert len(large["train"][0]) == 36
+    assert torch.equal(small["train"][1], large["train"][1][:18])
+    assert torch.equal(small["val"][1], large["val"][1])
+
+
+def test_a_whole_run_on_pictures(few_pictures):
+    config = {"order": "shuffled", "arm": "ndlinear", "part": 1.0, "steps": 3, "lr": 0.01}
+    found = structured.train_pictures([config | {"seed": s} for s in (0, 1)])
+    assert [row["metrics"]["samples"] for row in found] == [36, 36]
+    assert found[0]["macs"] == 6 * 256 * 32 + 256 * 10
+    assert found[0]["metrics"]["test_loss"] != found[1]["metrics"]["test_loss"]
+
+
+class Texts:
+    x = np.array(["ab ab é", "", "abc"] * 40, dtype=object)
+    splits = {"train": slice(0, 60), "valid": slice(60, 90), "test": slice(90, 120)}  # noqa: RUF012
+
+
+@pytest.fixture
+def few_characters(monkeypatch):
+    monkeypatch.setattr(structured, "load", lambda name: {"wikitext2": Texts}[name])
+    monkeypatch.setattr(structured, "VOCABULARY", 5)
+    structured.characters.cache_clear()
+    yield
+    structured.characters.cache_clear()
+
+
+def test_characters_are_numbered_by_how_common_they_are(few_characters):
+    found = structured.characters()
+    text = "\n".join(Texts.x[Texts.splits["train"]])
+    order = sorted(set(text), key=lambda c: (-text.count(c), text.index(c)))
+    numbers = [min(order.index(c), 4) for c in text]
+    first, later = found["train"]
+    assert first.shape == later.shape == ((len(text) - 1) // 64, 64)
+    assert first.flatten().tolist() == numbers[: first.numel()]
+    assert later.flatten().tolist() == numbers[1 : first.numel() + 1]
+    assert set(found) == {"train", "val", "test"}
+
+
+def test_windows_are_evenly_spaced():
+    first, later = structured._windows(torch.arange(64 * 10 + 1), 4)
+    assert first[:, 0].tolist() == [0, 3 * 64, 6 * 64, 9 * 64]
+    assert torch.equal(later, first + 1)
+
+
+@pytest.mark.parametrize("arm", [*structured.WIDER, *structured.NARROW])
+def test_a_decoder_begins_without_its_blocks(arm):
+    torch.manual_seed(0)
+    model = structured.decoder(arm)
+    x = torch.randint(0, structured.VOCABULARY, (2, 9))
+    before = model(x)
+    for layer in model.layers:
+        assert isinstance(layer.block, structured.FeedForward)
+        nn.init.zeros_(layer.block.first.bias)
+        for weight, _, _ in layer.block.first.matrices():
+            nn.init.zeros_(weight)
+    assert torch.equal(model(x), before) and before.shape == (2, 9, structured.VOCABULARY)
+
+
+def test_counts_of_the_blocks():
+    sizes = {arm: structured.feed_forward(arm) for arm in (*structured.WIDER, *structured.NARROW)}
+    macs = {arm: structured.multiply_adds(block) for arm, block in sizes.items()}
+    weights = {arm: structured.size(block) for arm, block in sizes.items()}
+    # up: 8x8 to 16x16 by rows, then by columns; down: the same backwards
+    assert macs["ndlinear"] == macs["monarch"] == 2 * (8 * 8 * 16 + 8 * 16 * 16)
+    assert weights["ndlinear"] == 4 * 8 * 16 + 256 + 64 == weights["blocks-64"]
+    assert weights["monarch"] == macs["monarch"] + 320
+    for arm in ("low-rank", "blocks", "tied-4", "dense-macs", "ndlinear-3"):
+        assert macs[arm] <= macs["monarch"]
+    for arm, count in (("dense-params", structured.size), ("dense-macs", structured.multiply_adds)):
+        like = sizes[structured.NARROW[arm][1]]
+        hidden = structured.narrow_block(arm)
+        assert count(structured.dense_block(hidden)) <= count(like)
+        assert count(structured.dense_block(hidden + 1)) > count(like)
+    assert 10 * (64 + 256) > 6144 / 2 >= 9 * (64 + 256)  # the largest rank within Monarch's
+
+
+def test_a_decoder_trains_with_others_as_it_would_alone(few_characters):
+    config = {"arm": "monarch", "lr": 1e-3, "steps": 3}
+    pair = structured.train_characters([config | {"seed": s} for s in (0, 1)])
+    alone = structured.train_characters([config | {"seed": 1}])
+    assert pair[1]["metrics"]["test_loss"] == pytest.approx(alone[0]["metrics"]["test_loss"], 1e-4)
+    assert pair[0]["metrics"]["test_loss"] != pytest.approx(pair[1]["metrics"]["test_loss"], 1e-6)
+    logits = torch.randn(2, 64, 5)
+    target = torch.randint(0, 5, (2, 64))
+    wanted = -logits.log_softmax(-1).gather(2, target[..., None]).mean()
+    assert structured.next_character(logits, target).item() == pytest.approx(wanted.item())
+
+
+def test_the_gain_from_pixels_in_place():
+    draw = np.random.default_rng(2)
+    logs = {(arm, order): draw.normal(size=6) for arm in "ab" for order in ("in place", "shuffled")}
+    rows = [
+        {"arm": arm, "order": order, "seed": s, "test_loss": math.exp(v)}
+        for (arm, order), values in logs.items()
+        for s, v in enumerate(values)
+    ]
+    wanted = [logs[arm, "shuffled"] - logs[arm, "in place"] for arm in "ab"]
+    low, high = independent.ttest_rel(*wanted).confidence_interval()
+    found = structured.gain_in_place(pd.DataFrame(rows), "a", "b")
+    assert found == pytest.approx(((wanted[0] - wanted[1]).mean(), low, high))
+
+
+def test_scenarios_of_pictures_and_characters():
+    counts = {"dense": (900, 900), "monarch": (300, 100), "ndlinear": (50, 100), "blocks": (90, 90)}
+    made = runs(dense=0.0, blocks=1.0, monarch=2.0, ndlinear=3.0)
+    for i, column in enumerate(("parameters", "macs")):
+        made[column] = made["arm"].map(lambda arm, i=i: counts[arm][i])
+    both = [
+        made.assign(order=order, part=part, samples=round(part * 800))
+        for order in ("in place", "shuffled")
+        for part in (0.25, 1.0)
+    ]
+    found = structured.picture_scenarios(pd.concat(both))
+    titles = [f"pixels {o}, {n} samples" for o in ("in place", "shuffled") for n in (200, 800)]
+    assert [s.name for s in found] == [title for title in titles for _ in range(3)]
+    text = structured.character_scenarios(made.assign(steps=50))
+    assert [(s.name, s.budget) for s in text[:2]] == [
+        ("characters, 800 samples", "equal operations"),
+        ("characters, 800 samples", "equal parameters"),
+    ]
+    counted = structured.right([*found, *text])
+    assert counted.loc["operations", "blocks"] == 5 and counted.loc["", "dense"] == 5
+    assert counted.loc["operations", "monarch"] == 0
