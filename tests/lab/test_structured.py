@@ -570,3 +570,54 @@ def test_scenarios_of_pictures_and_characters():
     counted = structured.right([*found, *text])
     assert counted.loc["operations", "blocks"] == 5 and counted.loc["", "dense"] == 5
     assert "monarch" not in counted
+
+
+def test_seconds_of_a_run_and_which_runs_are_beaten():
+    each = dict.fromkeys(structured.TIMED, 50.0) | {"dense": 100.0, "monarch": 10.0}
+    right = {"width": 64, "batch": structured.TEACHER_BATCH, "pass": "training"}
+    wrong = [right | {"pass": "forward"}, right | {"batch": 2048}]
+    times = pd.DataFrame(
+        [right | {arm: v * f for arm, v in each.items()} for f in (0.5, 1.0, 4.0)]
+        + [case | dict.fromkeys(structured.TIMED, 1e9) for case in wrong]
+    )
+    own = [0.0, 1.0, 0.5]  # what a seed does to all layers
+    cells = [("dense", 100, 0.0, 0.0), ("monarch", 1000, 0.0, 1e-3), ("blocks", 300, -0.5, 1e-3)]
+    made = [
+        {"arm": arm, "width": 64, "budget": 1e9, "steps": steps, "seed": s}
+        | {"test_loss": math.exp(mean + own[s] + s * noise)}
+        for arm, steps, mean, noise in [*cells, ("tied-4", 1, -9.0, 0.0)]
+        for s in range(3)
+    ]
+    found = structured.in_seconds(pd.DataFrame(made), times).set_index("arm")
+    assert set(found.index) == {"dense", "monarch", "blocks"}  # four groups were not timed
+    assert found["seconds"].to_dict() == pytest.approx(
+        {"dense": 0.06, "monarch": 0.06, "blocks": 0.09}
+    )
+    # dense and Monarch take as long and are not told apart; blocks take longer and are better
+    assert not found["beaten"].any()
+    assert found["loss"]["dense"] == pytest.approx(math.exp(0.5))
+    slow = times.assign(dense=200.0)
+    beaten = structured.in_seconds(pd.DataFrame(made), slow).set_index("arm")["beaten"]
+    assert beaten.to_dict() == {"dense": True, "monarch": False, "blocks": False}
+    figure, axis = plt.subplots()
+    structured.draw_seconds(axis, found.reset_index())
+    assert len(axis.lines) == 3 and len(axis.collections[0].get_offsets()) == 3
+    plt.close(figure)
+
+
+def test_what_shuffled_pixels_cost():
+    values = {("a", "in place"): 1.0, ("a", "shuffled"): 1.5, ("b", "in place"): 2.0}
+    values |= {("b", "shuffled"): 2.0}
+    made = [
+        {"arm": arm, "order": order, "seed": s, "samples": 8, "test_loss": v * (1 + 0.1 * s)}
+        for (arm, order), v in values.items()
+        for s in range(3)
+    ]
+    found = structured.losses_by_order(pd.DataFrame(made)).set_index("layer")
+    assert found["mean"].to_dict() == pytest.approx({"a": 50.0, "b": 0.0})
+    assert found["low"]["a"] == pytest.approx(50) and found["high"]["a"] == pytest.approx(50)
+    both = pd.concat([found.reset_index(), found.reset_index().assign(samples=9)])
+    figure, axis = plt.subplots()
+    structured.draw_orders(axis, both)
+    assert [tick.get_text() for tick in axis.get_yticklabels()] == ["b", "a"]
+    plt.close(figure)

@@ -707,6 +707,33 @@ def percent(log: float) -> float:
     return 100 * math.expm1(log)
 
 
+def in_seconds(runs: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
+    """Task A over seconds of layers: one row for each timed layer, width and budget.
+
+    Args:
+        runs: of task A. times: microseconds of one layer, rows of `time_layers`; the medians of the training pass at the
+            batch of task A are taken.
+
+    Returns:
+        ``seconds`` of the six structured layers in all steps of a run, each alone; ``loss``, the geometric mean; ``beaten``,
+        whether another row takes no more seconds and has a lower loss, by the 95 % interval paired by seed.
+    """
+    like = (times["batch"] == TEACHER_BATCH) & (times["pass"] == "training")
+    each = times[like].groupby("width")[TIMED].median()
+    rows = []
+    for (arm, width, budget), own in runs.groupby(["arm", "width", "budget"]):
+        if arm in TIMED:
+            seconds = 6 * own["steps"].iloc[0] * each.loc[width, arm] / 1e6
+            row = {"arm": arm, "width": width, "budget": budget, "seconds": seconds}
+            rows.append(row | {"logs": np.log(own.set_index("seed")["test_loss"])})
+    for row in rows:
+        quick = [other for other in rows if other["seconds"] <= row["seconds"]]
+        ahead = [below(interval((other["logs"] - row["logs"]).dropna())) for other in quick]
+        row["beaten"] = any(found is True for found in ahead)
+        row["loss"] = math.exp(row["logs"].mean())
+    return pd.DataFrame(rows).drop(columns="logs")
+
+
 def served(best: pd.DataFrame, grid: Sequence[float]) -> pd.Series:
     """Rule R5, for each arm and width: whether its best rate is at most one step from that of the dense network of width 64."""
     places = {rate: i for i, rate in enumerate(sorted(grid))}
@@ -820,3 +847,44 @@ def draw_rates(axes, runs: pd.DataFrame, arms: Sequence[str]) -> None:
             best = curve.idxmin()
             axis.plot(best, curve[best], figures.marker(arm), color=figures.colour(arm))
         axis.set(xscale="log", yscale="log", xlabel=f"base rate, width {width}")
+
+
+def draw_seconds(axis, found: pd.DataFrame) -> None:
+    """Rows of `in_seconds`, a line for each layer and width, its wider layer with hollow marks; a ring around those that no other
+    beats."""
+    for (arm, width), own in found.sort_values("seconds").groupby(["arm", "width"]):
+        look = {"color": figures.colour(arm), "marker": figures.marker(arm), "linewidth": 0.8}
+        if width > BASE:
+            look |= {"markerfacecolor": "none", "linestyle": ":"}
+        axis.plot(own["seconds"], own["loss"], label=name(arm) if width == BASE else None, **look)
+    front = found[~found["beaten"]]
+    ring = {"s": 150, "facecolors": "none", "edgecolors": "0.5"}
+    axis.scatter(front["seconds"], front["loss"], **ring)
+    axis.set(xscale="log", yscale="log", xlabel="seconds of the structured layers")
+
+
+def losses_by_order(runs: pd.DataFrame) -> pd.DataFrame:
+    """Task B: by how many percent the loss of each layer is higher with shuffled pixels, for each number of samples."""
+    rows = []
+    for (samples, arm), own in runs.groupby(["samples", "arm"]):
+        change = log_ratio(own.assign(arm=own["order"]), "shuffled", "in place")
+        mean, low, high = map(percent, change)
+        row = {"layer": arm, "samples": samples, "mean": mean, "low": low, "high": high}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def draw_orders(axis, found: pd.DataFrame) -> None:
+    """Rows of `losses_by_order`: a row for each layer, a mark with its interval for each number of samples."""
+    order = found.groupby("layer")["mean"].max().sort_values().index.tolist()
+    for shift, (samples, own) in zip((-0.15, 0.15), found.groupby("samples")):
+        at = [order.index(arm) + shift for arm in own["layer"]]
+        error = [own["mean"] - own["low"], own["high"] - own["mean"]]
+        look = {
+            "fmt": "o" if shift < 0 else "s",
+            "markersize": 5,
+            "label": f"{samples:,.0f} samples",
+        }
+        axis.errorbar(own["mean"], at, xerr=error, **look)
+    axis.axvline(0, color="0.5", linewidth=1)
+    axis.set_yticks(range(len(order)), [name(arm) for arm in order])
