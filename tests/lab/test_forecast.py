@@ -425,6 +425,28 @@ def test_the_paper_stands_beside_the_records():
     assert (table["ours Linear_low"] < table["ours Linear"]).all()
 
 
+@pytest.mark.parametrize("least", [0.0, 0.3, -0.6])
+def test_with_the_seeds_needed_an_interval_ends_at_the_bound(least):
+    runs = many_runs().query("protocol == 'shuffled' and family == 'RNN' and dataset == 'ETTh1'")
+    by_seed = runs.pivot(index="seed", columns="model", values="mse")
+    gain = np.log(by_seed["dense"] / by_seed["ndlinear"])
+    bound = -np.log(1 - least)
+
+    def reaches(n):
+        """Whether the interval of n seeds with this mean and spread still holds the bound."""
+        low, high = scipy_stats.t.interval(0.95, n - 1, gain.mean(), gain.std() / np.sqrt(n))
+        return low < bound < high
+
+    seeds = forecast.seeds_needed(runs, "mse", "ndlinear", least)
+    assert not reaches(seeds) and (seeds == 2 or reaches(seeds - 1))
+
+
+def test_no_number_of_seeds_tells_a_mean_from_itself():
+    runs = many_runs().query("protocol == 'shuffled' and family == 'RNN' and dataset == 'ETTh1'")
+    mean = forecast.reduction(runs, "mse")[0]
+    assert forecast.seeds_needed(runs, "mse", "ndlinear", mean) is None
+
+
 def test_half_the_printed_reduction_decides():
     printed = {"mse": 0.4, "mae": 0.2}
     judge = lambda mse, mae: forecast.reduces({"mse": (0, *mse), "mae": (0, *mae)}, printed)  # noqa: E731
