@@ -10,6 +10,7 @@ import torch
 from lab import models
 from lab.chapters import forecast
 from lab.modes import LabError
+from lab.page import figures
 from lab.train import Split, fit, seed_everything, stacked
 from scipy import stats as scipy_stats
 from torch import nn
@@ -519,6 +520,20 @@ def test_the_figures_show_every_seed_and_the_printed_factor():
     assert shown == pytest.approx(factors.tolist())
     strokes = [line for line in axis.lines if line.get_marker() == "|"]
     assert [len(line.get_xdata()) for line in strokes] == [4] * 8
+    text = runs.query("protocol == 'chronological' and family == 'RNN' and model == 'ndlinear'")
+    runs = pd.concat([runs, text.assign(model="ndlinear-paper", mse=text["mse"] / 3)])
+    axis.clear()
+    forecast.draw_factors(axis, runs, printed)
+    means = {
+        round(line.get_ydata()[0], 2): line.get_xdata()[0]
+        for line in axis.lines
+        if line.get_marker() == figures.marker("ndlinear")
+    }
+    assert len(means) == 10 and {0.0, 1.0} < set(means)  # the start of the text, in the RNN only
+    assert means[0.0] == pytest.approx(3 * means[-0.22])
+    there = runs.query("protocol == 'chronological' and family == 'RNN' and dataset == 'ETTh1'")
+    by_model = there.groupby("model")["mse"].apply(lambda e: np.log(e).mean())
+    assert means[-0.22] == pytest.approx(np.exp(by_model["dense"] - by_model["ndlinear"]))
     plt.close(figure)
     figure, axes = plt.subplots(1, 2)
     forecast.draw_errors(axes, runs, ["dense", "ndlinear"])

@@ -426,27 +426,25 @@ def reduction_table(found: dict[str, dict], printed: pd.DataFrame) -> pd.DataFra
     return pd.DataFrame(rows)
 
 
-def draw_factors(axis, runs: pd.DataFrame, printed: pd.DataFrame) -> None:
-    """For every family and set the MSE of "dense" over that of "ndlinear": each seed, mean and interval, and as printed.
+DRAWN = (  # protocol, arm, place within the row, fill, name
+    ("chronological", "ndlinear", -0.22, 1.0, "chronological"),
+    ("chronological", "ndlinear-paper", 0.0, 0.35, "chronological, start of the text"),
+    ("shuffled", "ndlinear", 0.22, 0.0, "shuffled"),
+)
 
-    Filled marks: chronological; open marks: shuffled; stars: printed.
+
+def draw_factors(axis, runs: pd.DataFrame, printed: pd.DataFrame) -> None:
+    """For every family and set the MSE of "dense" over that of NdLinear: each seed, mean and interval, and as printed.
+
+    Filled marks: chronological; pale ones: NdLinear started as the text says, where it was run; open ones: shuffled; stars: printed.
     """
     cells = list(dict.fromkeys((family, dataset) for family, dataset, _ in printed.index))
     by_cell = runs.set_index(["protocol", "family", "dataset"]).sort_index()
-    look = {"color": figures.colour("ndlinear"), "marker": figures.marker("ndlinear")}
     for y, cell in enumerate(cells):
-        for protocol, shift, fill in (
-            ("chronological", -0.16, look["color"]),
-            ("shuffled", 0.16, "none"),
-        ):
+        for protocol, arm, shift, fill, name in DRAWN:
             at = by_cell.loc[(protocol, *cell)]
-            each = 1 / ratios(at, "mse")
-            mean, low, high = (1 / (1 - value) for value in reduction(at, "mse"))
-            height = y + shift
-            axis.plot(each, [height] * len(each), "|", color=look["color"], ms=7, alpha=0.6)
-            axis.plot([low, high], [height] * 2, color=look["color"], lw=1.5)
-            label = None if y else protocol
-            axis.plot(mean, height, mfc=fill, ls="none", label=label, **look)
+            if arm in set(at["model"]):
+                _draw_factor(axis, at, arm, y + shift, fill, None if y else name)
         factor = 1 / (1 - printed["reduction"][(*cell, "mse")])
         star = {"color": figures.colour("paper"), "marker": figures.marker("paper")}
         axis.plot(factor, y, ms=11, ls="none", label=None if y else "printed", **star)
@@ -458,7 +456,18 @@ def draw_factors(axis, runs: pd.DataFrame, printed: pd.DataFrame) -> None:
     axis.set(xlabel="test MSE, dense over NdLinear: right of 1 NdLinear is better")
     axis.minorticks_off()
     axis.invert_yaxis()
-    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=3)
+    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
+
+
+def _draw_factor(axis, runs: pd.DataFrame, arm: str, y: float, fill: float, name: str | None):
+    """One arm's factors at one height: a stroke for each seed, the mean with its interval."""
+    colour = figures.colour("ndlinear")
+    each = 1 / ratios(runs, "mse", arm)
+    mean, low, high = (1 / (1 - value) for value in reduction(runs, "mse", arm))
+    axis.plot(each, [y] * len(each), "|", color=colour, ms=7, alpha=0.6)
+    axis.plot([low, high], [y] * 2, color=colour, lw=1.5)
+    look = {"mec": colour, "mfc": (colour, fill), "marker": figures.marker("ndlinear")}
+    axis.plot(mean, y, ls="none", label=name, **look)
 
 
 def draw_errors(axes, runs: pd.DataFrame, arms: list[str], protocol: str = "chronological") -> None:
