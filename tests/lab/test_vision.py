@@ -344,6 +344,24 @@ def test_the_quick_loop_stops_at_a_loss_that_is_not_finite():
         vision.train_quickly(toy(), data, epochs=1, lr=1e-3, batch_size=4, seed=0)
 
 
+def test_baselines_have_a_row_where_the_dense_head_was_trained():
+    runs = made_runs("cifar10")
+    one = runs[runs["seed"] == 0]
+    budgets = {"a": runs, "b": one, "c": runs.iloc[:0]}
+    table = vision.baselines(budgets, {"a": "why a", "b": "why b", "c": "why c"})
+    dense = 100 * runs[runs["arm"] == "dense"]["test_accuracy"]
+    assert table["budget"].tolist() == ["a", "b"] and table["seeds"].tolist() == [len(dense), 1]
+    assert table["set"].unique().tolist() == ["CIFAR-10"]
+    assert table["printed"].tolist() == pytest.approx([74.26, 74.26])
+    half = 4.302653 * dense.std() / math.sqrt(3)
+    ends = dense.mean(), dense.mean() - half, dense.mean() + half
+    assert table["ours"].tolist() == [
+        "{:.1f} [{:.1f}, {:.1f}]".format(*ends),
+        f"{dense.iloc[0]:.1f}",
+    ]
+    assert table["why not equal"].tolist() == ["why a", "why b"]
+
+
 @pytest.mark.parametrize(
     "found, answer",
     [
