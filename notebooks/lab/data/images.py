@@ -119,7 +119,7 @@ def _read_strips(*contents: bytes) -> Raw:
 
 
 def _read_exact_strips(*contents: bytes) -> Raw:
-    """Training files in order, all exact and together the whole training part; the test file last."""
+    """Training files in order, all exact, together the whole training part; the test file last."""
     raw = _read_strips(*contents)
     return Raw(raw.x, raw.y, raw.names, {part: raw.splits[part] for part in ("train", "test")})
 
