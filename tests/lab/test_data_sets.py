@@ -345,6 +345,22 @@ def test_cifar_rows_are_red_then_green_then_blue():
     assert raw.splits == {"train": slice(0, 2), "test": slice(2, 4)}
 
 
+def test_the_whole_of_cifar_10_begins_with_the_pictures_of_its_smaller_form():
+    """The first file is that of the smaller form, whose rows go on counting: its readers are the same as before."""
+    whole, layout = LAYOUTS["cifar10whole-1"]
+    first, second, test = sample("cifar10whole-1")
+    raw = layout.read(first, second, test)
+    smaller = LAYOUTS["cifar10-1"][1].read(first, test)
+    assert raw.splits == {"train": slice(0, 200), "test": slice(200, 300)}
+    assert np.array_equal(raw.x[:100], smaller.x[smaller.splits["train"]])
+    assert np.array_equal(raw.x[raw.splits["test"]], smaller.x[smaller.splits["test"]])
+    assert np.array_equal(raw.x[100:200], images._strips(second)[0])
+    files_of = [file.name for file in LAYOUTS["cifar10-1"][1].files]
+    assert [file.name for file in layout.files][::2] == files_of
+    assert whole.layouts[0].files == data.SOURCES["cifar10"].layouts[0].files
+    assert images._read_exact_strips not in data.SOURCES["cifar10"].__fingerprint__()
+
+
 def test_a_batch_as_python_2_wrote_it():
     """The publisher's pickles have byte strings where newer ones have text; opcodes written out by hand."""
     values = bytes(range(256)) * 24

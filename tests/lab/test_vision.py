@@ -272,6 +272,111 @@ def test_a_claim_against_maps_applied_in_two_ways(out, piece, expected):
     assert vision.both_ways(out, piece) == expected
 
 
+def both_ways(epochs: int = 2, arm: str = "dense", dtype: torch.dtype = torch.float32):
+    """The same head trained by `train` and by `train_quickly`: models and curves."""
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randn(48, 3, 32, 32, generator=generator).to(torch.bfloat16).float()
+    data = images, torch.arange(48) % 10
+    how = {"epochs": epochs, "lr": 1e-3, "batch_size": 16, "seed": 3}
+    found = []
+    for network, prepared, train in (
+        (vision.network, data, vision.train),
+        (vision.quick_network, vision.in_memory(data, "cpu"), vision.train_quickly),
+    ):
+        torch.manual_seed(0)
+        model = network(nn.Sequential(*models.cnn_head(arm, 10))).to(dtype)
+        place = {"device": "cpu"} if train is vision.train else {}
+        found.append((model, train(model, prepared, **how, **place)))
+    return found
+
+
+@pytest.mark.parametrize("arm", ["dense", "ndlinear"])
+def test_the_quick_loop_takes_the_steps_of_the_other_one(monkeypatch, arm):
+    """In float64, dropout and batch norm included: every weight, statistic and loss.
+
+    In float32 the biases in front of a batch norm, whose gradient is zero but for rounding, would
+    go their own ways: Adam divides a gradient by its size.
+    """
+    monkeypatch.setattr(vision, "forward", lambda model, images: model(images.double()))
+    (model, curve), (quick, quick_curve) = both_ways(arm=arm, dtype=torch.float64)
+    assert [p["epoch"] for p in curve] == [p["epoch"] for p in quick_curve] == [1, 2]
+    for point, other in zip(curve, quick_curve):
+        assert other["train_loss"] == pytest.approx(point["train_loss"], rel=1e-7)
+    other = quick.state_dict()
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(other[name], value, rtol=1e-6, atol=1e-7, msg=name)
+
+
+def test_the_quick_loop_in_bfloat16_is_near_the_other_one():
+    (_, curve), (_, quick_curve) = both_ways(epochs=3)
+    for point, other in zip(curve, quick_curve):
+        assert other["train_loss"] == pytest.approx(point["train_loss"], rel=0.03)
+
+
+def test_a_quick_network_is_the_same_function():
+    torch.manual_seed(0)
+    slow = vision.network(nn.Sequential(*models.cnn_head("ndlinear", 10))).double().eval()
+    quick = vision.quick_network(nn.Sequential(*models.cnn_head("ndlinear", 10))).double().eval()
+    for norm in (slow[0][1], slow[0][6]):
+        nn.init.normal_(norm.weight)  # of both signs
+        nn.init.normal_(norm.bias)
+    quick.load_state_dict(slow.state_dict())
+    x = torch.randn(3, 3, 32, 32).double()
+    assert torch.allclose(slow(x), quick(x), atol=1e-12)
+    kinds = [type(layer).__name__ for layer in quick[0]]
+    assert kinds == ["Conv2d", "BatchNorm2d", "MaxPool2d", "ReLU", "Dropout2d"] * 2
+
+
+def test_pictures_in_memory_are_rounded_and_have_their_channels_last():
+    images = torch.randn(4, 3, 32, 32)
+    kept, classes = vision.in_memory((images, torch.arange(4)), "cpu")
+    assert (
+        kept.shape == (4, 32, 32, 3) and kept.is_contiguous() and classes.tolist() == [0, 1, 2, 3]
+    )
+    assert torch.equal(kept[2, 5, 7], images[2, :, 5, 7].bfloat16())
+    batch = kept[torch.tensor([3, 1])].permute(0, 3, 1, 2)
+    assert batch.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_the_quick_loop_stops_at_a_loss_that_is_not_finite():
+    data = torch.full((8, 32, 32, 3), math.inf, dtype=torch.bfloat16), torch.arange(8) % 3
+    with pytest.raises(lab.modes.LabError, match="training loss is nan"):
+        vision.train_quickly(toy(), data, epochs=1, lr=1e-3, batch_size=4, seed=0)
+
+
+def test_baselines_have_a_row_where_the_dense_head_was_trained():
+    runs = made_runs("cifar10")
+    one = runs[runs["seed"] == 0]
+    budgets = {"a": runs, "b": one, "c": runs.iloc[:0]}
+    table = vision.baselines(budgets, {"a": "why a", "b": "why b", "c": "why c"})
+    dense = 100 * runs[runs["arm"] == "dense"]["test_accuracy"]
+    assert table["budget"].tolist() == ["a", "b"] and table["seeds"].tolist() == [len(dense), 1]
+    assert table["set"].unique().tolist() == ["CIFAR-10"]
+    assert table["printed"].tolist() == pytest.approx([74.26, 74.26])
+    half = 4.302653 * dense.std() / math.sqrt(3)
+    ends = dense.mean(), dense.mean() - half, dense.mean() + half
+    assert table["ours"].tolist() == [
+        "{:.1f} [{:.1f}, {:.1f}]".format(*ends),
+        f"{dense.iloc[0]:.1f}",
+    ]
+    assert table["why not equal"].tolist() == ["why a", "why b"]
+
+
+@pytest.mark.parametrize(
+    "found, answer",
+    [
+        ((2.0, 0.1, 3.9), True),
+        ((0.5, 0.1, 0.9), True),  # for the direction
+        ((1.0, -0.1, 1.29), False),
+        ((-1.0, -2.0, -0.1), False),
+        ((1.0, -0.1, 1.31), None),
+        ((0.0, 0.0, 2.0), None),
+    ],
+)
+def test_a_printed_gain_holds_above_zero_and_fails_where_half_of_it_is_ruled_out(found, answer):
+    assert vision.by_printed_gain(found, 2.6) is answer
+
+
 def made_runs(data: str = "cifar10") -> pd.DataFrame:
     """Three seeds of two heads and one seed of a third."""
     rows = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import itertools
 import pickle
@@ -117,6 +118,12 @@ def _read_strips(*contents: bytes) -> Raw:
     )
 
 
+def _read_exact_strips(*contents: bytes) -> Raw:
+    """Training files in order, all exact, together the whole training part; the test file last."""
+    raw = _read_strips(*contents)
+    return Raw(raw.x, raw.y, raw.names, {part: raw.splits[part] for part in ("train", "test")})
+
+
 def _strips_sample(classes: int, steps: tuple[int, ...]):
     def sample() -> tuple[bytes, ...]:
         from PIL import Image
@@ -165,42 +172,72 @@ def _cifar(
 
 
 _10, _100 = "cifar-10-batches-py/", "cifar-100-python/"
+_10_PROOF = {
+    "size": 170_498_071,
+    "sha256": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",  # as Keras and torchvision state it
+    "md5": "c58f30108f718f92721af3b95e74349a",  # stated on the publisher's page
+}
+_10_MEMBERS = (
+    tuple(f"{_10}data_batch_{i}" for i in range(1, 6)),
+    _10 + "test_batch",
+    _10 + "batches.meta",
+    b"labels",
+    b"label_names",
+)
+_10_FILES = {
+    part: File(f"cifar10/cifar10_{part}.npz", size=size, sha256=digest)
+    for part, size, digest in (
+        (
+            "train_a_exact",
+            32_980_919,
+            "a2d55e182afefbe2c52f6e11b26764a43c7d8fcb466538616cc92072f8e064a2",
+        ),
+        (
+            "train_b_exact",
+            48_614_031,
+            "a3f0ed7d030666369f14607e46b970a156a910ab3bf0c864e6e05d19ccfbfab7",
+        ),
+        (
+            "test",
+            16_498_155,
+            "08e6b5ece3327279d7bf8bb5b035843fdfa2abc4cf84b441c6dc9cf4c64094d7",
+        ),
+    )
+}
 SOURCES = (
     _cifar(
         "cifar-10",
         "CIFAR-10: 32×32 colour pictures, 10 classes",
         10,
-        {
-            "size": 170_498_071,
-            "sha256": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",  # as Keras and torchvision state it
-            "md5": "c58f30108f718f92721af3b95e74349a",  # stated on the publisher's page
-        },
-        (
-            tuple(f"{_10}data_batch_{i}" for i in range(1, 6)),
-            _10 + "test_batch",
-            _10 + "batches.meta",
-            b"labels",
-            b"label_names",
-        ),
+        _10_PROOF,
+        _10_MEMBERS,
         Layout(
-            (
-                File(
-                    "cifar10/cifar10_train_a_exact.npz",
-                    size=32_980_919,
-                    sha256="a2d55e182afefbe2c52f6e11b26764a43c7d8fcb466538616cc92072f8e064a2",
-                ),
-                File(
-                    "cifar10/cifar10_test.npz",
-                    size=16_498_155,
-                    sha256="08e6b5ece3327279d7bf8bb5b035843fdfa2abc4cf84b441c6dc9cf4c64094d7",
-                ),
-            ),
+            (_10_FILES["train_a_exact"], _10_FILES["test"]),
             _read_strips,
             _strips_sample(10, (1, 1)),
             _expect(10, 20_000),
             "Training part: 20,000 of the 50,000 training pictures (2,000 per class), exact. Test part: all 10,000, exact.",
             "e8b9705f227dd0fa",
         ),
+    ),
+    # By itself, because recorded rows hold the readers and the checksum of the 20,000 pictures above.
+    dataclasses.replace(
+        _cifar(
+            "cifar-10",
+            "CIFAR-10 with all training pictures: 32×32 colour pictures, 10 classes",
+            10,
+            _10_PROOF,
+            _10_MEMBERS,
+            Layout(
+                tuple(_10_FILES.values()),
+                _read_exact_strips,
+                _strips_sample(10, (1, 1, 1)),
+                _expect(10, TRAIN),
+                "Training part: all 50,000 pictures, exact, in two files. Test part: all 10,000, exact.",
+                "62381094c19fb1e3",
+            ),
+        ),
+        name="cifar10whole",
     ),
     _cifar(
         "cifar-100",

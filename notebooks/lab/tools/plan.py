@@ -92,7 +92,12 @@ PLAN = (
     Item(
         "40_cnn",
         "Two claims of the paper's first table are settled for the direction only; the printed pictures and epochs give the amount.",
-        ("cnn-printed-cifar100", "cnn-printed-cifar10"),
+        (
+            "cnn-printed-cifar10",
+            "cnn-printed-cifar100",
+            "cnn-printed-cifar10-simple",
+            "cnn-printed-cifar100-simple",
+        ),
         seconds=120,
         bf16=True,
     ),
