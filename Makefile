@@ -7,7 +7,7 @@ PINS ?= constraints.txt
 RUN = $(VENV)/bin/python
 INSTALL = $(RUN) -m pip install --disable-pip-version-check -q -c $(PINS)
 
-.PHONY: book test lint links bench engines environment stamp times reproduce clean
+.PHONY: book test lint report links bench gpu engines environment stamp times reproduce clean
 
 $(VENV)/book.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +32,10 @@ lint: $(VENV)/test.installed
 	$(RUN) -m nbstripout --verify --keep-id notebooks/*.ipynb
 	git ls-files | grep -vE '\.(csv|jsonl|svg)$$' | xargs $(VENV)/bin/codespell
 
+# The reproducibility report as one sheet of A4, printed by a Chromium on the path or in NDL_CHROMIUM.
+report: book
+	$(RUN) -m lab.tools.report book/_build/html/book/report.html book/_build/report.pdf
+
 # Follows every link of the book; needs the network.
 links: $(VENV)/book.installed
 	$(VENV)/bin/jupyter-book build . --path-output book --builder linkcheck
@@ -43,6 +47,12 @@ floor.txt: pyproject.toml
 # Times the layer and its peers on this machine, adds the rows to notebooks/results and prints the tables of chapter 60.
 bench: $(VENV)/book.installed
 	$(RUN) -m lab.chapters.speed
+
+# What only a GPU can fill, most valuable first, until BUDGET seconds are spent; again to go on: make gpu OUT=rows BUDGET=540
+# DEVICE=cpu for a dry run. Then, where the records are: python -m lab.tools.gpu merge rows
+BUDGET ?= 540
+gpu: $(VENV)/book.installed
+	$(RUN) -m lab.tools.gpu run "$(OUT)" --budget $(BUDGET) $(if $(DEVICE),--device $(DEVICE)) $(if $(ONLY),--only $(ONLY))
 
 # ndlinear.py as it is against that of a commit, side by side: make engines OLD=HEAD~1; with ADOPT=1, recorded times of an engine
 # that is as fast count as times of the present file

@@ -6,9 +6,10 @@ links only where an address is known, and provides the directives of book/*.md:
     {claims-table}  {claims-counts}  {deviations} boxes | corrections  {run-status} runs | chapters  {build-status}
     {chapters}  {corrections-log}
 
-It also writes claims.json and llms.txt beside the pages.
+It also numbers the chapters, links every mention of one, and writes claims.json, llms.txt and previews.js beside the pages.
 """
 
+import html
 import os
 import pathlib
 import platform
@@ -17,8 +18,10 @@ import re
 import ndlapi
 import ndlbuild
 import ndlcache
+import ndlchapters
 import ndlcorrections
 import ndlexport
+import ndlpreviews
 import ndlruns
 import ndltables
 from docutils import nodes
@@ -72,10 +75,41 @@ def on_page(app, pagename, templatename, context, doctree) -> None:
     body = context.get("body", "")
     if "ndl-claims" in body:
         app.add_js_file("claims.js", loading_method="defer")
+    for script in set(re.findall(r'<div class="ndl-interactive" data-script="(\w+)"', body)):
+        app.add_js_file(f"{script}.js", loading_method="defer")
+    if pagename == "search":
+        app.add_js_file("search.js", loading_method="defer")
     # docutils calls this a list, but its entries are bibliography entries, which a list must not hold
-    context["body"] = body.replace(
-        '<div role="list" class="citation-list">', '<div class="citation-list">'
-    )
+    body = body.replace('<div role="list" class="citation-list">', '<div class="citation-list">')
+    context["body"] = with_links(app, pagename, body)
+
+
+def with_links(app, pagename: str, body: str) -> str:
+    """The page with a link at every chapter and theorem that it names, and in chapters at the first mention of a term."""
+
+    def uri(page: str, anchor: str = "") -> str:
+        return app.builder.get_relative_uri(pagename, page) + (anchor and f"#{anchor}")
+
+    pages = ndlchapters.by_number(app.env.found_docs)
+    titles = {
+        page.split("/", 1)[1]: html.escape(app.env.titles[page].astext()) for page in pages.values()
+    }
+    standard = app.env.get_domain("std")
+    address = {number: uri(page) for number, page in pages.items() if page != pagename}
+    address |= {
+        name: uri(page, anchor)
+        for name, (page, anchor) in standard.anonlabels.items()
+        if name.startswith("thm-")
+    }
+    body = ndlchapters.name_links(ndlchapters.link(body, address), titles)
+    if not ndlchapters.number(pagename):
+        return body
+    terms = {
+        name: uri(page, anchor)
+        for name, _, kind, page, anchor, _ in standard.get_objects()
+        if kind == "term"
+    }
+    return ndlchapters.link_terms(body, terms)
 
 
 def on_finish(app, exception) -> None:
@@ -85,6 +119,7 @@ def on_finish(app, exception) -> None:
         return
     ndlbuild.copy_mathjax(pathlib.Path(app.outdir) / "_static" / "mathjax")
     ndlexport.write(app)
+    ndlpreviews.write(app, ledger.claims())
     if app._warncount == 0:
         state.write_text(app.ndl_state)
 
@@ -210,7 +245,7 @@ class Deviations(BookDirective):
         folder = self.uri("notebooks/")
         link = (
             f'<p class="ndl-from">From <a href="{folder}{ndltables.escape(name)}.html#{anchor}">'
-            f"{ndltables.escape(name)}: {ndltables.escape(re.sub(r'[$*`]', '', heading))}</a></p>"
+            f"chapter {name[:2]}: {ndltables.escape(re.sub(r'[$*`]', '', heading))}</a></p>"
         )
         text = ndltables.rebase_links(markdown, folder)
         return [
@@ -227,7 +262,10 @@ def setup(app) -> dict:
     app.connect("autodoc-process-docstring", ndlapi.on_docstring)
     app.connect("doctree-read", on_doctree)
     app.connect("html-page-context", on_page)
+    app.add_transform(ndlchapters.NumberedTitle)
     app.connect("build-finished", on_finish)
+    for script in ("figures.js", "hover.js"):  # on every page
+        app.add_js_file(script, loading_method="defer")
     app.add_directive("claims-table", ClaimsTable)
     app.add_directive("claims-counts", ClaimsCounts)
     app.add_directive("chapters", Chapters)

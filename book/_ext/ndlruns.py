@@ -51,7 +51,13 @@ def chapter_times(rows: list[dict]) -> str:
     """The newest recorded time of each chapter in each mode."""
     newest = {(row["notebook"], row["mode"]): row for row in rows}
     body = [
-        (name, mode, span(float(row["seconds"])), row.get("device"), str(row.get("time", ""))[:10])
+        (
+            f"{name[:2]} · {name[3:].replace('_', ' ')}",
+            mode,
+            span(float(row["seconds"])),
+            row.get("device"),
+            str(row.get("time", ""))[:10],
+        )
         for (name, mode), row in sorted(newest.items())
     ]
     heads = ("Chapter", "Mode", "Time", "Device", "Date")

@@ -30,9 +30,6 @@ COLUMNS = (
     ("verdict", "Verdict"),
     ("id", "Claim"),
     ("statement", "What the paper says"),
-    ("where", "Where"),
-    ("kind", "Kind"),
-    ("scope", "Scope"),
 )
 
 
@@ -88,6 +85,17 @@ def remarks(claim: dict) -> str:
     return "".join(rows)
 
 
+def origin(claim: dict) -> str:
+    """Where in the paper a claim stands, of which kind it is, and for what our verdict was reached."""
+    parts = (
+        ("Where", place(claim.get("where"))),
+        ("Kind", claim.get("kind")),
+        ("Scope", claim.get("scope")),
+    )
+    text = " · ".join(f"{head}: {escape(value)}" for head, value in parts if value)
+    return f'<div class="ndl-origin">{text}</div>'
+
+
 def claims_table(claims: list[dict], uri: str, known: set[str]) -> str:
     """All claims as one table. `uri` leads to the notebooks, `known` are the notebooks that the book has."""
     order = {verdict: rank for rank, verdict in enumerate(MEANING)}
@@ -100,15 +108,9 @@ def claims_table(claims: list[dict], uri: str, known: set[str]) -> str:
         cells = [
             (verdict, f' data-sort="{order[claim["verdict"]]}"'),
             (f'<a class="ndl-id" href="#{escape(claim["id"])}">{escape(claim["id"])}</a>', ""),
-            (f"<div>{escape(claim['statement'])}</div>{remarks(claim)}", ""),
-            (escape(place(claim.get("where"))), ""),
-            (escape(claim.get("kind")), ""),
-            (escape(claim.get("scope") or "–"), ""),
+            (f"<div>{escape(claim['statement'])}</div>{remarks(claim)}{origin(claim)}", ""),
         ]
-        tds = "".join(
-            f'<td role="cell" data-label="{head}"{extra}>{body}</td>'
-            for (body, extra), (_, head) in zip(cells, COLUMNS)
-        )
+        tds = "".join(f'<td role="cell"{extra}>{body}</td>' for body, extra in cells)
         only = f' data-only="{DIRECTION}"' if claim.get("direction_only") else ""
         rows.append(
             f'<tr role="row" id="{escape(claim["id"])}" data-verdict="{claim["verdict"]}"{only} '
@@ -162,12 +164,17 @@ def claims_counts(claims: list[dict], uri: str) -> str:
         f'<span class="ndl-meaning">{MEANING[v]}{direction_count(only[v], uri)}</span></li>'
         for v in shown
     )
-    done = total - counts["open"]
+    done, left = total - counts["open"], counts["open"]
     return (
         f'<div class="ndl-counts"><p><b>{done} of {total}</b> claims have a verdict; '
-        f"{counts['open']} are still open.</p>"
+        f"{are(left)} still open.</p>"
         f'<div class="ndl-bar" aria-hidden="true">{bar}</div><ul>{items}</ul></div>'
     )
+
+
+def are(number: int) -> str:
+    """A number with its verb: "none is", "1 is", "2 are"."""
+    return f"{number or 'none'} {'is' if number < 2 else 'are'}"
 
 
 def direction_count(number: int, uri: str) -> str:
@@ -191,7 +198,7 @@ def chapter(path: pathlib.Path, folder: str, claims: list[dict]) -> str:
         for v in SETTLED
         if given[v]
     )
-    link = f"[{title.removeprefix('# ').strip()}]({folder}{path.name})"
+    link = f"[{path.stem[:2]} · {title.removeprefix('# ').strip()}]({folder}{path.name})"
     return f"- **{link}** {rebase_links(answer, folder)} {marks}".rstrip()
 
 

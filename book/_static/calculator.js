@@ -1,7 +1,8 @@
-// The cost calculator: the numbers of lab.costs (notebooks/lab/costs.py) for two shapes, exact for integers of any size.
+// The cost calculator: the numbers of lab.costs for two shapes, those of other layers, and foldings under a budget; exact integers.
 (function () {
   "use strict";
   const ALL_ORDERS_UP_TO = 4, MOST_MODES = 12, LARGEST = 1000000000n;
+  const LARGEST_FOLDED = 1000000000000n, FOLDINGS_SHOWN = 8;
   const product = (numbers) => numbers.reduce((a, b) => a * b, 1n);
   const sum = (numbers) => numbers.reduce((a, b) => a + b, 0n);
 
@@ -20,6 +21,12 @@
     }
     if (parts.length > MOST_MODES) throw new Error("Type at most " + MOST_MODES + " sizes.");
     return parts.map(BigInt);
+  }
+
+  function one(text, name) {
+    const numbers = sizes(text, name);
+    if (numbers.length > 1) throw new Error("Type one whole number.");
+    return numbers[0];
   }
 
   function permutations(n) {
@@ -77,6 +84,57 @@
     };
   }
 
+  const smaller = (a, b) => (a < b ? a : b), larger = (a, b) => (a > b ? a : b);
+
+  function divisors(n) {
+    const low = [], high = [];
+    for (let d = 1n; d * d <= n; d++) {
+      if (n % d) continue;
+      low.push(d);
+      if (d * d !== n) high.unshift(n / d);
+    }
+    return low.concat(high);
+  }
+
+  // LoKr's two factors of a size: `factor` and the rest if it divides, else the largest divisor up to it that is not the larger part
+  function lokr(size, factor) {
+    const part = size % factor === 0n ? factor : divisors(size).filter((d) => d <= factor && d * d <= size).pop();
+    return [smaller(part, size / part), larger(part, size / part)];
+  }
+
+  // What other layers of the same flat sizes need; weights alone, without biases
+  function peers(dims, hidden, factor) {
+    const result = costs(dims, hidden), from = product(dims), to = product(hidden);
+    const cheapest = result.orders.find((one) => one.remark.includes("cheapest"));
+    const rank = smaller(larger(result.weights / (from + to), 1n), smaller(from, to));
+    const inside = lokr(from, factor), outside = lokr(to, factor);
+    const both = costs(inside, outside);
+    return [
+      { layer: "NdLinear", weights: result.weights, macs: cheapest.macs },
+      { layer: "low rank, " + group(rank), weights: rank * (from + to), macs: rank * (from + to) },
+      { layer: "Monarch, the same axes", weights: cheapest.macs, macs: cheapest.macs },
+      { layer: "LoKr, (" + inside.join(", ") + ") → (" + outside.join(", ") + ")", weights: both.weights,
+        macs: both.orders.find((one) => one.remark.includes("cheapest")).macs },
+      { layer: "dense", weights: result.dense.weights, macs: result.dense.macs },
+    ];
+  }
+
+  // Two-mode foldings of a flat layer with at most `budget` weights: the nearest below the budget first, `most` of them
+  function foldings(from, to, budget, most) {
+    if (from > LARGEST_FOLDED || to > LARGEST_FOLDED) throw new Error("Foldings are listed for up to " + group(LARGEST_FOLDED) + " entries in and out.");
+    const found = [], outs = divisors(to);
+    for (const d of divisors(from)) for (const h of outs) {
+      const dims = [d, from / d], hidden = [h, to / h];
+      // one of two mirror images
+      if (dims[0] > dims[1] || (dims[0] === dims[1] && hidden[0] > hidden[1])) continue;
+      const weights = dims[0] * hidden[0] + dims[1] * hidden[1];
+      if (weights <= budget) found.push({ dims, hidden, weights });
+    }
+    found.sort((a, b) => (a.weights > b.weights ? -1 : a.weights < b.weights ? 1 : Number(a.dims[0] - b.dims[0])));
+    return found.slice(0, most).map((one) => ({ ...one,
+      macs: costs(one.dims, one.hidden).orders.find((order) => order.remark.includes("cheapest")).macs }));
+  }
+
   const group = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, ",");
 
   function percent(part, whole) {
@@ -99,17 +157,58 @@
   }
 
   function setUp(root) {
-    const form = root.querySelector("form"), output = root.querySelector(".ndl-result"), status = root.querySelector(".ndl-status");
-    const fields = { dims: form.elements.dims, hidden: form.elements.hidden };
-    const error = { dims: root.querySelector("#ndl-dims-error"), hidden: root.querySelector("#ndl-hidden-error") };
+    const output = root.querySelector(".ndl-result"), status = root.querySelector(".ndl-status");
+    const fields = {}, error = {};
+    for (const name of ["dims", "hidden", "factor", "budget"]) {
+      fields[name] = root.querySelector("#ndl-" + name);
+      error[name] = root.querySelector("#ndl-" + name + "-error");
+    }
 
     function complain(name, message) {
       error[name].textContent = message;
       if (message) fields[name].setAttribute("aria-invalid", "true"); else fields[name].removeAttribute("aria-invalid");
     }
 
-    function read(name, words) {
-      try { complain(name, ""); return sizes(fields[name].value, words); } catch (problem) { complain(name, problem.message); return null; }
+    function read(name, words, parse) {
+      try { complain(name, ""); return parse(fields[name].value, words); } catch (problem) { complain(name, problem.message); return null; }
+    }
+
+    function fill(table, heads, lines) {
+      const head = document.createElement("thead"), body = document.createElement("tbody");
+      head.append(row(heads, true));
+      body.append(...lines);
+      table.querySelectorAll("thead, tbody").forEach((part) => part.remove());
+      table.append(head, body);
+    }
+
+    function showPeers(dims, hidden, factor) {
+      const all = peers(dims, hidden, factor), dense = all[all.length - 1];
+      fill(root.querySelector(".ndl-peers"), ["layer", "weights", "of dense", "multiply-adds", "of dense"], all.map((peer) =>
+        row([peer.layer, group(peer.weights), percent(peer.weights, dense.weights), group(peer.macs), percent(peer.macs, dense.macs)])));
+    }
+
+    function showFoldings(from, to, budget) {
+      const table = root.querySelector(".ndl-foldings");
+      let all = [], note = "";
+      try { all = foldings(from, to, budget, FOLDINGS_SHOWN); } catch (problem) { note = problem.message; }
+      const lines = all.map((folding) => {
+        const line = row([folding.dims.join(", ") + " → " + folding.hidden.join(", "), group(folding.weights), group(folding.macs), ""]);
+        const button = document.createElement("button");
+        button.type = "button";
+        button.textContent = "use";
+        button.setAttribute("aria-label", "Use the shapes " + line.cells[0].textContent);
+        button.addEventListener("click", () => {
+          fields.dims.value = folding.dims.join(", ");
+          fields.hidden.value = folding.hidden.join(", ");
+          apply();
+          fields.dims.focus();
+        });
+        line.cells[3].append(button);
+        return line;
+      });
+      fill(table, ["shapes", "weights", "multiply-adds", ""], lines);
+      root.querySelector("#ndl-none").textContent = note || (all.length ? "" :
+        "No two-mode folding of " + group(from) + " → " + group(to) + " has so few weights; where a size is prime, its only folding has an axis of length one.");
     }
 
     function show(result) {
@@ -124,9 +223,7 @@
         const pair = document.createElement("div"), dt = document.createElement("dt"), dd = document.createElement("dd");
         dt.textContent = term; dd.textContent = text; pair.append(dt, dd); facts.append(pair);
       }
-      const table = output.querySelector("table");
-      const head = document.createElement("thead"), body = document.createElement("tbody");
-      head.append(row(["order of modes", "multiply-adds", "of dense", "entries kept"], true));
+      const lines = [];
       for (const one of result.orders) {
         const line = row([one.order.map((k) => k + 1).join(", "), group(one.macs), percent(one.macs, result.dense.macs), group(one.saved)]);
         if (one.remark) {
@@ -135,10 +232,9 @@
           line.cells[0].append(remark);
           line.className = "ndl-notable";
         }
-        body.append(line);
+        lines.push(line);
       }
-      table.querySelectorAll("thead, tbody").forEach((part) => part.remove());
-      table.append(head, body);
+      fill(output.querySelector(".ndl-orders"), ["order of modes", "multiply-adds", "of dense", "entries kept"], lines);
       const best = result.orders.find((one) => one.remark.includes("cheapest"));
       const first = result.orders.find((one) => one.remark.includes("as defined"));
       status.textContent = "Cheapest order: " + best.order.map((k) => k + 1).join(", ") + ", with " + group(best.macs) + " multiply-adds" +
@@ -146,7 +242,8 @@
     }
 
     function apply() {
-      const dims = read("dims", "shape in"), hidden = read("hidden", "shape out");
+      const dims = read("dims", "shape in", sizes), hidden = read("hidden", "shape out", sizes);
+      const factor = read("factor", "factor", one), budget = read("budget", "budget", one);
       let result = null;
       if (dims && hidden) {
         try { result = costs(dims, hidden); } catch (problem) { complain("hidden", problem.message); }
@@ -154,25 +251,34 @@
       output.hidden = !result;
       if (!result) { status.textContent = "No result: see the message below the field."; return; }
       show(result);
+      if (factor) showPeers(dims, hidden, factor);
+      if (budget) showFoldings(product(dims), product(hidden), budget);
       const query = new URLSearchParams({ in: dims.join(","), out: hidden.join(",") });
+      if (factor) query.set("factor", factor);
+      if (budget) query.set("budget", budget);
       try { history.replaceState(null, "", "?" + query + location.hash); } catch (problem) { /* a page opened as a file keeps its address */ }
     }
 
     const asked = new URLSearchParams(location.search);
-    if (asked.has("in")) fields.dims.value = asked.get("in");
-    if (asked.has("out")) fields.hidden.value = asked.get("out");
+    for (const [key, name] of [["in", "dims"], ["out", "hidden"], ["factor", "factor"], ["budget", "budget"]]) {
+      if (asked.has(key)) fields[name].value = asked.get(key);
+    }
     root.querySelectorAll("button[data-in]").forEach((button) => button.addEventListener("click", () => {
       fields.dims.value = button.dataset.in;
       fields.hidden.value = button.dataset.out;
       apply();
     }));
-    form.addEventListener("input", apply);
-    form.addEventListener("submit", (event) => { event.preventDefault(); apply(); });
+    root.querySelectorAll("form").forEach((form) => {
+      form.addEventListener("input", apply);
+      form.addEventListener("submit", (event) => { event.preventDefault(); apply(); });
+    });
     root.hidden = false;
     apply();
   }
 
   window.ndlCosts = (dims, hidden) => costs(dims.map(BigInt), hidden.map(BigInt));
+  window.ndlPeers = (dims, hidden, factor) => peers(dims.map(BigInt), hidden.map(BigInt), BigInt(factor));
+  window.ndlFoldings = (from, to, budget, most) => foldings(BigInt(from), BigInt(to), BigInt(budget), most);
   const start = () => document.querySelectorAll(".ndl-calculator").forEach(setUp);
   if (document.readyState === "loading") document.addEventListener("DOMContentLoaded", start); else start();
 })();

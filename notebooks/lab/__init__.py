@@ -8,7 +8,7 @@ Imports go down only: `chapters` and `tools` -> `page` -> `records` -> `data` ->
 """
 
 from . import reads, modes  # isort: skip  (first: modes puts ndlinear.py on the import path)
-from . import counts, machine, records, released, stats, timing
+from . import counts, guide, layers, machine, records, released, stats, timing
 from .counts import costs, count_macs
 from .data import load, split
 from .machine import require
@@ -19,7 +19,8 @@ from .page.facts import fact, facts, protocols, setting
 from .page.figures import colour, label, marker, style
 from .page.ledger import claim, finding, verdict
 from .page.recorded import recorded
-from .page.show import say, start, table
+from .page.scale import at_scale, on_devices, places
+from .page.show import interactive, say, start, table
 from .records import read, record
 from .stats import (
     above,
@@ -44,6 +45,7 @@ __all__ = [
     "all_of",
     "any_of",
     "at_least",
+    "at_scale",
     "below",
     "card",
     "chunked",
@@ -59,9 +61,12 @@ __all__ = [
     "figures",
     "finding",
     "fit",
+    "guide",
     "inside",
+    "interactive",
     "interval",
     "label",
+    "layers",
     "ledger",
     "load",
     "machine",
@@ -69,8 +74,10 @@ __all__ = [
     "mode",
     "modes",
     "negated",
+    "on_devices",
     "paired",
     "pick",
+    "places",
     "protocols",
     "read",
     "reads",

@@ -31,6 +31,11 @@ def device() -> str:
     return machine("cuda" if torch.cuda.is_available() else "cpu")
 
 
+def accelerator() -> str:
+    """Where experiments that measure a GPU run: "cuda" where there is one, "" where there is none; NDL_DEVICE names another place."""
+    return os.environ.get("NDL_DEVICE", "").strip() or ("cuda" if torch.cuda.is_available() else "")
+
+
 def processor() -> str:
     """Processor model and the threads in use."""
     model = platform.processor() or platform.machine()

@@ -5,6 +5,7 @@ A book whose sources have not changed since its last clean build is used as it i
 
 import functools
 import http.server
+import json
 import pathlib
 import re
 import subprocess
@@ -14,9 +15,11 @@ import urllib.parse
 
 import ndlbuild
 import pytest
+import torch
 import yaml
 from bs4 import BeautifulSoup
 from lab.page import ledger
+from lab.tools import report
 
 import ndlinear
 
@@ -215,6 +218,20 @@ def test_front_page_counts_are_those_of_the_ledger(html):
     assert sum(shown.values()) == len(ledger.claims())
 
 
+def test_the_report_prints_as_one_sheet(visit):
+    page = visit().go("book/report.html")
+    assert report.sheets(page.pdf(prefer_css_page_size=True)) == [report.A4]
+
+
+def test_files_to_take_along_are_there(html):
+    """From the front page, from the recipes, and from every chapter that uses the layer."""
+    for name in ("book/index.html", "book/recipes.html", CODE_PAGE):
+        (link,) = soup(html / name).select(".ndl-take a[href$='/ndlinear.py']")
+        target = (html / name).parent / link["href"]
+        assert target.read_bytes() == (ROOT / "ndlinear.py").read_bytes()
+    assert soup(html / "book" / "recipes.html").select(".ndl-take a[href$='/lr_groups.py']")
+
+
 def test_every_public_name_of_the_module_is_documented(html):
     page = soup(html / "book" / "api.html")
     for name in ndlinear.__all__:
@@ -236,6 +253,75 @@ def test_chapters_carry_their_outputs(html, name):
         assert figure.figcaption and figure.figcaption.text.strip(), (
             f"{name}: a figure without caption"
         )
+
+
+MENTION = re.compile(r"\b[Cc]hapters?\s+(\d\d(?:(?:,?\s+(?:and|or|to)\s+|,\s+|–)\d\d)*)\b")
+NO_LINK = {"a", "pre", "code", "script", "style", "button", "h1", "h2", "h3", "h4"}
+
+
+def unlinked_chapters(article, own: str) -> list[str]:
+    """Mentions of chapters, other than the page's own, that are no links."""
+    found = []
+    for text in article.find_all(string=re.compile("chapter", re.IGNORECASE)):
+        if NO_LINK & {parent.name for parent in text.parents}:
+            continue
+        for match in MENTION.finditer(text):
+            plural = match[0].lower().startswith("chapters")
+            numbers = re.findall(r"\d\d", match[1]) if plural else [match[1][:2]]
+            found += [repr(match[0])] if set(numbers) - {own} else []
+    return found
+
+
+def test_every_chapter_that_a_page_names_is_a_link(html):
+    linked = 0
+    for name in PAGES:
+        article = soup(html / name).article
+        own = re.sub(r"\D*(\d\d)_.*", r"\1", name)
+        assert not unlinked_chapters(article, own), f"{name}: {unlinked_chapters(article, own)}"
+        linked += len(article.find_all("a", string=re.compile(r"chapter\s+\d\d", re.IGNORECASE)))
+    assert linked > 200
+    broken = BeautifulSoup(
+        "<p>chapter 30, <a>chapter 31</a>, chapters 32 and 33</p>", "html.parser"
+    )
+    assert unlinked_chapters(broken, "33") == ["'chapter 30'", "'chapters 32 and 33'"]
+
+
+def test_chapters_are_numbered_in_titles_side_bar_and_cards(html):
+    for name in CHAPTERS:
+        page, number = soup(html / name), name.removeprefix("notebooks/")[:2]
+        assert page.h1.text.startswith(f"{number} · ") and page.title.text.startswith(
+            f"{number} · "
+        )
+        side = page.select_one("nav.bd-links li.current.active > a")
+        assert side.text.strip() == page.h1.text.removesuffix("#")
+        for link in page.select(".ndl-card a[href$='.html']"):
+            assert re.match(r"\d\d · \w", link.text), f"{name}: the card shows {link.text}"
+    cards = soup(html / "book" / "index.html").select(
+        ".ndl-chapters li > p > strong > a, .ndl-chapters li > strong > a"
+    )
+    assert [re.match(r"\d\d · ", card.text) is not None for card in cards] == [True] * len(CHAPTERS)
+
+
+def test_figures_are_drawn_not_painted(html):
+    for name in CHAPTERS:
+        for image in soup(html / name).select(".cell_output img"):
+            file = (html / name).parent / image["src"]
+            assert file.suffix == ".svg", f"{name}: {file.name} is no SVG"
+            assert file.stat().st_size < 1_000_000, (
+                f"{name}: rasterise what makes {file.name} large"
+            )
+
+
+def test_previews_name_places_that_exist(html):
+    text = (html / "_static" / "previews.js").read_text(encoding="utf8")
+    previews = json.loads(text.removeprefix("window.ndlPreviews = ").removesuffix(";\n"))
+    assert sum(name.startswith("claim-") for name in previews) == len(ledger.claims())
+    theorems = soup(html / "book" / "theorems.html").select("[id^=thm-]")
+    assert {name for name in previews if "#thm-" in name} == {
+        f"book/theorems#{t['id']}" for t in theorems
+    }
+    assert all(f"{name.removesuffix('.html')}" in previews for name in CHAPTERS)
+    assert all(BeautifulSoup(html_, "html.parser").text.strip() for html_ in previews.values())
 
 
 def test_no_address_is_made_up(html):
@@ -410,6 +496,144 @@ def test_search_works_offline(visit):
     assert "Kronecker" in page.inner_text("article")
 
 
+FIRST = {
+    "VC dimension": "20",
+    "speed": "60",
+    "memory": "13",
+    "initialisation": "14",
+    "learning rate": "15",
+    "bias": "10",
+}
+
+
+@pytest.mark.parametrize("words", FIRST)
+def test_search_finds_the_chapter_about_the_words_first(visit, words):
+    page = visit().go(f"search.html?q={urllib.parse.quote(words)}")
+    page.wait_for_function(
+        "/found \\d+ page/.test(document.querySelector('.search-summary').textContent)"
+    )
+    links = page.eval_on_selector_all(
+        "#search-results li > a", "a => a.map(x => x.getAttribute('href'))"
+    )
+    assert links[0].startswith(f"notebooks/{FIRST[words]}_"), links[:3]
+    kinds = [
+        link.startswith("notebooks/") for link in links if "claims" in link or link[:4] == "note"
+    ]
+    assert kinds == sorted(kinds, reverse=True), "a list stands before a chapter"
+    page.wait_for_function("document.querySelectorAll('#search-results p.context').length > 3")
+    excerpts = page.locator("#search-results p.context").all_inner_texts()
+    assert all(excerpts) and not [text for text in excerpts if re.search(r"\\[(a-zA-Z]", text)]
+
+
+GRIDS = """() => Object.fromEntries(Array.from(document.querySelectorAll('.ndl-steps table'), table =>
+    [table.caption.textContent, Array.from(table.rows, row => Array.from(row.cells, cell => cell.textContent))]))"""
+
+
+def grids(page) -> dict[str, list[list[str]]]:
+    """The grids that the figure of chapter 10 shows now: name -> rows of numbers."""
+    return page.evaluate(GRIDS)
+
+
+def test_the_example_of_chapter_10_step_by_step(visit):
+    one = visit()
+    page = one.go("notebooks/10_one_layer.html")
+    figure = page.locator(".ndl-steps")
+    values = json.loads(figure.get_attribute("data-values"))
+    layer = ndlinear.NdLinear((2, 3), (2, 2)).double()
+    with torch.no_grad():
+        for mode, W, b in zip(layer.align_layers, values["weights"], values["biases"]):
+            mode.weight.copy_(torch.tensor(W).T)
+            mode.bias.copy_(torch.tensor(b))
+    X = torch.tensor(values["input"], dtype=torch.float64)
+    figure.focus()
+    page.keyboard.press("Home")
+    first = layer.align_layers[0](X[:, 0])
+    assert [row[0] for row in grids(page)["after mode 1"]] == [f"{v:g}" for v in first]
+    assert {row[1] for row in grids(page)["after mode 1"]} == {"·"}
+    sentences, filled = [], []
+    for _ in range(20):
+        sentences.append(page.locator(".ndl-steps-say").inner_text())
+        filled += [
+            sum(cell != "·" for row in g for cell in row)
+            for name, g in grids(page).items()
+            if "⊗" in name
+        ]
+        page.keyboard.press("ArrowRight")
+    assert len(set(sentences)) == 10 and filled[:5] == [6, 12, 18, 24, 24]
+    last = grids(page)
+    matrix = next(grid for name, grid in last.items() if "⊗" in name)
+    assert matrix == [[f"{v:g}" for v in row] for row in ndlinear.kronecker_weight(layer)]
+    assert last["total bias"] == [[f"{v:g}"] for v in ndlinear.total_bias(layer).flatten()]
+    assert last["vec Y"] == [[f"{v:g}"] for v in layer(X[None]).flatten()]
+    page.get_by_role("button", name="Mode 2: rows").click()
+    page.get_by_role("button", name="Next").click()
+    assert grids(page)["Y"] == [[f"{v:g}" for v in row] for row in layer(X[None])[0]]
+    assert page.locator(".ndl-steps-place").inner_text() == "5 of 10" and not one.errors
+
+
+def test_the_example_of_chapter_10_without_scripts(visit):
+    one = visit(java_script_enabled=False)
+    one.page.goto(one.site + "notebooks/10_one_layer.html")
+    assert "step by step" in one.page.locator(".ndl-interactive").inner_text()
+    assert one.page.locator("#fig-mode-product img").is_visible()
+
+
+def test_a_figure_can_be_enlarged(visit):
+    page = visit(has_touch=True).go("notebooks/30_radius_bump.html")
+    page.set_viewport_size({"width": 390, "height": 844})
+    image, dialog = page.locator(".ndl-figure img").first, page.locator(".ndl-dialog")
+    before = image.bounding_box()["width"]
+    image.tap()
+    assert dialog.locator("img").bounding_box()["width"] > 1.5 * before
+    assert dialog.locator("img").get_attribute("alt") == image.get_attribute("alt")
+    page.keyboard.press("Escape")
+    assert not dialog.is_visible()
+    button = page.get_by_role("button", name="Enlarge the figure").first
+    button.focus()
+    page.keyboard.press("Enter")
+    assert dialog.is_visible()
+    page.get_by_role("button", name="Close the figure").click()
+    assert not dialog.is_visible()
+    assert button.evaluate("b => b === document.activeElement")
+
+
+PREVIEWS = [
+    ("notebooks/11_kronecker.html", "article a[href$='#thm-11-3']", "Theorem 11.3: three ranks"),
+    ("notebooks/20_capacity.html", "article a.ndl-term", ""),
+    ("book/corrections.html", ".ndl-log a.ndl-id", "holds"),
+    ("book/index.html", ".ndl-chapters a", "10 · "),
+]
+
+
+@pytest.mark.parametrize(("name", "link", "words"), PREVIEWS)
+def test_links_show_what_they_lead_to(visit, name, link, words):
+    one = visit()
+    page = one.go(name)
+    target, preview = page.locator(link).first, page.locator(".ndl-preview")
+    target.hover()
+    preview.wait_for()
+    assert words in preview.inner_text() and "\\(" not in preview.inner_text()
+    preview.hover()
+    page.wait_for_timeout(400)
+    assert preview.is_visible(), "the pointer may move into it"
+    page.keyboard.press("Escape")
+    assert not preview.is_visible() and not one.errors and not one.outside
+    target.focus()
+    page.keyboard.press("Shift+Tab")
+    page.keyboard.press("Tab")
+    preview.wait_for()
+    assert target.get_attribute("aria-describedby") == "ndl-preview"
+
+
+def test_previews_work_in_a_book_opened_as_a_file(browser, html):
+    page = browser.new_page()
+    page.goto((html / "notebooks" / "15_step_size.html").as_uri())
+    page.locator("article a[href$='#thm-15-1']").first.hover()
+    page.locator(".ndl-preview").wait_for()
+    assert "Theorem 15.1" in page.inner_text(".ndl-preview")
+    page.close()
+
+
 def rows_shown(page) -> list[str]:
     return page.eval_on_selector_all(
         ".ndl-ledger tbody tr", "rows => rows.filter(r => !r.hidden).map(r => r.id)"
@@ -420,10 +644,10 @@ def test_claims_table_filters(visit):
     page = visit().go("book/claims.html")
     claims = ledger.claims()
     assert rows_shown(page) == [claim["id"] for claim in claims]
-    page.select_option("select[name=verdict]", "open")
-    assert rows_shown(page) == [claim["id"] for claim in claims if claim["verdict"] == "open"]
+    page.select_option("select[name=verdict]", "fails")
+    assert rows_shown(page) == [claim["id"] for claim in claims if claim["verdict"] == "fails"]
     page.select_option("select[name=kind]", "theorem")
-    both = [c["id"] for c in claims if c["verdict"] == "open" and c["kind"] == "theorem"]
+    both = [c["id"] for c in claims if c["verdict"] == "fails" and c["kind"] == "theorem"]
     assert rows_shown(page) == both and f"{len(both)} of 177" in page.inner_text(".ndl-status")
     page.click("button[type=reset]")
     page.wait_for_function("document.querySelector('.ndl-status').textContent === '177 claims'")
@@ -436,10 +660,29 @@ def test_claims_table_filters(visit):
     assert rows_shown(page) == [] and "0 of 177" in page.inner_text(".ndl-status")
 
 
+def test_claims_table_shows_25_rows_at_a_time(visit):
+    page = visit().go("book/claims.html")
+    rows = page.locator(".ndl-ledger tbody tr:visible")
+    assert rows.count() == 25
+    page.get_by_role("button", name="Show 25 more").click()
+    assert rows.count() == 50
+    assert page.evaluate("document.activeElement.textContent") == ledger.claims()[25]["id"]
+    assert page.evaluate(
+        "(t => t.scrollWidth <= t.parentElement.clientWidth)(document.querySelector('.ndl-ledger'))"
+    )
+    page.select_option("select[name=verdict]", "holds")
+    assert rows.count() == 25
+    page.get_by_role("button", name=re.compile(r"Show all \d")).click()
+    assert rows.count() == ledger.counts()["holds"]
+    page.emulate_media(media="print")
+    page.goto(page.url.partition("?")[0])
+    assert rows.count() == 177, "paper has no button"
+
+
 def test_claims_table_keeps_its_filter_in_the_address(visit):
-    page = visit().go("book/claims.html?verdict=open&area=LoRA")
+    page = visit().go("book/claims.html?verdict=untestable&area=LoRA")
     assert (
-        page.input_value("select[name=verdict]") == "open"
+        page.input_value("select[name=verdict]") == "untestable"
         and page.input_value("select[name=area]") == "LoRA"
     )
     assert all(row.startswith("lora-") for row in rows_shown(page))
@@ -474,7 +717,7 @@ def test_claims_table_sorts_with_the_keyboard(visit):
 def test_claims_table_without_scripts(visit):
     one = visit(java_script_enabled=False)
     one.page.goto(one.site + "book/claims.html")
-    assert one.page.locator(".ndl-ledger tbody tr").count() == 177
+    assert one.page.locator(".ndl-ledger tbody tr:visible").count() == 177
     assert (
         not one.page.locator(".ndl-filter").is_visible()
         and not one.page.locator(".ndl-ledger th button").count()
@@ -482,6 +725,8 @@ def test_claims_table_without_scripts(visit):
 
 
 def test_a_link_to_a_hidden_claim_shows_it(visit):
-    claim = ledger.claims()[0]["id"]
+    claim = ledger.claims()[100]["id"]
     page = visit().go(f"book/claims.html?verdict=nonsense&text=zzz#{claim}")
-    page.wait_for_function(f"!document.getElementById('{claim}').hidden")
+    page.locator(f"[id='{claim}']").wait_for()
+    page = visit().go(f"book/claims.html#{claim}")
+    assert page.locator(f"[id='{claim}']").is_visible()

@@ -1,10 +1,14 @@
 """The calculator of the book gives the numbers of `lab.costs`, says what to type, and works with the keyboard alone."""
 
+import math
 import pathlib
 import re
+from itertools import permutations, product
 
 import lab
 import pytest
+
+from ndlinear import NdLinear, cheapest_order, count_macs
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SCRIPT = ROOT / "book" / "_static" / "calculator.js"
@@ -60,8 +64,9 @@ def test_same_numbers_as_in_python(page, dims, hidden):
     assert found["orders"] == expected
 
 
-def rows(page) -> list[list[str]]:
-    return [row.locator("th, td").all_inner_texts() for row in page.locator("tbody tr").all()]
+def rows(page, table="orders") -> list[list[str]]:
+    lines = page.locator(f".ndl-{table} tbody tr").all()
+    return [row.locator("th, td").all_inner_texts() for row in lines]
 
 
 def test_the_page_starts_with_an_example_and_follows_the_keyboard(page):
@@ -123,3 +128,95 @@ def test_ratios_are_rounded_for_people(page):
         page.get_by_label("Shape in").fill(dims)
         page.get_by_label("Shape out").fill(hidden)
         assert rows(page)[0][2] == shown
+
+
+TEXT = """(rows) => rows.map((r) => Object.fromEntries(Object.entries(r).map(
+  ([k, v]) => [k, typeof v === "bigint" ? Number(v) : Array.isArray(v) ? v.map(Number) : v])))"""
+
+
+def peers(page, dims, hidden, factor):
+    call = f"([a, b, c]) => ({TEXT})(window.ndlPeers(a, b, c))"
+    return page.evaluate(call, [list(dims), list(hidden), factor])
+
+
+@pytest.mark.parametrize(
+    ("dims", "hidden"), [((4, 6), (3, 8)), ((2800, 8), (768, 1)), ((3, 4, 5), (2, 2, 7))]
+)
+def test_other_layers_have_the_counts_of_their_definitions(page, dims, hidden):
+    from_, to = math.prod(dims), math.prod(hidden)
+    nd, low, monarch, lokr, dense = peers(page, dims, hidden, 2)
+    layer = NdLinear(dims, hidden, bias=False)
+    assert nd["weights"] == sum(w.numel() for w in layer.parameters())
+    assert dense["weights"] == dense["macs"] == from_ * to
+    rank = low["weights"] // (from_ + to)
+    assert low["weights"] == low["macs"] == rank * (from_ + to)
+    assert rank == 1 or low["weights"] <= nd["weights"] < low["weights"] + from_ + to
+    assert monarch["weights"] == monarch["macs"] == nd["macs"]
+    assert nd["macs"] == min(
+        macs_of(dims, hidden, order) for order in permutations(range(len(dims)))
+    )
+    inside, outside = ([2, n // 2] for n in (from_, to))
+    assert lokr["layer"] == "LoKr, ({}, {}) → ({}, {})".format(*inside, *outside)
+    assert lokr["weights"] == inside[0] * outside[0] + inside[1] * outside[1]
+
+
+def macs_of(dims, hidden, order):
+    """Multiply-adds of one product after another, each a matrix product of its own."""
+    size, total = list(dims), 0
+    for k in order:
+        total += math.prod(size) * hidden[k]
+        size[k] = hidden[k]
+    return total
+
+
+def test_macs_are_those_of_the_layer(page):
+    nd = peers(page, (4, 6), (3, 8), 2)[0]
+    assert nd["macs"] == count_macs((4, 6), (3, 8), cheapest_order((4, 6), (3, 8)))
+
+
+@pytest.mark.parametrize(
+    ("size", "factor", "folds"),
+    [(24, 8, (3, 8)), (36, 8, (6, 6)), (36, 5, (4, 9)), (97, 8, (1, 97)), (2048, 16, (16, 128))],
+)
+def test_lokr_folds_by_its_factor(page, size, factor, folds):
+    """8 divides 24; 36 has no 8, and 6 is its largest divisor up to 8; 97 is prime."""
+    assert f"({folds[0]}, {folds[1]}) →" in peers(page, (size,), (7,), factor)[3]["layer"]
+
+
+def test_all_foldings_under_a_budget(page):
+    call = f"([a, b, c, d]) => ({TEXT})(window.ndlFoldings(a, b, c, d))"
+    found = page.evaluate(call, [24, 36, 100, 1000])
+    wanted = set()
+    for d, h in product(range(1, 25), range(1, 37)):
+        if 24 % d == 0 and 36 % h == 0:
+            pairs = sorted([(d, h), (24 // d, 36 // h)])
+            if sum(a * b for a, b in pairs) <= 100:
+                wanted.add(tuple(pairs))
+    assert {tuple(zip(f["dims"], f["hidden"])) for f in found} == wanted and len(found) == len(
+        wanted
+    )
+    weights = [f["weights"] for f in found]
+    assert weights == sorted(weights, reverse=True)
+    for f in found:
+        assert f["macs"] == min(macs_of(f["dims"], f["hidden"], o) for o in ((0, 1), (1, 0)))
+
+
+def test_a_folding_is_taken_over_by_the_keyboard(page):
+    page.get_by_label("Weights, at most").fill("10000")
+    first = rows(page, "foldings")[0]
+    assert int(first[1].replace(",", "")) <= 10_000
+    page.locator(".ndl-foldings button").first.focus()
+    page.keyboard.press("Enter")
+    dims, hidden = first[0].split(" → ")
+    assert page.get_by_label("Shape in").input_value() == dims
+    assert page.get_by_label("Shape out").input_value() == hidden
+    page.get_by_label("Shape in").fill("97, 1")
+    page.get_by_label("Shape out").fill("89, 1")
+    page.get_by_label("Weights, at most").fill("80")
+    assert "No two-mode folding of 97 → 89" in page.locator("#ndl-none").inner_text()
+
+
+def test_a_bad_factor_is_answered_and_leaves_the_rest(page):
+    page.get_by_label("LoKr's factor").fill("0")
+    assert "at least 1" in page.locator("#ndl-factor-error").inner_text()
+    assert len(rows(page)) == 2 and page.locator(".ndl-result").is_visible()

@@ -4,6 +4,7 @@ import datetime
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,10 @@ import nbformat
 import ndlbook
 import ndlbuild
 import ndlcache
+import ndlchapters
 import ndlcorrections
 import ndlexport
+import ndlpreviews
 import ndlruns
 import ndltables
 import pytest
@@ -67,7 +70,7 @@ def test_no_link_to_a_notebook_that_the_book_lacks():
 
 def test_counts_add_up_and_name_every_verdict_in_use():
     counts = soup(ndltables.claims_counts([CLAIM, WRONG, WRONG | {"id": "z"}], "claims.html"))
-    assert "2 of 3" in counts.text and "1 are still open" in counts.text
+    assert "2 of 3" in counts.text and "1 is still open" in counts.text
     numbers = {li.a["href"]: int(li.b.text) for li in counts.select("li")}
     assert numbers["claims.html?verdict=fails"] == 2 and sum(numbers.values()) == 3
 
@@ -90,7 +93,7 @@ def test_chapter_entry_gives_title_answer_and_verdicts(tmp_path):
     path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": first}]}))
     entry = ndltables.chapter(path, "../notebooks/", [CLAIM, WRONG, WRONG])
     assert entry.startswith(
-        "- **[What?](../notebooks/11_sound.ipynb)** No. It maps $x$ as in [ten](../notebooks/10_x.ipynb), exactly. <"
+        "- **[11 · What?](../notebooks/11_sound.ipynb)** No. It maps $x$ as in [ten](../notebooks/10_x.ipynb), exactly. <"
     )
     assert soup(entry).select_one(".ndl-fails").text == "✗ 2 fails" and "More" not in entry
 
@@ -175,6 +178,73 @@ def test_counts_say_how_many_hold_for_the_direction_only():
     links = [a["href"] for a in holds.select("a")]
     assert links == ["claims.html?verdict=holds", "claims.html?verdict=direction+only"]
     assert sum("direction only" in item.text for item in items) == 1
+
+
+# --- numbers and links -------------------------------------------------------------------------------------------
+
+CHAPTERS = {"10": "ten.html", "12": "twelve.html", "thm-11-2": "theorems.html#thm-11-2"}
+
+
+@pytest.mark.parametrize(
+    ("text", "links"),
+    [
+        ("as chapter 12 says", ["chapter 12"]),
+        ("Chapter 10's own rows, in chapter\n12", ["Chapter 10", "chapter\n12"]),
+        ("chapters 10, 11 and 12 of 12", ["10", "12"]),
+        ("chapter 10, 12 seeds", ["chapter 10"]),
+        ("chapter 123, chapter 99, subchapter 10", []),
+        ("By Theorem 11.2, not by Theorem 11.20", ["Theorem 11.2"]),
+        ('<a href="x">chapter 12</a> <article>chapter 12</article>', ["chapter 12"]),
+        ('<pre>chapter 12</pre><h2>On <i>chapter 12</i></h2><i title="a > chapter 12">i</i>', []),
+        ("<script>if (a<b) 'chapter 12'</script><b>chapter 12</b>", ["chapter 12"]),
+    ],
+)
+def test_chapters_and_theorems_become_links(text, links):
+    linked = ndlchapters.link(text, CHAPTERS)
+    assert re.sub(r'<a href="t[^"]+">(.*?)</a>', r"\1", linked, flags=re.DOTALL) == text
+    assert [a.text for a in soup(linked).select('a[href^="t"]')] == links
+
+
+def test_a_card_shows_titles_and_not_file_names():
+    card = '<a href="10_a.html">10_a</a> <a href="11_b.html">11_b</a> <code>10_a</code>'
+    named = soup(ndlchapters.name_links(card, {"10_a": "10 · A &amp; B"}))
+    assert [tag.text for tag in named.select("a, code")] == ["10 · A & B", "11_b", "10_a"]
+
+
+def test_the_first_mention_of_a_term_is_a_link():
+    terms = {"Kronecker product": "k", "TCL": "t", "fibre": "f", "mode": "m"}
+    body = (
+        "<h2>A fibre</h2><table><tr><td>fibre</td></tr></table><p>Kronecker products, tcl, TCL-like, "
+        "a mode. <b>Fibres</b> and fibres of a Kronecker product, TCL.</p>"
+    )
+    linked = soup(ndlchapters.link_terms(body, terms))
+    assert [(a["href"], a.text) for a in linked.select("a.ndl-term")] == [
+        ("k", "Kronecker product"),
+        ("f", "Fibre"),
+        ("t", "TCL"),
+    ]
+    assert ndlchapters.link_terms(body, {}) == body
+
+
+def test_previews_are_cut_from_the_pages():
+    theorem = (
+        '<section id="a"><span id="thm-11-1"></span><h3>Theorem 11.1: rank<a href="#a">#</a></h3><p>It <a href="b">is</a>.</p>'
+        '<div class="math" id="m">x</div><p><em>Idea.</em> No.</p></section>'
+    )
+    assert ndlpreviews.theorems(soup(theorem)) == {
+        "thm-11-1": '<p><b>Theorem 11.1: rank</b></p><p>It is.</p><div class="math">x</div>'
+    }
+    term = (
+        '<dl class="glossary"><dt id="term-x">x</dt><dt id="term-y">y</dt><dd><p>A.</p></dd></dl>'
+    )
+    assert ndlpreviews.terms(soup(term)) == {
+        "term-x": "<p><b>x</b></p><p>A.</p>",
+        "term-y": "<p><b>y</b></p><p>A.</p>",
+    }
+    chapter = "<h1>10 · T &amp; U</h1><p>Yes.</p><p>Why.</p>"
+    assert ndlpreviews.chapter_preview(soup(chapter)) == "<p><b>10 · T &amp; U</b></p><p>Yes.</p>"
+    claim = soup(ndlpreviews.claim_preview(WRONG)).text
+    assert "✗ fails" in claim and "a < b & c" in claim and "Cost analysis" in claim
 
 
 # --- corrections -------------------------------------------------------------------------------------------------
@@ -447,7 +517,7 @@ def miniature(folder: pathlib.Path, code: str) -> pathlib.Path:
         "  - file: book/bibliography\n  - file: book/claims\n  - file: book/corrections\n"
     )
     (folder / "book" / "index.md").write_text(
-        "# Mini\n\nSome $x$. More.\n\n(a-place)=\n## Named\n\n```{deviations} boxes\n```\n"
+        "# Mini\n\nSome $x$. More, in chapter 10.\n\n(a-place)=\n## Named\n\n```{deviations} boxes\n```\n"
     )
     for page in ("bibliography", "claims", "corrections"):
         shutil.copy(ROOT / "book" / f"{page}.md", folder / "book")
@@ -510,6 +580,9 @@ def test_a_miniature_book_with_an_address(tmp_path, monkeypatch):
     assert front.select_one('a[href="../notebooks/10_mini.html#ten"]') and front.select_one(
         ".ndl-box blockquote"
     )
+    links = front.select('article a[href="../notebooks/10_mini.html"]')
+    assert "chapter 10" in [link.text for link in links]
+    assert page.h1.text.startswith("10 · Ten") and page.title.text.startswith("10 · Ten")
     assert (tmp_path / "book" / "_build" / "state").exists()
     programs_can_read(html)
 
@@ -529,9 +602,9 @@ def programs_can_read(html: pathlib.Path) -> None:
         page, _, anchor = claim["url"].partition("#")
         assert page == "book/claims.html" and anchor == claim["id"], "the book has no such chapter"
     lines = (html / "llms.txt").read_text(encoding="utf8").splitlines()
-    assert lines[0] == "# The NdLinear book" and lines[2] == "> Some $x$. More."
+    assert lines[0] == "# The NdLinear book" and lines[2] == "> Some $x$. More, in chapter 10."
     assert "- [Mini](book/index.html): Some $x$." in lines
-    assert "- [Ten](notebooks/10_mini.html): Go" in lines
+    assert "- [10 · Ten](notebooks/10_mini.html): Go" in lines
     assert any(
         line.startswith("- [All claims](book/claims.html): Every checkable") for line in lines
     )

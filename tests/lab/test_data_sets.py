@@ -93,7 +93,14 @@ def test_is_read_from_the_folder_as_it_is_or_packed(folder, monkeypatch, name, p
     assert [place.read_bytes() for place in places] == before
 
 
-FILES = [(name, i) for name, (_, layout) in LAYOUTS.items() for i in range(len(layout.files))]
+MANY = 10  # files; of a layout with more only the ends and the middle are damaged
+
+
+def some_files(count):
+    return range(count) if count <= MANY else (0, count // 2, count - 1)
+
+
+FILES = [(name, i) for name, (_, lay) in LAYOUTS.items() for i in some_files(len(lay.files))]
 
 
 @pytest.mark.parametrize("pack", [None, ".xz"])
@@ -211,7 +218,8 @@ def test_the_note_of_recorded_runs_is_found_by_their_checksum(monkeypatch):
         for layout in source.layouts:
             assert len(layout.content) in (0, 16)
             if layout.content:
-                assert data.note(source.name, layout.content) == layout.note
+                alike = [one.note for one in source.layouts if one.content == layout.content]
+                assert data.note(source.name, layout.content) == alike[0]
     assert "20,000 of the 50,000" in data.note("cifar10", "e8b9705f227dd0fa")
     assert "not in the registry" in data.note("cifar10", "0" * 16)
 

@@ -1,6 +1,7 @@
 """Modes, facts, statistics, figures and what notebooks show."""
 
 import itertools
+import json
 import random
 import sys
 import types
@@ -10,6 +11,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
+from bs4 import BeautifulSoup
 from hypothesis import given
 from hypothesis import strategies as st
 from lab import LabError, stats
@@ -237,6 +239,38 @@ def test_notebooks_get_html_that_is_escaped(jupyter):
     )
     assert "kind" not in jupyter[0], "the name of the columns is no column"
     assert jupyter[1] == "*hello*"
+
+
+def test_an_interactive_figure_has_data_and_a_sentence(jupyter, capsys, monkeypatch):
+    lab.interactive("steps", {"input": [[1.5]], "note": "a < 'b' & \"c\""}, "See <above>.")
+    page = BeautifulSoup(jupyter[0], "html.parser").div
+    assert page["data-script"] == "steps" and page.text == "See <above>."
+    assert json.loads(page["data-values"]) == {"input": [[1.5]], "note": "a < 'b' & \"c\""}
+    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: None)
+    lab.interactive("steps", {}, "See above.")
+    assert capsys.readouterr().out == "See above.\n" and len(jupyter) == 1
+
+
+def test_notebooks_draw_svg_the_same_each_time(monkeypatch, tmp_path):
+    from IPython.core.interactiveshell import InteractiveShell
+    from matplotlib_inline.config import InlineBackend
+
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path))
+    shell = InteractiveShell()
+    monkeypatch.setattr(figures, "jupyter", lambda: shell)
+    InlineBackend.clear_instance()
+    try:
+        InlineBackend.instance(parent=shell).shell = shell
+        figures.style()
+        figure, axis = plt.subplots()
+        axis.plot([1, 2])
+        draw = shell.display_formatter.formatters["image/svg+xml"]
+        assert draw(figure).startswith("<?xml") and draw(figure) == draw(figure)
+        assert "<dc:date>" not in draw(figure)
+        assert shell.display_formatter.formatters["image/png"](figure) is None
+    finally:
+        InlineBackend.clear_instance()
+        plt.close("all")
 
 
 @pytest.mark.parametrize(

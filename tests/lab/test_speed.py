@@ -1,9 +1,13 @@
 """Timing and peers: every peer computes what it says, rounds are fair, statistics are those of independent formulas."""
 
+import functools
 import itertools
 import json
 import math
+import os
+import sys
 import time
+import types
 
 import numpy as np
 import pandas as pd
@@ -254,6 +258,7 @@ def test_tables(capsys):
 def test_main_runs_the_tagged_cells_in_full_mode(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NDL_DATA", str(tmp_path))
     monkeypatch.setenv("NDL_MODE", "smoke")
+    monkeypatch.setenv("NDL_BENCH", "")  # put back afterwards
     cells = [
         {
             "cell_type": "code",
@@ -270,7 +275,7 @@ def test_main_runs_the_tagged_cells_in_full_mode(tmp_path, monkeypatch, capsys):
     (tmp_path / "60.ipynb").write_text(json.dumps({"cells": cells}))
     bench.main(tmp_path / "60.ipynb")
     out = capsys.readouterr().out
-    assert "mode full 2" in out and "last 3" in out
+    assert "mode full 2" in out and "last 3" in out and os.environ["NDL_BENCH"] == "1"
 
 
 def test_the_chapter_s_bench_cells_need_no_others():
@@ -348,3 +353,59 @@ def test_figures_have_every_case_once():
     assert list(dense.get_xdata()) == [3 * 16 * 4**2, 3 * 16 * 4**4]
     assert list(modewise.get_xdata()) == [3 * 16 * 4**2, 3 * 16 * 2 * 4**3]
     plt.close(figure)
+
+
+# -------------------------------------------------------------------------------------- libraries for Kronecker products
+@pytest.fixture
+def kronecker_libraries(monkeypatch):
+    """Both libraries as their documentation defines them, by the Kronecker product itself, where they are not installed."""
+    if bench.has_kronecker_libraries():
+        return
+
+    def kron(a, b):  # that of torch fails on some transposed factors
+        rows, columns = (m * n for m, n in zip(a.shape, b.shape))
+        return torch.einsum("ij,kl->ikjl", a, b).reshape(rows, columns)
+
+    class Operator:
+        def __init__(self, *factors):
+            self.factors = factors
+
+        def __matmul__(self, columns):
+            return functools.reduce(kron, self.factors) @ columns
+
+    def gemkm(x, factors):
+        assert all(f.is_contiguous() for f in factors)
+        return x @ functools.reduce(kron, factors)
+
+    torch_side = types.SimpleNamespace(gemkm=gemkm)
+    operators = types.SimpleNamespace(KroneckerProductLinearOperator=Operator)
+    for name, module in (
+        ("pyfastkron", types.ModuleType("pyfastkron")),
+        ("pyfastkron.fastkrontorch", torch_side),
+        ("linear_operator", types.ModuleType("linear_operator")),
+        ("linear_operator.operators", operators),
+    ):
+        monkeypatch.setitem(sys.modules, name, module)
+
+
+@pytest.mark.parametrize("shape", [((3, 5), (2, 7)), ((2, 3, 2), (3, 1, 4))])
+def test_libraries_for_kronecker_products_compute_the_same_map(kronecker_libraries, shape):
+    p = bench.Problem(*shape, 3, dtype="float64", bias=False)
+    made = bench.kronecker_peers(p)
+    wanted = torch.einsum("zi,oi->zo", p.x.flatten(1), ndlinear.kronecker_weight(p.layer))
+    for name, peer in made.items():
+        assert torch.allclose(peer.forward().flatten(1), wanted, atol=1e-12), name
+        peer.gradient = torch.ones_like(peer.forward())
+        x, *weights = peer.training()
+        own = torch.autograd.grad(p.layer(p.x).sum(), [p.x, *p.layer.weights])
+        assert torch.allclose(x.flatten(), own[0].flatten(), atol=1e-12), name
+        for found, expected in zip(weights, own[1:]):
+            turned = found.T if name == "fastkron" else found
+            assert torch.allclose(turned, expected, atol=1e-12), name
+
+
+def test_the_seven_shapes_hold_many_small_equal_modes():
+    names = [case.name for case in bench.KRONECKER_CASES]
+    assert len(names) == 7 and {"16^4", "8^5"} <= set(names)
+    for case in bench.KRONECKER_CASES:
+        assert max(case.dims + case.hidden) <= 128, "what FastKron has kernels for"

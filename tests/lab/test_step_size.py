@@ -1,14 +1,18 @@
 """Rates by rule: against steps of torch's own optimisers, decays that were carried out, and counts made by hand."""
 
+import itertools
+import json
 import math
-from functools import reduce
+from functools import partial, reduce
 
 import lab
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from lab.chapters import step_size
+from lab import models as lab_models
+from lab.chapters import step_size, vision
 from lab.train.rates import factor_rates, layer_shapes, lr_groups
 from torch import nn
 
@@ -427,3 +431,185 @@ def test_rows_of_other_chapters_are_the_newest_finished_ones(monkeypatch):
     assert list(step_size.rows("x", arm=["c", "d"])["score"]) == [3]
     monkeypatch.setattr(step_size, "read", lambda name: [])
     assert step_size.rows("x", arm="a").empty
+
+
+# ------------------------------------------------------------------------------- training of chapters 40 and 41 with groups
+def small_parts(members):
+    """For each member a split of 40, 20 and 20 samples, of which 3 numbers are to be told from 4."""
+    torch.manual_seed(7)
+    return [
+        lab.Split(*[(torch.randn(n, 4), torch.randn(n, 3)) for n in (40, 20, 20)])
+        for _ in range(members)
+    ]
+
+
+def dropping():
+    return nn.Sequential(NdLinear((4,), (6,)), nn.GELU(), nn.Dropout(0.3), nn.Linear(6, 3))
+
+
+def test_a_stack_at_one_rate_is_trained_as_lab_stacked_trains_it():
+    parts, seeds = small_parts(3), [3, 1, 4]
+    options = {"seeds": seeds, "loss": nn.functional.mse_loss, "epochs": 4, "batch_size": 16}
+    theirs = lab.stacked.fit(dropping, parts, lr=0.02, dropout=True, **options)
+    ours = step_size.fit_stack(dropping, parts, groups=step_size.one_rate(0.02), **options)
+    assert ours.epoch["best"] == theirs.epoch["best"] and ours.epoch["end"] == theirs.epoch["end"]
+    for moment in ("best", "end"):
+        for name, value in theirs.weights[moment].items():
+            assert torch.equal(ours.weights[moment][name], value)
+    for mine, other in zip(ours.curves, theirs.curves):
+        assert [p["epoch"] for p in mine] == [1, 2, 3, 4]
+        for key in ("train_loss", "val_loss"):
+            assert [p[key] for p in mine] == pytest.approx([p[key] for p in other], rel=1e-6)
+
+
+def test_a_stack_gives_each_group_its_own_rate():
+    parts = small_parts(2)
+
+    def groups(model):
+        last = list(model[-1].parameters())
+        rest = [p for p in model.parameters() if all(p is not q for q in last)]
+        return [{"params": last, "lr": 0.0}, {"params": rest, "lr": 0.01}]
+
+    options = {"seeds": [0, 1], "loss": nn.functional.mse_loss, "epochs": 1, "batch_size": 40}
+    stack = step_size.fit_stack(dropping, parts, groups=groups, **options)
+    lab.seed_everything(1)
+    start = dropping().state_dict()
+    for name, value in stack.weights["end"].items():
+        moved = (value[1] - start[name]).abs().max().item()  # Adam's first step is its rate
+        assert moved == pytest.approx(0.0 if name.startswith("3.") else 0.01, rel=1e-3)
+
+
+def test_a_stack_goes_on_when_a_member_leaves_the_numbers():
+    parts = small_parts(2)
+    parts[0].train[0][0] = math.inf
+    options = {"seeds": [0, 1], "loss": nn.functional.mse_loss, "epochs": 2, "batch_size": 16}
+    stack = step_size.fit_stack(dropping, parts, groups=step_size.one_rate(0.01), **options)
+    assert stack.curves[0][-1]["train_loss"] == step_size.WORST
+    assert stack.epoch["best"][0] == 0 and stack.epoch["best"][1] > 0
+    assert stack.curves[1][-1]["train_loss"] < 10
+    found = stack.evaluate([part.test for part in parts], {"mse": nn.functional.mse_loss})
+    assert all(math.isfinite(values["mse"]) for values in found)
+
+
+def classifier():
+    return nn.Sequential(
+        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(144, 3)
+    )
+
+
+def test_epochs_at_one_rate_are_those_of_chapter_40():
+    torch.manual_seed(0)
+    data = torch.randn(50, 3, 8, 8), torch.randint(0, 3, (50,))
+    curves, models = [], []
+    for ours in (False, True):
+        lab.seed_everything(5)
+        model = classifier()
+        options = {"epochs": 3, "batch_size": 16, "seed": 5}
+        if ours:
+            model.to(memory_format=torch.channels_last)
+            groups = step_size.one_rate(0.01)(model)
+            forward = partial(vision.forward, model)
+            curve = step_size.train_epochs(model, data, groups=groups, forward=forward, **options)
+        else:
+            curve = vision.train(model, data, lr=0.01, device="cpu", **options)
+        curves.append([point["train_loss"] for point in curve])
+        models.append(model)
+    assert curves[1] == pytest.approx(curves[0], rel=1e-6)
+    for a, b in zip(*[model.parameters() for model in models]):
+        assert torch.equal(a, b)
+
+
+def test_an_epoch_without_a_finite_loss_is_recorded_as_the_worst_one():
+    data = torch.full((4, 3, 8, 8), math.inf), torch.zeros(4, dtype=torch.long)
+    model = classifier()
+    curve = step_size.train_epochs(
+        model,
+        data,
+        groups=step_size.one_rate(0.01)(model),
+        forward=model,
+        epochs=2,
+        batch_size=2,
+        seed=0,
+    )
+    assert [point["train_loss"] for point in curve] == [step_size.WORST] * 2
+    assert step_size.number(math.nan) == step_size.WORST and step_size.number(0.25) == 0.25
+
+
+def test_chapter_15_starts_the_networks_of_chapter_40_as_that_chapter_does():
+    def names_of(notebook, cell, names):
+        cells = json.loads((lab.modes.NOTEBOOKS / f"{notebook}.ipynb").read_text())["cells"]
+        source = next("".join(c["source"]) for c in cells if c["id"] == cell)
+        exec(source, names)  # the definition as it stands in the chapter
+        return names
+
+    known = {"nn": nn, "NdLinear": NdLinear, "models": lab_models, "vision": vision}
+    there = names_of("40_cnn", "40-10", known | {"shape": vision.SHAPE})["head"]
+    cells = known | {"lab": lab, "itertools": itertools, "BASES": [1.0], "PRINTED_RATE": 1.0}
+    here = names_of("15_step_size", "15-54", cells)["picture_network"]
+    for arm in ("dense", "ndlinear"):
+        lab.seed_everything(2)
+        starts = [vision.network(there(arm, 10)).state_dict()]
+        lab.seed_everything(2)
+        starts.append(here(arm, 10).state_dict())
+        assert list(starts[0]) == list(starts[1])
+        assert all(torch.equal(a, b) for a, b in zip(*[s.values() for s in starts]))
+
+
+def made_up(**scores):
+    """Runs of two seeds: "model rates lr" -> (select, scores of the two seeds)."""
+    rows = []
+    for key, (select, *values) in scores.items():
+        model, rates, lr = key.split("_")
+        rates = {"one": "one rate"}.get(rates, rates)
+        for seed, value in enumerate(values):
+            where = {"dataset": "A", "model": model, "rates": rates, "lr": float(lr), "seed": seed}
+            rows.append(where | {"select": select, "mse": value, "test_accuracy": value})
+    return pd.DataFrame(rows)
+
+
+def test_base_answers_pair_by_seed_at_each_base_rate_and_at_the_best_of_each():
+    runs = made_up(
+        dense_one_1=(5.0, 0.50, 0.40),
+        dense_one_3=(4.0, 0.60, 0.50),
+        ndlinear_rule_1=(2.0, 0.70, 0.61),
+        ndlinear_rule_3=(9.0, 0.55, 0.47),
+        ndlinear_one_1=(9.0, 0.40, 0.50),
+    )
+    found = step_size.base_answers(runs, {"A": "test_accuracy"}, (1.0, 3.0)).set_index(
+        ["rates", "base"]
+    )
+    assert set(found.index) == {
+        *itertools.product(["rule"], [1.0, 3.0, "best"]),
+        ("one rate", 1.0),  # one base rate has no best
+    }
+    at = found["mean"]
+    assert at["rule", 1.0] == pytest.approx(20.5) and at["rule", 3.0] == pytest.approx(-4.0)
+    assert at["rule", "best"] == pytest.approx(10.5)  # 1 by the rule against 3
+    assert list(found.loc[("rule", "best"), ["lr", "dense lr"]]) == [1.0, 3.0]
+    half = 0.5 * 12.7062  # half the difference of two values, times the t quantile of one degree
+    assert found["high"]["rule", 1.0] == pytest.approx(20.5 + half, rel=1e-4)
+    words = found["answer"]
+    assert words["rule", 1.0] == "higher" and words["one rate", 1.0] == "open"
+    errors = step_size.base_answers(runs, {"A": "mse"}, (1.0, 3.0)).set_index(["rates", "base"])[
+        "mean"
+    ]
+    wanted = 100 * (math.sqrt(0.7 * 0.61 / (0.5 * 0.4)) - 1)
+    assert errors["rule", 1.0] == pytest.approx(wanted)
+
+
+def test_rates_are_drawn_with_a_line_of_means_and_every_seed():
+    runs = made_up(
+        dense_one_1=(1.0, 0.5, 0.3), dense_one_3=(1.0, 0.6, 0.2), ndlinear_rule_1=(1.0, 2.0, 4.0)
+    )
+    axis = plt.figure().add_subplot()
+    styles = {("dense", "one rate"): "-", ("ndlinear", "rule"): "--"}
+    step_size.draw_rates(axis, runs, "mse", styles)
+    lines, dots = axis.get_lines()[::2], axis.get_lines()[1::2]
+    assert [line.get_ydata().tolist() for line in lines] == [pytest.approx([0.4, 0.4]), [3.0]]
+    assert sorted(dots[0].get_ydata()) == [0.2, 0.3, 0.5, 0.6] and len(dots[1].get_ydata()) == 2
+    assert [line.get_label() for line in lines] == [
+        lab.label("dense"),
+        f"{lab.label('ndlinear')}, rule",
+    ]
+    assert lines[1].get_linestyle() == "--" and axis.get_xscale() == "log"
+    plt.close("all")

@@ -414,12 +414,12 @@ PLACES = {  # beginning of a table's name -> the experiment; a longer beginning 
     "ndlinear_lora": "LoRA",
     "fid": "DiT",
 }
-LIKE = {  # class of a match -> the method whose colour and marker it takes
-    "exact": "dense",
-    "rounded": "low-rank",
-    "truncated": "tcl",
-    "differs": "paper",
-    "no configuration": "constant",
+LOOKS = {  # class of a match -> colour and marker, of no method of the book: greens and violet are met
+    "exact": ("#1a8a5a", "o"),
+    "rounded": ("#6cae75", "s"),
+    "truncated": ("#8172b3", "v"),
+    "differs": ("#c44e72", "*"),
+    "no configuration": ("#8a8a8a", "_"),
 }
 FAMILIES = {  # beginning of an experiment's name -> the method whose colour and marker it takes
     "LoRA": "lora",
@@ -452,7 +452,7 @@ def draw_matches(axis, frame: pd.DataFrame) -> None:
     counts = counts.loc[places(frame).unique()[::-1]]
     left = pd.Series(0, index=counts.index)
     for match in CLASSES:
-        axis.barh(counts.index, counts[match], left=left, color=colour(LIKE[match]), label=match)
+        axis.barh(counts.index, counts[match], left=left, color=LOOKS[match][0], label=match)
         left += counts[match]
     axis.set(xlabel="printed counts")
     axis.grid(axis="y", visible=False)
@@ -466,7 +466,7 @@ def draw_ratios(axis, frame: pd.DataFrame) -> None:
     for match in CLASSES[:4]:
         some = data[data["match"] == match]
         heights = [rows.index(p) for p in some["place"]]
-        look = {"marker": marker(LIKE[match]), "color": colour(LIKE[match]), "label": match}
+        look = {"marker": LOOKS[match][1], "color": LOOKS[match][0], "label": match}
         axis.scatter(some["ratio"], heights, s=34, **look)
     axis.axvline(1, color="#767676", linewidth=0.8, zorder=0)
     axis.set(xscale="log", xlabel="rebuilt / printed", yticks=range(len(rows)), yticklabels=rows)

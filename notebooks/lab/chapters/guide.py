@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from .. import stats
+from ..guide import Case, advise
 from ..modes import LabError
 from ..page import figures
 from ..page.recorded import recorded
@@ -251,3 +252,57 @@ def draw(axis, rows: pd.DataFrame) -> None:
     axis.axvline(0, color="#8a8a8a", linewidth=1)
     axis.set(xlabel="NdLinear minus the other, percentage points (right: NdLinear is better)")
     axis.invert_yaxis()
+
+
+# ---------------------------------------------------------------------------------------------------- the decision tree
+QUESTIONS = [  # in the order in which `lab.guide.advise` asks, each with a case that ends there
+    ("Does the model use the layer?", "no", Case(called=False)),
+    ("Are inputs and outputs products\nof two numbers above one?", "no", Case(foldable=False)),
+    ("Is the trained weight\nnearly a Kronecker product?", "yes", Case(separable=True)),
+    ("Are parameters scarce?", "yes", Case(limit="parameters")),
+    ("Are operations scarce?", "yes", Case(limit="operations")),
+    ("Is time scarce, and another\nlayer measured as faster?", "yes", Case(limit="time", fastest="low-rank")),
+    ("", "", Case()),
+]  # fmt: skip
+
+
+def draw_tree(axis, leaves: pd.Series) -> None:
+    """The decision tree of `lab.guide`, with the number of layers that came to each leaf."""
+    counts = leaves.value_counts()
+    last = len(QUESTIONS) - 1
+    for i, (question, answered, case) in enumerate(QUESTIONS):
+        found = advise(case)
+        words = f"{found.leaf}: {found.words.split(':')[0]}"
+        if found.leaf in counts:
+            words += f"\n{counts[found.leaf]} of {len(leaves)} layers"
+        box = {"boxstyle": "round", "facecolor": "none", "edgecolor": figures.colour("ndlinear")}
+        axis.text(0.58, -i, words, va="center", fontsize=9, bbox=box, wrap=True)
+        if i == last:
+            axis.plot([0.2, 0.2, 0.55], [1 - i - 0.3, -i, -i], color="0.5", linewidth=1)
+            break
+        axis.text(0.2, -i, question, ha="center", va="center", fontsize=9)
+        axis.annotate("", (0.56, -i), (0.42, -i), arrowprops={"arrowstyle": "->", "color": "0.5"})
+        axis.text(0.48, -i + 0.1, answered, ha="center", fontsize=8)
+        axis.plot([0.2, 0.2], [-i - 0.3, -i - 0.7], color="0.5", linewidth=1)
+    axis.set(xlim=(0, 1.35), ylim=(-last - 0.5, 0.5))
+    axis.axis("off")
+
+
+def kinds(report: pd.DataFrame) -> pd.DataFrame:
+    """A report in short: layers whose names differ in their numbers alone are one row, with the range of what was found."""
+    used = report[report["calls"] > 0]
+    kind = used["layer"].str.replace(r"\d+", "i", regex=True)
+    rows = []
+    for name, group in used.groupby(kind, sort=False):
+        low, high = group["separable"].min(), group["separable"].max()
+        ratio = group["separable"] / group["by chance"]
+        rows.append(
+            {
+                "layer": name,
+                "count": len(group),
+                "size": f"{group['inputs'].iloc[0]:,} → {group['outputs'].iloc[0]:,}",
+                "separable, %": f"{100 * low:.1f} to {100 * high:.1f}",
+                "times chance": f"{ratio.min():.2f} to {ratio.max():.2f}",
+            }
+        )
+    return pd.DataFrame(rows)

@@ -343,6 +343,56 @@ def peer(p: Problem, name: str, backend: str = "inductor") -> Peer:
     return made
 
 
+# Libraries whose subject is the product with a Kronecker product of small matrices; without biases
+KRONECKER_LIBRARIES = ("pyfastkron", "linear_operator")
+KRONECKER_CASES = (
+    Case("32^3", (32,) * 3, (32,) * 3, 64, "Kronecker"),
+    Case("64^2", (64,) * 2, (64,) * 2, 1024, "Kronecker"),
+    Case("64x8x8", (64, 8, 8), (64, 8, 8), 64, "Kronecker"),
+    Case("32x64", (32, 64), (64, 96), 512, "Kronecker"),
+    Case("128^2", (128,) * 2, (128,) * 2, 256, "Kronecker"),
+    Case("16^4", (16,) * 4, (16,) * 4, 64, "Kronecker"),
+    Case("8^5", (8,) * 5, (8,) * 5, 64, "Kronecker"),
+)
+
+
+def _fastkron(p: Problem) -> Peer:
+    """FastKron takes each matrix as inputs by outputs, in contiguous memory."""
+    multiply = require("pyfastkron.fastkrontorch").gemkm
+    weights = [w.detach().T.contiguous().requires_grad_() for w in p.weights()]
+    return p.peer(lambda x: multiply(x, weights), weights, flat=True)
+
+
+def _linear_operator(p: Problem) -> Peer:
+    """The operator of GPyTorch; it multiplies from the left, so the samples are its columns."""
+    operator = require("linear_operator.operators").KroneckerProductLinearOperator
+    weights = p.weights()
+    return p.peer(lambda x: (operator(*weights) @ x.T).T, weights, flat=True)
+
+
+KRONECKER_PEERS = {
+    "ndlinear": lambda p: p.peer(p.layer),
+    "control": _again,
+    "sequential": functools.partial(_again, execution="sequential"),
+    "fastkron": _fastkron,
+    "linear_operator": _linear_operator,
+}
+
+
+def kronecker_peers(p: Problem) -> dict[str, Peer]:
+    """The layer without biases and the two libraries, with the same weights, ready to be timed."""
+    made = {name: build(p) for name, build in KRONECKER_PEERS.items()}
+    for one in made.values():
+        with torch.no_grad():
+            one.gradient = torch.randn_like(one.forward())
+    return made
+
+
+def has_kronecker_libraries() -> bool:
+    """Whether both libraries are installed; they are large, so nothing asks for them by itself."""
+    return all(importlib.util.find_spec(name) for name in KRONECKER_LIBRARIES)
+
+
 def problem(config: dict) -> Problem:
     """The problem of a configuration: dims, hidden, batch, outer, dtype, device and seed."""
     options = {name: config[name] for name in ("dtype", "device", "seed")}
@@ -543,6 +593,7 @@ def draw_growth(axis, times: pd.DataFrame, cubes: list[Case], names: list[str], 
 def main(notebook: pathlib.Path = NOTEBOOKS / "60_speed.ipynb") -> None:
     """Run the cells of a chapter that are tagged "bench", in full mode and without judging claims."""
     os.environ["NDL_MODE"] = "full"
+    os.environ["NDL_BENCH"] = "1"  # times of other chapters are taken by this command only
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     code = ["import lab\n\nlab.start()"]
     code += ["".join(c["source"]) for c in cells if "bench" in c["metadata"].get("tags", [])]
@@ -557,4 +608,5 @@ def main(notebook: pathlib.Path = NOTEBOOKS / "60_speed.ipynb") -> None:
 
 
 if __name__ == "__main__":
-    main()
+    for chapter in ("60_speed", "64_structured_layers"):
+        main(NOTEBOOKS / f"{chapter}.ipynb")

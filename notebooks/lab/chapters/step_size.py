@@ -6,6 +6,7 @@ import copy
 import functools
 import itertools
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -22,7 +23,7 @@ from ..data import load, split
 from ..page import figures
 from ..records import read
 from ..stats import above, interval
-from ..train import Split, chunked
+from ..train import Split, chunked, loop, stacked
 from ..train.rates import factor_rates, layer_shapes, lr_groups
 
 Groups = Callable[[nn.Module], list[dict]]
@@ -152,6 +153,11 @@ def _numbers(values: Tensor) -> list[float]:
     return values.nan_to_num(WORST, WORST).clamp_max(WORST).tolist()
 
 
+def number(value: float) -> float:
+    """A metric as a number that JSON knows: `WORST` where it is none, or larger."""
+    return _numbers(torch.tensor([value], dtype=torch.float64))[0]
+
+
 def fit(
     make: Callable[[], nn.Module],
     splits: Sequence[Split],
@@ -240,6 +246,74 @@ def fit_whole(
     for i, model in enumerate(models):
         model.load_state_dict({name: value.detach()[i] for name, value in weights.items()})
     return models
+
+
+def fit_stack(
+    make: Callable[[], nn.Module],
+    splits: Sequence[Split],
+    *,
+    seeds: Sequence[int],
+    groups: Groups,
+    loss: Callable,
+    epochs: int,
+    batch_size: int,
+) -> stacked.Stack:
+    """`lab.stacked.fit` with Adam and parameter groups, dropout allowed: with one rate for all, the very same training.
+
+    A member whose loss leaves the numbers goes on; its losses are recorded as `WORST`, and its best epoch is an earlier one
+    (0: the start).
+    """
+    model = make()  # before the seeds are set, so that it takes nothing from their random numbers
+    options = named_options(model, groups(model))
+    skeleton, weights = stacked.members_of(make, seeds, torch.device("cpu"), dropout=True)
+    forward = functools.partial(stacked._forward, skeleton, weights)
+    train_part, val_part = stacked._data(splits, len(seeds), torch.device("cpu"))
+    adam = torch.optim.Adam(_regrouped(weights, options))
+    orders = [torch.Generator().manual_seed(seed) for seed in seeds]
+    kept = {name: value.detach().clone() for name, value in weights.items()}
+    when, lowest = [0] * len(seeds), torch.full((len(seeds),), math.inf)
+    curves: list[list[dict]] = [[] for _ in seeds]
+    began = time.perf_counter()
+    for now in range(1, epochs + 1):
+        skeleton.train()
+        train = stacked.one_epoch(forward, train_part, vmap(loss), adam, orders, batch_size)
+        val = _mean(skeleton.eval(), weights, val_part, loss)
+        better = val < lowest
+        lowest = torch.where(better, val, lowest)
+        stacked._keep(kept, weights, better, when, now)
+        for curve, one, other in zip(curves, _numbers(train), _numbers(val)):
+            curve.append({"epoch": now, "train_loss": one, "val_loss": other})
+    end = {name: value.detach() for name, value in weights.items()}
+    moments = {"best": kept, "end": end}, {"best": when, "end": [epochs] * len(seeds)}
+    seconds = time.perf_counter() - began
+    return stacked.Stack(list(seeds), skeleton, *moments, [False] * len(seeds), seconds, curves)
+
+
+def train_epochs(
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    *,
+    groups: Sequence[Mapping],
+    forward: Callable,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+) -> list[dict[str, float]]:
+    """`loop.train_epochs` on the cross-entropy, with parameter groups: the training loss of every epoch, `WORST` for one that
+    is no number."""
+    device = next(model.parameters()).device
+    x, y = (part.to(device) for part in data)
+    adam = torch.optim.Adam(groups)
+    order = torch.Generator().manual_seed(seed)
+    model.train()
+    curve = []
+    for now in range(1, epochs + 1):
+        total = torch.zeros(())
+        steps = loop.epoch(forward, (x, y), nn.functional.cross_entropy, adam, order, batch_size)
+        for value, size in steps:
+            total = total + value.cpu() * size
+        curve.append({"epoch": now, "train_loss": _numbers(total[None] / len(x))[0]})
+    return curve
 
 
 def outcomes(make: Callable[[], nn.Module], splits: Sequence[Split], **options) -> list[dict]:
@@ -373,7 +447,9 @@ def forecasts(table: np.ndarray, steps: int, horizon: int, every: int) -> Split:
 def rows(name: str, **where) -> pd.DataFrame:
     """The newest finished rows of another chapter's records that agree with ``where``; values may be lists to choose from."""
     newest = {row["key"]: row for row in read(name) if row["status"] == "ok"}
-    frame = pd.DataFrame([row["config"] | row["metrics"] for row in newest.values()])
+    frame = pd.DataFrame(
+        [row["config"] | row["metrics"] | {"curve": row.get("curve")} for row in newest.values()]
+    )
     for column, wanted in where.items() if len(frame) else ():
         frame = frame[frame[column].isin(wanted if isinstance(wanted, list) else [wanted])]
     return frame.reset_index(drop=True)
@@ -398,6 +474,39 @@ def percent(a: pd.DataFrame, b: pd.DataFrame, metric: str) -> tuple[float, float
     """How much higher a metric is in ``a`` than in ``b``, in percent of the geometric mean, paired by seed, with 95 % interval."""
     logs = np.log(a.set_index("seed")[metric]) - np.log(b.set_index("seed")[metric])
     return tuple(100 * (np.exp(v) - 1) for v in interval(logs.dropna()))
+
+
+def gap(a: pd.DataFrame, b: pd.DataFrame, metric: str) -> tuple[float, float, float]:
+    """How far a metric of ``a`` is above that of ``b``, paired by seed, with 95 % interval: in percent of an error, in points
+    of a share (metrics that begin with "test_")."""
+    if not metric.startswith("test_"):
+        return percent(a, b, metric)
+    return interval(100 * (a.set_index("seed")[metric] - b.set_index("seed")[metric]).dropna())
+
+
+def base_answers(
+    runs: pd.DataFrame, metrics: Mapping[str, str], bases: Sequence[float]
+) -> pd.DataFrame:
+    """NdLinear minus the dense network at one rate, at each common base rate, and, where both were run at all ``bases``,
+    each at its best one (base "best").
+
+    Args:
+        runs: columns dataset, model ("ndlinear", "dense"), rates, lr, seed, select (low is good) and the metrics.
+        metrics: of each data set.
+    """
+    best = best_rates(runs, ["dataset", "model", "rates"], "select")["lr"]
+    found = []
+    ndlinear = runs[runs["model"] == "ndlinear"]
+    for (dataset, rates), ours in ndlinear.groupby(["dataset", "rates"], sort=False):
+        dense = runs[(runs["dataset"] == dataset) & (runs["model"] == "dense")]
+        pairs = {lr: (lr, lr) for lr in ours["lr"].unique() if lr in set(dense["lr"])}
+        if set(bases) <= set(pairs):
+            pairs["best"] = best[dataset, "ndlinear", rates], best[dataset, "dense", "one rate"]
+        for base, (a, b) in pairs.items():
+            value = gap(ours[ours["lr"] == a], dense[dense["lr"] == b], metrics[dataset])
+            found.append((dataset, rates, base, a, b, *value, WORDS[above(value)]))
+    columns = ["dataset", "rates", "base", "lr", "dense lr", "mean", "low", "high", "answer"]
+    return pd.DataFrame(found, columns=columns)
 
 
 # ------------------------------------------------------------------------------------------------- tables and figures
@@ -491,6 +600,21 @@ def table_gains(here: pd.DataFrame) -> pd.DataFrame:
             text = "{:+.3g} [{:+.3g}, {:+.3g}]".format(*found)
             rows_.append((dataset, name, text, WORDS[above(found)]))
     return pd.DataFrame(rows_, columns=["dataset", "rates", "difference", "answer"])
+
+
+def draw_rates(axis, runs: pd.DataFrame, metric: str, styles: Mapping[tuple, str]) -> None:
+    """A metric against the base rate, a line of means and a dot for each seed; ``styles``: line of each (model, rates), with
+    open markers where it is dashed."""
+    for (model, rates), line in styles.items():
+        some = runs[(runs["model"] == model) & (runs["rates"] == rates)]
+        means = some.groupby("lr")[metric].mean()
+        look = {"color": figures.colour(model), "marker": figures.marker(model)}
+        name = figures.label(model)
+        label = f"{name}, {rates}" if model == "ndlinear" else name
+        fill = "none" if line == "--" else look["color"]
+        axis.plot(means.index, means, line, label=label, mfc=fill, **look)
+        axis.plot(some["lr"], some[metric], ".", color=figures.colour(model), alpha=0.25, ms=3)
+    axis.set(xscale="log")
 
 
 def landscape(runs: pd.DataFrame):

@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 
 from ..modes import mode
-from . import bundled, ett, images, series, tables, texts
+from . import bundled, choices, ett, images, novels, questions, series, tables, texts
 from .files import (
     LEFT_ALONE,
     NOT_KEPT,
@@ -58,7 +58,7 @@ class Registry(dict):
 
 SOURCES: dict[str, Source] = Registry(
     (source.name, source)
-    for family in (bundled, ett, images, series, tables, texts)
+    for family in (bundled, choices, ett, images, novels, questions, series, tables, texts)
     for source in family.SOURCES
 )
 

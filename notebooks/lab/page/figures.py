@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import pathlib
+from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
+from matplotlib.lines import Line2D
+
+from .show import jupyter
 
 # name: (colour, marker, what a reader calls it). Colours of seaborn's "colorblind" palette that stand out on white and on black.
 METHODS = {
@@ -19,6 +23,14 @@ METHODS = {
     "tcl": ("#cc78bc", "v", "TCL"),
     "trl": ("#a55aa8", "<", "TRL"),
     "tt": ("#d55e5e", ">", "tensor train"),
+    "low-rank-1": ("#5fb795", "2", "low rank 1"),
+    "monarch": ("#7b6bb5", "s", "Monarch"),
+    "btt-2": ("#a59ad0", "P", "BTT of rank 2"),
+    "blocks": ("#949494", "8", "block-diagonal"),
+    "blocks-of-2": ("#a08a3c", "1", "block-diagonal, blocks of 2"),
+    "tied-4": ("#b98a5a", "H", "blocks shared in four groups"),
+    "ndlinear-3": ("#b3541e", "*", "NdLinear, three modes"),
+    "dense-macs": ("#5a7fd6", "X", "dense, equal operations"),
     "lora": ("#029e73", "^", "LoRA"),
     "lokr": ("#cc78bc", "v", "LoKr"),
     "linear": ("#8a8a8a", "p", "linear model"),
@@ -29,8 +41,19 @@ METHODS = {
 
 
 def style() -> None:
-    """Use the book's figure style from here on."""
+    """Use the book's figure style from here on; in Jupyter, figures are SVG, which stays sharp at any size."""
     plt.style.use(pathlib.Path(__file__).with_name("ndl.mplstyle"))
+    if shell := jupyter():
+        from matplotlib_inline.config import InlineBackend
+
+        inline = InlineBackend.instance(parent=shell)
+        # no date in the file: the same figure is the same file; dpi is that of images inside
+        inline.print_figure_kwargs = {
+            "bbox_inches": "tight",
+            "dpi": 160,
+            "metadata": {"Date": None},
+        }
+        inline.figure_formats = {"svg"}
 
 
 def _method(name: str) -> tuple[str, str, str]:
@@ -50,6 +73,24 @@ def marker(name: str) -> str:
 def label(name: str) -> str:
     """The method's name in figures and tables."""
     return _method(name)[2]
+
+
+def key(name: str) -> dict:
+    """The method's marker and colour, as an entry of a `legend`."""
+    return {"marker": marker(name), "color": colour(name)}
+
+
+def legend(figure, keys: Mapping[str, Mapping], ncols: int = 3) -> None:
+    """A legend above all axes of a figure with constrained layout.
+
+    Args:
+        keys: options of matplotlib's Line2D under the text of their entry; the name of a method becomes its label.
+    """
+    plain = {"ls": "none", "color": "#8a8a8a"}
+    handles = [
+        Line2D([], [], label=label(text), **(plain | dict(look))) for text, look in keys.items()
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=ncols, fontsize=9)
 
 
 def seeds(

@@ -201,7 +201,7 @@ def finding(text: str, *, holds: bool | None) -> None:
     elif holds is None or not holds:
         raise LedgerError(f"the text says {text!r}, the evidence says otherwise: correct the text")
     else:
-        say(f"✓ {text}")
+        say(f"Checked: {text}")
 
 
 def _markup(id: str, entry: dict, note: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html as html_
+import json
 import re
 import sys
 
@@ -12,20 +13,36 @@ from ..machine import module_version
 from ..modes import mode
 
 
-def _in_jupyter() -> bool:
+def jupyter():
+    """The running shell if this is a notebook's kernel, else None."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
-    return shell is not None and hasattr(shell, "kernel")
+    return shell if hasattr(shell, "kernel") else None
 
 
 def put(text: str, *, html: str | None = None, markdown: bool = False) -> None:
     """Show ``html`` (or ``text`` as Markdown) in Jupyter, print ``text`` elsewhere."""
-    if not _in_jupyter() or (html is None and not markdown):
+    if jupyter() is None or (html is None and not markdown):
         print(text)
         return
     from IPython.display import HTML, Markdown, display
 
     display(HTML(html) if html is not None else Markdown(text))
+
+
+def interactive(name: str, values: dict, otherwise: str) -> None:
+    """A place that a script of the book (book/_static/NAME.js) fills with a figure; elsewhere it shows a sentence.
+
+    Args:
+        values: plain data that the figure starts from, so that its numbers are those of the notebook.
+        otherwise: what stands there without the script.
+    """
+    data = html_.escape(json.dumps(values))
+    put(
+        otherwise,
+        html=f'<div class="ndl-interactive" data-script="{name}" data-values="{data}">'
+        f"<p>{html_.escape(otherwise)}</p></div>",
+    )
 
 
 def say(text: str) -> None:

@@ -22,7 +22,7 @@ import pandas as pd
 from .. import modes
 from ..machine import device, peak_memory_mb, versions
 from ..modes import LabError, mode, new_rows_folder
-from . import budget, fingerprint, store, where
+from . import budget, fingerprint, profiles, store, where
 from .store import RecordError, Writer, canonical, only_writer, parse, set_torn_aside
 from .where import InProcess, executor, progress
 
@@ -115,6 +115,7 @@ def run_group(
         "peak_memory_of": of,
         "device": device(),
         "versions": versions(),
+        **profiles.facts(),
     }
     if experiment.together:
         shared["together"] = len(configs)
@@ -259,13 +260,16 @@ def record(
 
 
 def _reproduced(experiment: Experiment, grid: list[dict], only: budget.Only) -> pd.DataFrame:
-    """For `make reproduce`: run the chosen configurations of one experiment and stop; read the records of the others as they are."""
+    """For `make reproduce` and `make gpu`: run the chosen configurations of one experiment and stop; read the others as they are."""
+    if only.asks_for(experiment.name):
+        keys = [canonical(config) for config in grid]
+        only.note(experiment.name, experiment.code(), keys, experiment.data)
     if experiment.name == only.experiment:
-        only.note_code(experiment.code())
         chosen = [config for config in grid if only.chosen(config)]
         rows = complete(only.folder / f"{experiment.name}.jsonl", experiment, chosen)
         raise budget.Done(len(rows))
-    rows, _ = parse(modes.RESULTS / f"{experiment.name}.jsonl")
+    path = new_rows_folder() / f"{experiment.name}.jsonl"
+    rows = _known(path, parse(path)[0])
     fields = {name for config in grid for name in config}  # not revisions that were raised by hand
     fields -= {"machine"}  # rows of another machine will do
 
@@ -290,7 +294,8 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
         missing = [c for c in grid if canonical(c) not in done]
         data = {d: checksum(d) for d in experiment.data if missing}
         fixed = {"experiment": path.stem, "code": code, "data": data}
-        groups = _groups(missing, experiment.together)
+        number, of = budget.share()
+        groups = _groups(missing, experiment.together)[number::of]
         for group, outcomes in map_groups(experiment, groups, data):
             now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
             for config, outcome in zip(group, outcomes):
@@ -298,7 +303,7 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
                 writer.append({**fixed, **known, **outcome, "time": now})
         rows = _known(path, parse(path)[0])
     left = [c for c in grid if canonical(c) not in {r["key"] for r in rows}]
-    if left and budget.LEFT_OUT:
+    if left and (budget.LEFT_OUT or of > 1):
         raise budget.Ended(experiment.name, len(left))
     return _select(experiment.name, rows, grid, code)
 
@@ -315,6 +320,20 @@ def _done(experiment: Experiment, rows: list[dict], code: str) -> set[str]:
     """Keys of the rows that count today."""
     found = [(r, *store.current(experiment.name, r)) for r in rows if r["status"] == "ok"]
     return {key for _, row_code, key in found if row_code == code}
+
+
+def recorded_part(experiment: Experiment, grid: list[dict]) -> list[dict]:
+    """The rows of a grid that are recorded and current, in the grid's order; what is missing is left out."""
+    path = new_rows_folder() / f"{experiment.name}.jsonl"
+    code = experiment.code()
+    found = {}
+    for row in _known(path, parse(path)[0]):
+        row_code, key = store.current(experiment.name, row)
+        if row["status"] == "ok" and row_code == code:
+            found[key] = row
+    chosen = [found[canonical(config)] for config in grid if canonical(config) in found]
+    _check_origin(experiment.name, chosen)
+    return chosen
 
 
 def _select(name: str, rows: list[dict], grid: list[dict], code: str) -> list[dict]:

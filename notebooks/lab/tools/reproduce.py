@@ -25,7 +25,7 @@ import pandas as pd
 from .. import modes
 from ..modes import NOTEBOOKS, ROOT, LabError
 from ..records import store
-from ..records.budget import Only
+from ..records.budget import NOTE, Only
 from ..records.store import canonical, parse
 from ..stats import interval
 
@@ -106,7 +106,8 @@ def present_code(experiment: str) -> str:
     """The fingerprint that rows of an experiment would carry today; runs nothing of it."""
     with tempfile.TemporaryDirectory() as folder:
         _run_notebook(experiment, {"seed": "none"}, pathlib.Path(folder))
-        return pathlib.Path(folder, "code.txt").read_text(encoding="utf-8")
+        note = pathlib.Path(folder, f"{experiment}{NOTE}").read_text(encoding="utf-8")
+    return json.loads(note)["code"]
 
 
 def against(experiment: str, recorded: list[dict], again: list[dict]) -> pd.DataFrame:

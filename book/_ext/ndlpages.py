@@ -1,0 +1,90 @@
+"""The second Sphinx extension of the book: what is made for readers from the sources, beside the pages that they wrote.
+
+    {take-with-you} ndlinear | lr_groups   a link to a file, with version and checksum
+    {cite-this}                            BibTeX, from CITATION.cff
+    {results-figure}                       the situations of chapter 72 in one figure
+    {reproducibility-report}               one page, from ledger and records
+
+Chapters that use the layer get a link to its file at their head. Files are copied beside the pages.
+"""
+
+import functools
+import json
+import pathlib
+
+import ndlbuild
+import ndlcorrections
+import ndlfront
+import ndlreport
+import ndltake
+from docutils import nodes
+from lab.chapters import guide
+from lab.page import facts, ledger
+from ndlbook import TIMES, BookDirective
+
+
+class TakeWithYou(BookDirective):
+    def content_html(self):
+        key = (self.arguments or ["ndlinear"])[0]
+        return ndltake.link(self.root, key, self.uri("./"))
+
+
+class CiteThis(BookDirective):
+    def content_html(self):
+        url = ndlbuild.repository_url(self.root)
+        text = ndltake.bibtex(self.root, url, self.config.copyright)
+        block = nodes.literal_block(text, text, language="bibtex", classes=["ndl-cite"])
+        return [block]
+
+
+@functools.cache
+def situations():
+    """The rows of chapter 72, computed once in a build."""
+    return guide.measured()
+
+
+class ResultsFigure(BookDirective):
+    def content_html(self):
+        return ndlfront.figure(situations(), self.uri("notebooks/72_should_you_use_it"))
+
+
+def rows(file: pathlib.Path) -> list[dict]:
+    """The rows of a record, without their checks, which the status page makes."""
+    return [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
+
+
+class ReproducibilityReport(BookDirective):
+    def content_html(self):
+        files = sorted((self.root / "notebooks" / "results").glob("*.jsonl"))
+        runs = {file.stem: rows(file) for file in files if file.stem != TIMES}
+        changed = len(ndlcorrections.load(self.root))
+        uses = ndlfront.tally(situations(), "fair"), len(situations())
+        return ndlreport.report(ledger.claims(), runs, facts.protocols(), changed, uses)
+
+
+@functools.cache
+def chapter_uses_the_layer(path: pathlib.Path) -> bool:
+    return ndltake.uses_the_layer(json.loads(path.read_text(encoding="utf8")))
+
+
+def on_page(app, pagename, templatename, context, doctree) -> None:
+    """A link to the layer's file behind the card of every chapter that uses it."""
+    notebook = pathlib.Path(app.srcdir) / f"{pagename}.ipynb"
+    if "body" in context and notebook.is_file() and chapter_uses_the_layer(notebook):
+        line = ndltake.line(pathlib.Path(app.srcdir), "../" * pagename.count("/"))
+        context["body"] = ndltake.with_line(context["body"], line)
+
+
+def on_finish(app, exception) -> None:
+    if exception is None and app.builder.format == "html":
+        ndltake.copy(pathlib.Path(app.srcdir), pathlib.Path(app.outdir))
+
+
+def setup(app) -> dict:
+    app.connect("html-page-context", on_page)
+    app.connect("build-finished", on_finish)
+    app.add_directive("take-with-you", TakeWithYou)
+    app.add_directive("cite-this", CiteThis)
+    app.add_directive("results-figure", ResultsFigure)
+    app.add_directive("reproducibility-report", ReproducibilityReport)
+    return {"parallel_read_safe": True, "parallel_write_safe": True}

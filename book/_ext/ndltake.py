@@ -1,0 +1,122 @@
+"""What a reader takes along: the files to download, each with its version and checksum, and how to cite the book.
+
+Plain functions without Sphinx, as in `ndltables.py`; `ndlpages.py` makes directives of them.
+"""
+
+import hashlib
+import pathlib
+import re
+import shutil
+from typing import NamedTuple
+
+import yaml
+from ndltables import escape
+
+USES_THE_LAYER = re.compile(r"^\s*(from|import) ndlinear\b|\bNdLinear\w*\(", re.M)
+
+
+class File(NamedTuple):
+    """A file of the repository that stands beside the pages of the built book."""
+
+    name: str  # in the book
+    path: str  # in the repository
+    says: str
+
+
+FILES = {
+    "ndlinear": File("ndlinear.py", "ndlinear.py", "one file, needs torch only"),
+    "lr_groups": File("lr_groups.py", "notebooks/lab/train/rates.py", "one file, needs torch only"),
+}
+
+
+def version(root: pathlib.Path) -> str:
+    """`__version__` of ndlinear.py, read without importing it."""
+    text = (root / FILES["ndlinear"].path).read_text(encoding="utf8")
+    return re.search(r'^__version__ = "([^"]+)"$', text, re.M)[1]
+
+
+def checksum(root: pathlib.Path, file: File) -> str:
+    """SHA-256 of a file, in hexadecimal."""
+    return hashlib.sha256((root / file.path).read_bytes()).hexdigest()
+
+
+def link(root: pathlib.Path, key: str, folder: str) -> str:
+    """A link to a file with its version and its whole checksum; `folder` leads to the top of the book."""
+    file = FILES[key]
+    about = f"version {version(root)}, " if key == "ndlinear" else ""
+    return (
+        f'<p class="ndl-take"><a href="{escape(folder + file.name)}" download>Download {escape(file.name)}</a> '
+        f"({about}{file.says})<br>"
+        f'<small>SHA-256 <code style="overflow-wrap: anywhere">{checksum(root, file)}</code></small></p>'
+    )
+
+
+def line(root: pathlib.Path, folder: str) -> str:
+    """The same link in one line, for the head of a chapter."""
+    file = FILES["ndlinear"]
+    digest = checksum(root, file)
+    return (
+        f'<p class="ndl-take"><a href="{escape(folder + file.name)}" download>Download {file.name}</a> '
+        f'{version(root)} · <span title="SHA-256 {digest}">SHA-256 {digest[:12]}…</span></p>'
+    )
+
+
+def uses_the_layer(notebook: dict) -> bool:
+    """Whether a code cell of a notebook imports the layer or makes one."""
+    cells = ("".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code")
+    return any(USES_THE_LAYER.search(source) for source in cells)
+
+
+def with_line(body: str, addition: str) -> str:
+    """The text of a page with a line behind the card at its head; a page without a card stays as it is."""
+    head, card, rest = body.partition('<table class="ndl-card">')
+    inside, end, rest = rest.partition("</table>")
+    return head + card + inside + end + (addition if end else "") + rest
+
+
+def copy(root: pathlib.Path, target: pathlib.Path) -> None:
+    """Put the files into the folder of the built book."""
+    for file in FILES.values():
+        shutil.copyfile(root / file.path, target / file.name)
+
+
+# --- citing ------------------------------------------------------------------------------------------------------
+
+
+def bibtex(root: pathlib.Path, url: str = "", year: str = "") -> str:
+    """CITATION.cff as BibTeX: the book, and the paper that it is about."""
+    cited = yaml.safe_load((root / "CITATION.cff").read_text(encoding="utf8"))
+    (paper,) = cited["references"]
+    book = {
+        "title": f"{{{cited['title']}}}",
+        "author": authors(cited),
+        "year": year,
+        "version": cited["version"],
+        "license": cited["license"],
+        "url": url,
+    }
+    article = {
+        "title": f"{{{paper['title']}}}",
+        "author": authors(paper),
+        "year": str(paper["year"]),
+        "journal": paper["journal"],
+        "doi": paper["doi"],
+    }
+    return entry("software", "ndlinear_book", book) + "\n\n" + entry("article", "ndlinear", article)
+
+
+def authors(record: dict) -> str:
+    """The authors of a record of CITATION.cff: persons by family name, a group in braces."""
+    names = []
+    for author in record["authors"]:
+        if "name" in author:
+            names.append(f"{{{author['name']}}}")
+        else:
+            names.append(f"{author['family-names']}, {author['given-names']}")
+    return " and ".join(names)
+
+
+def entry(kind: str, key: str, fields: dict[str, str]) -> str:
+    """One entry of BibTeX; fields without a value are left out."""
+    lines = [f"  {name} = {{{value}}}," for name, value in fields.items() if value]
+    return "\n".join([f"@{kind}{{{key},", *lines, "}"])

@@ -1,0 +1,64 @@
+// The search: chapters before lists, the chapter about the words first, and excerpts without TeX.
+// A chapter's file name says what it is about; here stand other words that readers type.
+(function () {
+  "use strict";
+  const SUBJECTS = {
+    10: "algorithm, bias, biases, layer, mode product, parameters, parameter count, example",
+    11: "kronecker product, tucker, equivalent dense layer, rank, total bias, redundancy",
+    12: "flops, macs, multiply-adds, mode order, compute cost",
+    13: "activation memory, autograd, checkpointing, gpu memory, ram",
+    14: "initialization, init, variance, xavier, kaiming",
+    15: "learning rate, lr, adam, sgd, optimizer, optimiser, mup, weight decay",
+    20: "vc dimension, expressivity, expressiveness, lower bound, shattering",
+    21: "activation, relu, nonlinearity, universal approximation",
+    22: "compress, compression, from_linear, svd, sum of kronecker terms, vit, bert",
+    23: "von neumann entropy, entanglement",
+    24: "rademacher complexity, inductive bias, implicit bias, overfitting",
+    30: "ood, regression",
+    33: "hidden size, hidden sizes, axis order",
+    40: "cifar, convolutional network, image classification, vision",
+    41: "ett, rnn, time series, transformer",
+    42: "uea, ucr",
+    43: "boosting, tables, tabular data",
+    44: "bert, cola, sst-2, nlp",
+    60: "fast, faster, runtime, latency, throughput, time, torch.compile, benchmark",
+    61: "training time, slower",
+    63: "onnx, export, autocast, checkpoint, state_dict, compatibility, ddp, fsdp, vmap",
+    70: "checkpoints, reverse engineering",
+    71: "verdicts, results, summary",
+    72: "recommendation, advice, when to use",
+    73: "reproduce, reproducibility, fid",
+  };
+  const LISTS = /^book\/(api|bibliography|changelog|claims|contributing|corrections|deviations|glossary|status)$/;
+  const plain = (text) => text.toLowerCase().replace(/[\s_-]+/g, " ").trim();
+  const asked = plain(new URLSearchParams(location.search).get("q") || "");
+
+  // 3 where the words are a subject of the chapter, 2 where they stand in its file name, 1 where they are part of a subject
+  function fit(page) {
+    const [, number, name] = page.match(/^notebooks\/(\d\d)_(\w+)$/) || [];
+    if (!number || !asked) return 0;
+    const subjects = (SUBJECTS[number] || "").split(", ").map(plain), words = (texts) => new Set(texts.join(" ").split(" "));
+    const all = (known) => asked.split(" ").every((word) => known.has(word));
+    if (subjects.includes(asked)) return 3;
+    if (all(words([plain(name)]))) return 2;
+    return all(words([plain(name), ...subjects])) ? 1 : 0;
+  }
+
+  Scorer.score = ([page, , anchor, , score]) =>
+    score + (page.startsWith("notebooks/") ? 50 : 0) - (LISTS.test(page) ? 50 : 0) + (anchor ? 0 : 100 * fit(page));
+
+  // short formulas as they are read, longer ones as an ellipsis
+  function formula(element) {
+    const text = element.textContent.replace(/^\\[[(]|\\[\])]$/g, "").replace(/\\times\b/g, "×").replace(/[{}$]|\\[,;! ]/g, "").trim();
+    element.textContent = text.length > 30 || text.includes("\\") ? "…" : text;
+  }
+
+  const toText = Search.htmlToText;
+  Search.htmlToText = (html, anchor) => {
+    const page = new DOMParser().parseFromString(html, "text/html");
+    page.querySelectorAll(".math").forEach(formula);
+    // code, its switches, and what is printed as plain text
+    page.querySelectorAll("pre, summary, .ndl-card, .ndl-filter, .ndl-counts").forEach((element) => element.remove());
+    return toText(page.documentElement.outerHTML, anchor).replace(/\s+/g, " ");
+  };
+})();

@@ -1,0 +1,710 @@
+"""Diffusion transformers (DiT) small enough for one processor core: the network, its training and
+sampling, and what is measured on the samples.
+
+The network has the parameter names of the public DiT checkpoints, so the class that is trained here
+on digits of 8 x 8 pixels also takes the weights of DiT-XL/2. The modules that the chapter exchanges,
+the timestep embedder and what stands inside the blocks, are handed in.
+
+No distance here is an FID: features come from a classifier that is trained in this module.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import math
+import pathlib
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import data
+from ..machine import require
+from ..page import figures
+from ..stats import differences, interval
+from ..train import loop
+
+TIMES = 1000  # steps of the diffusion
+FREQUENCIES = 256  # numbers that a timestep is turned into
+
+
+# -------------------------------------------------------------------------------------- the network
+def frequencies(t: Tensor, size: int = FREQUENCIES) -> Tensor:
+    """(B,) timesteps -> (B, size) cosines and sines of size / 2 frequencies from 1 to 1/10,000."""
+    falling = torch.arange(size // 2, dtype=torch.float32, device=t.device) / (size // 2)
+    angles = t[:, None].float() * torch.exp(-math.log(10_000) * falling)
+    return torch.cat([angles.cos(), angles.sin()], dim=1)
+
+
+def positions(width: int, side: int) -> Tensor:
+    """(1, side * side, width) fixed sines and cosines of column and row, a half of the width each."""
+    at = torch.arange(side, dtype=torch.float64)
+    omega = 10_000.0 ** (-torch.arange(width // 4, dtype=torch.float64) / (width // 4))
+    waves = torch.cat([(at[:, None] * omega).sin(), (at[:, None] * omega).cos()], dim=1)
+    columns = waves[None].expand(side, side, -1)
+    rows = waves[:, None].expand(side, side, -1)
+    return torch.cat([columns, rows], dim=2).reshape(1, side * side, width).float()
+
+
+class Patches(nn.Module):
+    """(B, channels, side, side) -> (B, tokens, width)."""
+
+    def __init__(self, channels: int, patch: int, width: int):
+        super().__init__()
+        self.proj = nn.Conv2d(channels, width, patch, stride=patch)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.proj(x).flatten(2).transpose(1, 2)
+
+
+class Embedder(nn.Module):
+    """(B,) timesteps -> (B, width); ``mlp`` maps (B, 256) to (B, width)."""
+
+    def __init__(self, mlp: nn.Module):
+        super().__init__()
+        self.mlp = mlp
+
+    def forward(self, t: Tensor) -> Tensor:
+        return self.mlp(frequencies(t))
+
+
+class Labels(nn.Module):
+    """(B,) classes -> (B, width). The last row of the table stands for "no class"."""
+
+    def __init__(self, classes: int, width: int):
+        super().__init__()
+        self.embedding_table = nn.Embedding(classes + 1, width)
+
+    def forward(self, y: Tensor) -> Tensor:
+        return self.embedding_table(y)
+
+
+class Attention(nn.Module):
+    """Self-attention of ``heads`` heads, (B, tokens, width) -> the same."""
+
+    def __init__(self, width: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        parts = self.qkv(x).view(batch, tokens, 3, self.heads, width // self.heads)
+        queries, keys, values = parts.permute(2, 0, 3, 1, 4).unbind()
+        found = F.scaled_dot_product_attention(queries, keys, values)
+        return self.proj(found.transpose(1, 2).reshape(batch, tokens, width))
+
+
+class MLP(nn.Module):
+    """width -> ratio * width -> width with a GELU between, on the last axis."""
+
+    def __init__(self, width: int, ratio: int = 4):
+        super().__init__()
+        self.fc1 = nn.Linear(width, ratio * width)
+        self.fc2 = nn.Linear(ratio * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
+
+
+def shifted(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
+    """(B, tokens, width) scaled and shifted by (B, width) each."""
+    return x * (1 + scale[:, None]) + shift[:, None]
+
+
+def modulation(width: int, pieces: int) -> nn.Sequential:
+    """(B, width) -> (B, pieces * width): shifts, scales and gates from timestep and class."""
+    return nn.Sequential(nn.SiLU(), nn.Linear(width, pieces * width))
+
+
+class Block(nn.Module):
+    """Attention and MLP on normalised tokens, each shifted, scaled and gated by the condition."""
+
+    def __init__(self, width: int, heads: int, mlp: nn.Module):
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.attn = Attention(width, heads)
+        self.norm2 = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.mlp = mlp
+        self.adaLN_modulation = modulation(width, 6)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        one = self.adaLN_modulation(condition).chunk(6, dim=1)
+        x = x + one[2][:, None] * self.attn(shifted(self.norm1(x), one[0], one[1]))
+        return x + one[5][:, None] * self.mlp(shifted(self.norm2(x), one[3], one[4]))
+
+
+class Last(nn.Module):
+    """Tokens -> the numbers of their patches."""
+
+    def __init__(self, width: int, numbers: int):
+        super().__init__()
+        self.norm_final = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.linear = nn.Linear(width, numbers)
+        self.adaLN_modulation = modulation(width, 2)
+
+    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        return self.linear(
+            shifted(self.norm_final(x), *self.adaLN_modulation(condition).chunk(2, 1))
+        )
+
+
+class DiT(nn.Module):
+    """A diffusion transformer: noisy pictures, timesteps and classes -> the noise in the pictures.
+
+    Args:
+        side, channels: of the pictures. patch: side of a token's square. classes: without "no class".
+        variances: also predict variances, as the public checkpoints do; twice the channels come out.
+        time: the timestep embedder, (B, 256) -> (B, width); a dense one if not given.
+        inside: number of a block -> its MLP, (B, tokens, width) -> the same, or None for ratio 4.
+    """
+
+    def __init__(
+        self,
+        *,
+        side: int,
+        patch: int,
+        channels: int,
+        width: int,
+        depth: int,
+        heads: int,
+        classes: int,
+        variances: bool = False,
+        time: nn.Module | None = None,
+        inside: Callable[[int], nn.Module | None] | None = None,
+    ):
+        super().__init__()
+        self.channels, self.patch, self.classes = channels, patch, classes
+        self.x_embedder = Patches(channels, patch, width)
+        self.t_embedder = Embedder(time or dense_embedder(width))
+        self.y_embedder = Labels(classes, width)
+        self.pos_embed = nn.Parameter(positions(width, side // patch), requires_grad=False)
+        given = [inside(k) if inside else None for k in range(depth)]
+        self.blocks = nn.ModuleList(Block(width, heads, mlp or MLP(width)) for mlp in given)
+        self.final_layer = Last(width, patch * patch * channels * (1 + variances))
+
+    def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
+        side = x.shape[-1] // self.patch
+        condition = self.t_embedder(t) + self.y_embedder(y)
+        tokens = self.x_embedder(x) + self.pos_embed
+        for block in self.blocks:
+            tokens = block(tokens, condition)
+        out = self.final_layer(tokens, condition)
+        out = out.view(len(x), side, side, self.patch, self.patch, -1).permute(0, 5, 1, 3, 2, 4)
+        return out.reshape(len(x), -1, side * self.patch, side * self.patch)
+
+
+def dense_embedder(width: int) -> nn.Sequential:
+    """256 -> width -> width with a SiLU between."""
+    return nn.Sequential(nn.Linear(FREQUENCIES, width), nn.SiLU(), nn.Linear(width, width))
+
+
+def started(module: nn.Module) -> nn.Module:
+    """Give every `nn.Linear`, also those inside of NdLinear, Xavier uniform weights and no bias."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.xavier_uniform_(layer.weight)
+            nn.init.zeros_(layer.bias)
+    return module
+
+
+def normal(module: nn.Module) -> nn.Module:
+    """Give every `nn.Linear` normal weights of deviation 0.02 and no bias."""
+    for layer in module.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
+    return module
+
+
+def start(model: DiT) -> DiT:
+    """Start the weights as the released code does; returns the model.
+
+    After `started`, the label table and a dense timestep embedder are normal with deviation 0.02;
+    all modulations and the last layer are zero.
+    """
+    started(model)
+    patches, last = model.x_embedder.proj, model.final_layer
+    nn.init.xavier_uniform_(patches.weight.view(len(patches.weight), -1))
+    nn.init.zeros_(patches.bias)
+    nn.init.normal_(model.y_embedder.embedding_table.weight, std=0.02)
+    normal(model.t_embedder.mlp)
+    zero = [block.adaLN_modulation[1] for block in model.blocks]
+    for layer in (*zero, last.adaLN_modulation[1], last.linear):
+        nn.init.zeros_(layer.weight)
+    return model
+
+
+# ------------------------------------------------------------------------------------- the diffusion
+@functools.cache
+def kept_share() -> Tensor:
+    """(1000,) share of the picture's variance that is left after each step of the diffusion."""
+    return torch.cumprod(1 - torch.linspace(1e-4, 0.02, TIMES, dtype=torch.float64), 0).float()
+
+
+def noisy(x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
+    """Pictures after ``t`` steps of the diffusion."""
+    kept = kept_share().to(x.device)[t].view(-1, 1, 1, 1)
+    return kept.sqrt() * x + (1 - kept).sqrt() * noise
+
+
+def noise_in(model: DiT, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
+    """The noise that the model finds in pictures."""
+    return model(x, t, y)[:, : model.channels]
+
+
+def guided_noise(model: DiT, x: Tensor, t: Tensor, y: Tensor, guidance: float) -> Tensor:
+    """The noise with classifier-free guidance: from "no class" towards the class, 1: no guidance."""
+    found = noise_in(model, x, t, y)
+    if guidance == 1.0:
+        return found
+    none = noise_in(model, x, t, torch.full_like(y, model.classes))
+    return none + guidance * (found - none)
+
+
+def train(
+    model: DiT,
+    pictures: tuple[Tensor, Tensor],
+    *,
+    steps: int,
+    lr: float,
+    batch: int,
+    seed: int,
+    decay: float,
+    unlabelled: float = 0.1,
+) -> tuple[DiT, list[dict[str, float]]]:
+    """Train with AdamW on the squared error of the noise, as the released code does.
+
+    Args:
+        pictures: (n, channels, side, side) in [-1, 1], and classes. Batches are drawn with
+            replacement.
+        seed: of pictures, times, noise and dropped classes, so that models of one seed see the same.
+        decay: of the moving average of the weights.
+        unlabelled: share of the samples whose class is replaced by "no class".
+
+    Returns:
+        A copy of the model with the averaged weights, and the mean training loss of each tenth.
+    """
+    device = next(model.parameters()).device
+    x, y = pictures
+    draw = torch.Generator().manual_seed(seed)
+    weights = [p for p in model.parameters() if p.requires_grad]
+    averaged = copy.deepcopy(model)
+    slow = [p for p in averaged.parameters() if p.requires_grad]
+    adam = torch.optim.AdamW(weights, lr=lr, weight_decay=0.0)
+    losses = []
+    for _ in range(steps):
+        index = torch.randint(len(x), (batch,), generator=draw)
+        t = torch.randint(TIMES, (batch,), generator=draw)
+        noise = torch.randn(batch, *x.shape[1:], generator=draw).to(device)
+        dropped = torch.rand(batch, generator=draw) < unlabelled
+        labels = torch.where(dropped, model.classes, y[index]).to(device)
+        t = t.to(device)
+        adam.zero_grad(set_to_none=True)
+        found = noise_in(model, noisy(x[index].to(device), t, noise), t, labels)
+        loss = F.mse_loss(found, noise)
+        loss.backward()
+        adam.step()
+        with torch.no_grad():
+            torch._foreach_lerp_(slow, weights, 1 - decay)
+        losses.append(loss.detach())
+    return averaged, _tenths(torch.stack(losses).tolist(), lr)
+
+
+def _tenths(losses: list[float], lr: float) -> list[dict[str, float]]:
+    """Means over ten equal parts of a training."""
+    edges = [round(k * len(losses) / 10) for k in range(11)]
+    curve = []
+    for low, high in itertools.pairwise(edges):
+        if high > low:
+            mean = sum(losses[low:high]) / (high - low)
+            loop.check_finite(mean, high, lr)
+            curve.append({"step": high, "train_loss": float(f"{mean:.5g}")})
+    return curve
+
+
+@torch.no_grad()
+def fixed_loss(
+    model: DiT, pictures: tuple[Tensor, Tensor], draws: int = 20, seed: int = 0
+) -> float:
+    """Mean squared error of the noise in pictures, always at the same times and with the same noise.
+
+    Each picture is used ``draws`` times; the times of one picture are spread evenly over all 1,000.
+    """
+    x, y = pictures
+    device = next(model.parameters()).device
+    draw = torch.Generator().manual_seed(seed)
+    total = 0.0
+    for k in range(draws):
+        t = ((torch.rand(len(x), generator=draw) + k) * TIMES / draws).long()
+        noise = torch.randn(x.shape, generator=draw)
+        mixed = noisy(x, t, noise).to(device)
+        found = noise_in(model, mixed, t.to(device), y.to(device))
+        total += F.mse_loss(found.cpu(), noise).item()
+    return total / draws
+
+
+@torch.no_grad()
+def sample(
+    model: DiT,
+    labels: Tensor,
+    side: int,
+    *,
+    steps: int,
+    seed: int,
+    guidance: float = 1.0,
+    clip: float = 1.0,
+    batch: int = 256,
+) -> Tensor:
+    """Pictures of the given classes by DDIM without added noise.
+
+    ``side``: of the pictures; their values are kept within ``clip`` of zero. Equal seeds begin with
+    equal noise, whatever the model.
+    """
+    device = next(model.parameters()).device
+    draw = torch.Generator().manual_seed(seed)
+    begin = torch.randn(len(labels), model.channels, side, side, generator=draw)
+    times = torch.linspace(TIMES - 1, 0, steps).round().long().tolist()
+    kept = [*kept_share()[times].tolist(), 1.0]
+    made = []
+    for x, y in zip(begin.split(batch), labels.split(batch)):
+        x, y = x.to(device), y.to(device)
+        for k, t in enumerate(times):
+            noise = guided_noise(model, x, torch.full_like(y, t), y, guidance)
+            clean = (x - math.sqrt(1 - kept[k]) * noise) / math.sqrt(kept[k])
+            clean = clean.clamp(-clip, clip)
+            noise = (x - math.sqrt(kept[k]) * clean) / math.sqrt(1 - kept[k])
+            x = math.sqrt(kept[k + 1]) * clean + math.sqrt(1 - kept[k + 1]) * noise
+        made.append(x.cpu())
+    return torch.cat(made)
+
+
+# ------------------------------------------------------------------------------- the measuring device
+PARTS = (0.7, 0.15, 0.15)
+GREYS = "0123456789abcdefg"  # the 17 grey values of a digit, as letters of a record
+
+
+@functools.cache
+def pictures(name: str) -> loop.Split:
+    """Pictures with values from -1 to 1, in training, validation and test part.
+
+    ``name``: "digits", 8 x 8 pixels, or "cifar10", 3 x 32 x 32 with its official test part.
+    """
+    found = data.load(name)
+    if name == "digits":
+        return data.split(
+            found.x[:, None] / 8 - 1, found.y, seed=0, parts=PARTS, standardise="none"
+        )
+    parts = data.official(found, seed=0, val=0.1, standardise="none")
+    scaled = [(x / 127.5 - 1, y) for x, y in (parts.train, parts.val, parts.test)]
+    return loop.Split(*scaled)
+
+
+class Classifier(nn.Module):
+    """Three convolutions, a mean over the picture, 64 features, ten classes."""
+
+    def __init__(self, channels: int, classes: int = 10):
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(64, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.AdaptiveAvgPool2d(1),
+            nn.Flatten(),
+        )
+        self.last = nn.Linear(64, classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.body(x))
+
+
+@functools.cache
+def classifier(name: str, epochs: int) -> Classifier:
+    """The network whose features and answers measure samples, trained on the training pictures."""
+    part = pictures(name).train
+    loop.seed_everything(0)
+    model = Classifier(part[0].shape[1]).to(loop.default_device())
+    setting = {"epochs": epochs, "lr": 2e-3, "batch_size": 64, "seed": 0}
+    loop.train_epochs(model, part, loss=F.cross_entropy, **setting)
+    return model.eval()
+
+
+@torch.no_grad()
+def features(judge: Classifier, x: Tensor) -> Tensor:
+    """(n, 64) features of pictures, in float64."""
+    return loop.predict(judge.body, x, batch=1024).double()
+
+
+@functools.cache
+def real_features(name: str, epochs: int) -> Tensor:
+    """Features of the training pictures, to which samples are compared."""
+    return features(classifier(name, epochs), pictures(name).train[0])
+
+
+def frechet(a: Tensor, b: Tensor) -> float:
+    """Fréchet distance of the normal distributions with the means and covariances of two samples.
+
+    ``a``, ``b``: (n, features) in float64.
+    """
+    shift = (a.mean(0) - b.mean(0)).square().sum()
+    covariances = [torch.cov(part.T) for part in (a, b)]
+    values, vectors = torch.linalg.eigh(covariances[0])
+    root = vectors * values.clamp_min(0).sqrt() @ vectors.T
+    mixed = torch.linalg.eigvalsh(root @ covariances[1] @ root).clamp_min(0).sqrt().sum()
+    return float(shift + sum(c.trace() for c in covariances) - 2 * mixed)
+
+
+def expected_bias(variances: Tensor, samples: int) -> float:
+    """Mean Fréchet distance between a normal distribution and ``samples`` draws from it, to first
+    order in 1 / samples. ``variances``: the eigenvalues of its covariance, all positive."""
+    products = variances[:, None] * variances
+    spread = products / (variances[:, None] + variances)
+    return float(variances.sum() + (spread.sum() + spread.trace()) / 2) / samples
+
+
+def neighbourhoods(real: Tensor, made: Tensor, nearest: int = 5) -> dict[str, float]:
+    """Precision and recall (Kynkäänniemi et al. 2019), density and coverage (Naeem et al. 2020).
+
+    Each picture has a ball that reaches to its ``nearest``-th neighbour of its own kind.
+    """
+    across = torch.cdist(real, made)
+    balls = [
+        torch.cdist(part, part).kthvalue(nearest + 1, dim=1).values for part in (real, made)
+    ]  # + 1: each is its own neighbour
+    in_real = across <= balls[0][:, None]
+    in_made = across <= balls[1][None]
+    return {
+        "precision": in_real.any(0).double().mean().item(),
+        "recall": in_made.any(1).double().mean().item(),
+        "density": in_real.double().sum(0).mean().item() / nearest,
+        "coverage": in_real.any(1).double().mean().item(),
+    }
+
+
+def judged(made: list[Tensor], labels: Tensor, name: str, epochs: int) -> dict[str, float]:
+    """What is measured on several sets of samples of the same classes.
+
+    Returns:
+        "frechet": distance of all sets together to the training pictures, in features of the
+        classifier; "frechet_0" and so on: of each set; "agreement" of the classifier with the
+        classes asked for; and the neighbourhoods of the first set.
+    """
+    judge = classifier(name, epochs)
+    real = real_features(name, epochs)
+    sets = [features(judge, part) for part in made]
+    everything = torch.cat(sets)
+    answers = loop.predict(judge.last, everything.float()).argmax(1)
+    return {
+        "frechet": frechet(real, everything),
+        **{f"frechet_{k}": frechet(real, part) for k, part in enumerate(sets)},
+        "agreement": (answers == labels.repeat(len(made))).double().mean().item(),
+        **neighbourhoods(real[: len(labels)], sets[0]),
+    }
+
+
+def in_turn(count: int, classes: int = 10) -> Tensor:
+    """The classes one after the other, until there are ``count``."""
+    return torch.arange(count) % classes
+
+
+def as_text(digits: Tensor) -> list[str]:
+    """Digits (n, 1, 8, 8) as one letter a pixel, for a record."""
+    levels = ((digits + 1) * 8).round().clamp(0, 16).long().flatten(1)
+    return ["".join(GREYS[k] for k in row) for row in levels.tolist()]
+
+
+def from_text(rows: list[str]) -> Tensor:
+    """(n, 8, 8) digits from the letters of a record."""
+    levels = torch.tensor([[GREYS.index(letter) for letter in row] for row in rows])
+    return (levels / 8 - 1).view(-1, 8, 8)
+
+
+# ------------------------------------------------------------------- the public network, as printed
+XL = {
+    "side": 32,
+    "patch": 2,
+    "channels": 4,
+    "width": 1152,
+    "depth": 28,
+    "heads": 16,
+    "classes": 1000,
+    "variances": True,
+}
+WEIGHTS = "https://dl.fbaipublicfiles.com/DiT/models/DiT-XL-2-256x256.pt"  # CC BY-NC 4.0
+DECODER = "stabilityai/sd-vae-ft-ema"  # MIT
+REFERENCE = (  # mean and covariance of Inception's features of ImageNet, 256 x 256
+    "https://openaipublic.blob.core.windows.net/diffusion/jul-2021/ref_batches/imagenet/256/"
+    "VIRTUAL_imagenet256_labeled.npz"
+)
+LATENT_SCALE = 0.18215  # of the autoencoder
+
+
+@dataclass(frozen=True)
+class Tools:
+    """A trained network and what makes a Fréchet distance of it: decoder, features, reference."""
+
+    model: DiT
+    decode: Callable[[Tensor], Tensor]
+    extract: Callable[[Tensor], Tensor]
+    real: Tensor
+
+
+def tools(source: str) -> Tools:
+    """``source``: "DiT-XL/2" with its public weights, autoencoder and Inception, downloaded, or
+    "tiny", the same classes with random numbers and four blocks."""
+    return _public() if source == "DiT-XL/2" else _tiny()
+
+
+def _tiny() -> Tools:
+    loop.seed_everything(0)
+    model = start(DiT(**XL | {"side": 8, "width": 32, "depth": 4, "heads": 4, "classes": 10}))
+    judge = Classifier(3).eval()
+    real = torch.randn(200, 64, dtype=torch.float64)
+    return Tools(model, lambda z: z[:, :3], judge.body, real)
+
+
+def _public() -> Tools:
+    diffusers, inception = require("diffusers", "pytorch_fid.inception")
+    device = loop.default_device()
+    model = DiT(**XL)
+    model.load_state_dict(torch.hub.load_state_dict_from_url(WEIGHTS, map_location="cpu"))
+    autoencoder = diffusers.AutoencoderKL.from_pretrained(DECODER).to(device).eval()
+    block = inception.InceptionV3.BLOCK_INDEX_BY_DIM[2048]
+    network = inception.InceptionV3([block]).to(device).eval()
+    file = pathlib.Path(torch.hub.get_dir()) / "VIRTUAL_imagenet256_labeled.npz"
+    if not file.is_file():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        torch.hub.download_url_to_file(REFERENCE, str(file))
+    found = np.load(file)
+    return Tools(
+        model.to(device).eval(),
+        lambda z: autoencoder.decode(z.to(device) / LATENT_SCALE).sample.clamp(-1, 1),
+        lambda x: network((x + 1) / 2)[0].flatten(1),
+        points(*(torch.from_numpy(found[name]).double() for name in ("mu", "sigma"))),
+    )
+
+
+def points(mean: Tensor, covariance: Tensor) -> Tensor:
+    """(2 d, d) points that have exactly this mean and covariance."""
+    values, vectors = torch.linalg.eigh(covariance)
+    arms = (vectors * values.clamp_min(0).sqrt()).T * math.sqrt((2 * len(mean) - 1) / 2)
+    return torch.cat([mean + arms, mean - arms])
+
+
+def cut(model: DiT, blocks: int) -> DiT:
+    """Cut the MLPs of so many blocks, spread evenly, to ratio 1; returns the model.
+
+    Kept are the hidden units with the largest product of the norms of their weights, in and out.
+    """
+    depth = len(model.blocks)
+    for k in range(blocks):
+        block = model.blocks[(2 * k + 1) * depth // (2 * blocks)]
+        wide = block.mlp
+        width = wide.fc2.out_features
+        worth = wide.fc1.weight.norm(dim=1) * wide.fc2.weight.norm(dim=0)
+        kept = worth.topk(width).indices.sort().values
+        block.mlp = MLP(width, 1).to(wide.fc1.weight.device)
+        with torch.no_grad():
+            block.mlp.fc1.weight.copy_(wide.fc1.weight[kept])
+            block.mlp.fc1.bias.copy_(wide.fc1.bias[kept])
+            block.mlp.fc2.weight.copy_(wide.fc2.weight[:, kept])
+            block.mlp.fc2.bias.copy_(wide.fc2.bias)
+    return model
+
+
+@torch.no_grad()
+def distance(
+    made_by: Tools, samples: int, *, steps: int, guidance: float, seed: int, batch: int = 64
+) -> float:
+    """Fréchet distance of samples of a network, classes in turn, to the reference of its tools."""
+    labels = in_turn(samples, made_by.model.classes)
+    side = round(made_by.model.pos_embed.shape[1] ** 0.5) * made_by.model.patch
+    found = []
+    for k, part in enumerate(labels.split(batch)):
+        setting = {"steps": steps, "guidance": guidance, "seed": seed * len(labels) + k}
+        latents = sample(made_by.model, part, side, clip=math.inf, **setting)
+        found.append(made_by.extract(made_by.decode(latents)).cpu().double())
+    return frechet(made_by.real, torch.cat(found))
+
+
+# -------------------------------------------------------------------------------------- the pictures
+ARMS = {  # look of an arm, and what a reader calls it
+    "dense": ("dense", "dense"),
+    "ndlinear": ("ndlinear", "NdLinear"),
+    "collapsed": ("dense-width", "dense, NdLinear's start"),
+    "narrow": ("dense-params", "MLP of ratio 1"),
+    "nd-mlp": ("released", "NdLinear MLP"),
+}
+
+
+def one_of_each(name: str = "digits") -> list[str]:
+    """The first training digit of each class, as letters."""
+    x, y = pictures(name).train
+    return as_text(torch.stack([x[(y == k).nonzero()[0, 0]] for k in range(10)]))
+
+
+def recorded_digits(rows: list[dict], wanted: list[tuple[str, int]]) -> dict[str, list[str]]:
+    """Recorded samples of some arms and seeds, by the name of their network."""
+    found = {(row["config"]["arm"], row["seed"]): row["samples"] for row in rows}
+    return {f"{ARMS[arm][1]}, seed {seed}": found[arm, seed] for arm, seed in wanted}
+
+
+def draw_digits(axis, rows: dict[str, list[str]]) -> None:
+    """Rows of recorded digits, each with its name at the left."""
+    strips = [
+        torch.cat([*F.pad(from_text(digits), (0, 1, 0, 1), value=-1)], 1)
+        for digits in rows.values()
+    ]
+    axis.imshow(torch.cat(strips), cmap="gray", vmin=-1, vmax=1, interpolation="nearest")
+    axis.set_yticks([9 * k + 4 for k in range(len(rows))], list(rows))
+    axis.set_xticks([9 * k + 4 for k in range(10)], [str(k) for k in range(10)])
+    axis.tick_params(length=0)
+    axis.grid(False)
+    axis.set_xlabel("class asked for")
+    for side in axis.spines.values():
+        side.set_visible(False)
+
+
+def draw_arms(axis, runs, metric: str) -> None:
+    """Every seed of every arm as a point, with mean and interval."""
+    present = [arm for arm in ARMS if arm in set(runs["arm"])]
+    for x, arm in enumerate(present):
+        values = runs[runs["arm"] == arm][metric]
+        _, low, high = interval(values)
+        ends = {"low": low, "high": high} if len(values) > 2 else {}
+        figures.seeds(axis, x, values, ARMS[arm][0], **ends)
+    axis.set_xticks(range(len(present)), [ARMS[arm][1].replace(", ", ",\n") for arm in present])
+
+
+def in_both(runs: pd.DataFrame, arm: str, base: str) -> pd.DataFrame:
+    """The runs of two arms at the seeds that both have."""
+    pair = runs[runs["arm"].isin((arm, base))]
+    return pair[pair.groupby("seed")["arm"].transform("nunique") == 2]
+
+
+def draw_pairs(axis, runs, pairs: list[tuple[str, str]], metric: str) -> None:
+    """Relative differences of arms in percent, paired by seed, with mean and interval."""
+    for y, (arm, base) in enumerate(pairs):
+        pair = in_both(runs, arm, base)
+        logs = pair.assign(log=100 * np.log(pair[metric]))
+        found = differences(logs, "log", arm, base)
+        mean, low, high = interval(found)
+        look = figures.colour(ARMS[arm][0])
+        axis.plot(found, [y + 0.15] * len(found), "o", color=look, alpha=0.45, markersize=4)
+        axis.plot([low, high], [y - 0.1] * 2, color=look, linewidth=2)
+        axis.plot([mean], [y - 0.1], figures.marker(ARMS[arm][0]), color=look, markersize=7)
+    names = [f"{ARMS[arm][1]}\nminus {ARMS[base][1]}" for arm, base in pairs]
+    axis.set_yticks(range(len(pairs)), names)
+    axis.axvline(0, color="#8a8a8a", linewidth=1)
+    axis.invert_yaxis()

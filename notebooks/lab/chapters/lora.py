@@ -1,0 +1,577 @@
+"""Adapters of linear maps: LoRA beside NdLinear-LoRA, short fine-tunings of an encoder, and the paper's table of adapters.
+
+An arm is a way to fine-tune the linear maps in the blocks of a frozen encoder: "ndlinear" (NdLinearLoRA, an update of zero at
+the start), "ndlinear-released" (the start and the biases of the released adapter), "lora-1", "lora-4", "lora-8", "full" (the
+maps themselves) and "head" (nothing but the classifier on top).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+from collections.abc import Iterator, Mapping
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ndlinear import (
+    NdLinearLoRA,
+    apply_ndlinear_lora,
+    count_macs,
+    near_square,
+    rearrange,
+)
+
+from ..machine import require
+from ..models import DECODERS, TARGETS
+from ..modes import LabError
+from ..page import figures
+from ..page.facts import facts
+from ..stats import interval, paired
+from ..train.loop import check_finite
+
+ARMS = ("ndlinear", "ndlinear-released", "lora-1", "lora-4", "lora-8", "full", "head")
+POOL = 20  # batches whose samples are sorted by length together
+
+
+# ------------------------------------------------------------------------------------------------------------- adapters
+class LowRank(nn.Module):
+    """LoRA (Hu et al., 2022): y = base(x) + scale B A x, with B zero at the start and A as torch.nn.Linear draws it.
+
+    Args:
+        base: the frozen linear map. rank: of the update. scale: alpha / r in the words of PEFT. dropout: on the adapter's input.
+    """
+
+    def __init__(self, base: nn.Linear, rank: int, scale: float = 1.0, dropout: float = 0.0):
+        super().__init__()
+        self.base_layer = base.requires_grad_(False)
+        self.A = nn.Parameter(base.weight.new_empty(rank, base.in_features))
+        self.B = nn.Parameter(base.weight.new_zeros(base.out_features, rank))
+        nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
+        self.scale = scale
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.base_layer(x) + self.scale * F.linear(F.linear(self.dropout(x), self.A), self.B)
+
+
+def maps(model: nn.Module) -> dict[str, nn.Linear]:
+    """The linear maps in the blocks of an encoder, by their names: six in each block."""
+    found = model.encoder.named_modules()
+    return {f"encoder.{name}": m for name, m in found if isinstance(m, nn.Linear)}
+
+
+def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, module)
+
+
+def adapt(model: nn.Module, arm: str, scale: float = 1.0, dropout: float = 0.0) -> nn.Module:
+    """Freeze an encoder and make it trainable in the way of an arm, in place.
+
+    Args:
+        scale: of the update: alpha for NdLinear-LoRA, alpha / r for LoRA. dropout: on the input of the adapters.
+
+    Returns:
+        The model.
+    """
+    if arm not in ARMS:
+        raise LabError(f"no arm {arm!r}; there are: {', '.join(ARMS)}")
+    model.requires_grad_(False)
+    if arm == "full":
+        for module in maps(model).values():
+            module.requires_grad_(True)
+    elif arm.startswith("lora-"):
+        rank = int(arm.removeprefix("lora-"))
+        for name, module in maps(model).items():
+            _replace(model, name, LowRank(module, rank, scale, dropout))
+    elif arm == "ndlinear":
+        apply_ndlinear_lora(model, list(maps(model)), alpha=scale, dropout=dropout)
+    elif arm == "ndlinear-released":
+        options = {"bias": True, "transform_outer": False}
+        apply_ndlinear_lora(model, list(maps(model)), alpha=scale, dropout=dropout, **options)
+        for module in model.modules():
+            if isinstance(module, NdLinearLoRA):
+                module.adapter.reset_parameters()
+    return model
+
+
+def trainable(model: nn.Module) -> int:
+    """How many numbers are trained."""
+    return sum(p.numel() for p in model.parameters() if p.requires_grad)
+
+
+def released_rms(input_dims: tuple[int, int], alpha: float = 1.0) -> float:
+    """Root mean square of the released adapter's update at its start, for input of unit variance and no correlation.
+
+    The mode that runs first is the last one. Its weights, uniform on ±1/√D_2, give entries of variance 1/3 from the input and
+    its biases 1/(3 D_2); the other mode keeps a third of both and adds 1/(3 D_1).
+    """
+    first, last = input_dims
+    return alpha * math.sqrt(1 / 9 + 1 / (9 * last) + 1 / (3 * first))
+
+
+# ---------------------------------------------------------------------------------------------------- models of two tasks
+def trim(x: Tensor) -> Tensor:
+    """Token numbers and mask (..., 2, T) without the columns in which everything is padding."""
+    longest = int(x[..., 1, :].sum(-1).max())
+    return x[..., :longest]
+
+
+def mean_vectors(bert: nn.Module, x: Tensor) -> Tensor:
+    """(n, 2, T) tokens and mask -> (n, width): the mean of each sentence's token vectors."""
+    ids, mask = trim(x).unbind(1)
+    return (bert(ids, mask) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+
+
+class Sentences(nn.Module):
+    """An encoder with a linear head for two classes, which starts at zero: (n, 2, T) -> logits (n, 2)."""
+
+    def __init__(self, bert: nn.Module, width: int):
+        super().__init__()
+        self.bert = bert
+        self.head = nn.Linear(width, 2)
+        nn.init.zeros_(self.head.weight)
+        nn.init.zeros_(self.head.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(mean_vectors(self.bert, x))
+
+
+class Choices(nn.Module):
+    """An encoder that answers by likeness: question and choices (n, 1 + choices, 2, T) -> logits (n, choices).
+
+    A logit is 20 times the cosine between the vector of the question and that of the choice. Nothing but the encoder is
+    trained, so this answers before any training, too.
+    """
+
+    def __init__(self, bert: nn.Module):
+        super().__init__()
+        self.bert = bert
+
+    def forward(self, x: Tensor) -> Tensor:
+        question = mean_vectors(self.bert, x[:, 0])
+        choices = mean_vectors(self.bert, x[:, 1:].flatten(0, 1)).unflatten(0, (len(x), -1))
+        return 20 * F.cosine_similarity(question[:, None], choices, dim=-1)
+
+
+# -------------------------------------------------------------------------------------------------------- short trainings
+def lengths(x: Tensor) -> Tensor:
+    """Number of tokens of each sample, (n, 2, T) or (n, parts, 2, T)."""
+    return x[..., 1, :].flatten(1).sum(1)
+
+
+def passes(sizes: Tensor, batch: int, order: torch.Generator) -> Iterator[Tensor]:
+    """Indices of batches without end: pass after pass in random order, samples of like length together."""
+    while True:
+        for pool in torch.randperm(len(sizes), generator=order).split(batch * POOL):
+            parts = pool[sizes[pool].argsort(stable=True)].split(batch)
+            for place in torch.randperm(len(parts), generator=order).tolist():
+                yield parts[place]
+
+
+def fine_tune(
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    *,
+    steps: int,
+    lr: float,
+    head_lr: float,
+    batch: int,
+    seed: int,
+) -> list[float]:
+    """Train what is trainable for a fixed number of steps; the last weights stay in the model.
+
+    AdamW with torch's decay of 0.01, gradients cut to norm 1, a rate that rises over the first twentieth of the steps and then
+    falls to zero. The head has a rate of its own, the same in all arms.
+
+    Returns:
+        The loss before each step.
+    """
+    x, y = data
+    device = next(model.parameters()).device
+    groups = {"head": [], "rest": []}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            groups["head" if name.startswith("head.") else "rest"].append(parameter)
+    rates = {"head": head_lr, "rest": lr}
+    kept = [{"params": group, "lr": rates[name]} for name, group in groups.items() if group]
+    adam = torch.optim.AdamW(kept, weight_decay=0.01)
+    warm = max(1, steps // 20)
+    rate = torch.optim.lr_scheduler.LambdaLR(
+        adam, lambda now: min((now + 1) / warm, (steps - now) / steps)
+    )
+    batches = passes(lengths(x), batch, torch.Generator().manual_seed(seed))
+    trained = [parameter for group in kept for parameter in group["params"]]
+    losses = []
+    model.train()
+    for now, index in zip(range(1, steps + 1), batches):
+        adam.zero_grad(set_to_none=True)
+        loss = F.cross_entropy(model(x[index].to(device)), y[index].to(device))
+        loss.backward()
+        nn.utils.clip_grad_norm_(trained, 1.0)
+        adam.step()
+        rate.step()
+        losses.append(float(loss.detach()))
+        check_finite(losses[-1], now, lr)
+    return losses
+
+
+@torch.inference_mode()
+def score(model: nn.Module, data: tuple[Tensor, Tensor], batch: int = 64) -> dict[str, float]:
+    """Mean cross entropy and accuracy on a part of the data."""
+    model.eval()
+    x, y = data
+    device = next(model.parameters()).device
+    loss = right = 0.0
+    for index in lengths(x).argsort(stable=True).split(batch):  # little padding
+        logits, wanted = model(x[index].to(device)).float(), y[index].to(device)
+        loss += F.cross_entropy(logits, wanted, reduction="sum").item()
+        right += (logits.argmax(1) == wanted).sum().item()
+    return {"loss": loss / len(x), "accuracy": right / len(x)}
+
+
+# ------------------------------------------------------------------------------------- what an update is made of (exact)
+def crossed(inputs: int, outputs: int, k: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """The fold ((D/k, k), (k, H/k)): for every k its two factors have D + H numbers, and k = 1 is an outer product."""
+    return (inputs // k, k), (k, outputs // k)
+
+
+def square(inputs: int, outputs: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The near-square fold, that of the paper's parameter counts and of peft's LoKr."""
+    return near_square(inputs), near_square(outputs)
+
+
+def shares(matrix: Tensor, fold: tuple, most: int = 8) -> np.ndarray:
+    """Share of a matrix's energy that the best sum of 1, 2, ..., ``most`` Kronecker terms of a fold keeps.
+
+    The squares of the singular values of the rearranged matrix over their sum (Van Loan and Pitsianis, 1993). With the fold
+    ((D, 1), (1, H)) the terms are outer products: LoRA of rank 1, 2, ...
+    """
+    values = torch.linalg.svdvals(rearrange(matrix, *fold)).square()
+    return (values.cumsum(0) / values.sum())[:most].cpu().numpy()
+
+
+CROSSED = (1, 2, 4, 8, 16)
+
+
+def update_shares(before: Mapping[str, Tensor], model: nn.Module) -> dict[str, float]:
+    """What the best terms keep of the updates of an encoder's maps: means over the maps.
+
+    Args:
+        before: weights by name as they were. model: the encoder after training.
+
+    Returns:
+        ``crossed_k`` and ``square``: one term of these folds; ``outer_8`` and ``square_8``: eight outer products and eight terms of
+        the near-square fold; ``ahead``: share of the maps in which one outer product keeps more than one near-square term;
+        ``relative``: norm of the update over that of the weight.
+    """
+    rows = []
+    for name, module in maps(model).items():
+        update = module.weight.detach() - before[name]
+        outputs, inputs = update.shape
+        row = {f"crossed_{k}": shares(update, crossed(inputs, outputs, k)) for k in CROSSED}
+        near = shares(update, square(inputs, outputs))
+        found = {key: float(value[0]) for key, value in row.items()}
+        found |= {"square": float(near[0]), "square_8": float(near[-1])}
+        found["outer_8"] = float(row["crossed_1"][-1])
+        found["ahead"] = float(found["crossed_1"] > found["square"])
+        found["relative"] = float(update.norm() / before[name].norm())
+        rows.append(found)
+    return pd.DataFrame(rows).mean().to_dict()
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of the weights of an encoder's maps, by name."""
+    return {name: module.weight.detach().clone() for name, module in maps(model).items()}
+
+
+# -------------------------------------------------------------------------------------------------- tables of the trainings
+def best_rates(tuned: pd.DataFrame) -> dict[tuple[str, str], float]:
+    """(task, arm) -> the rate with the lowest mean validation loss; nothing for no runs."""
+    if tuned.empty:
+        return {}
+    losses = tuned.groupby(["task", "arm", "lr"], as_index=False)["val_loss"].mean()
+    best = losses.loc[losses.groupby(["task", "arm"])["val_loss"].idxmin()]
+    return {(row.task, row.arm): row.lr for row in best.itertuples()}
+
+
+NAMES = {
+    "head": "head only",
+    "ndlinear": "NdLinear-LoRA",
+    "ndlinear-released": "NdLinear-LoRA, released start",
+    "lora-1": "LoRA, rank 1",
+    "lora-4": "LoRA, rank 4",
+    "lora-8": "LoRA, rank 8",
+    "full": "all maps",
+}
+LOOKS = {"full": "dense", "ndlinear": "ndlinear", "ndlinear-released": "released", "head": "linear"}
+
+
+def _look(arm: str) -> str:
+    """The method of the book's figures whose colour and marker an arm takes."""
+    return LOOKS.get(arm, "lora")
+
+
+def overview(runs: pd.DataFrame) -> pd.DataFrame:
+    """Of each arm the parameters, the rate, and loss and accuracy on the test part with the ends of their intervals."""
+    rows = []
+    for arm, at in runs.groupby("arm", sort=False):
+        row = {"arm": NAMES[arm], "trained": int(at["parameters"].iloc[0])}
+        row |= {"rate": at["lr"].iloc[0], "seeds": len(at)}
+        for metric, factor in (("accuracy", 100), ("loss", 1)):
+            ends = interval(factor * at[metric])
+            row |= dict(zip((metric, f"{metric}_low", f"{metric}_high"), ends))
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def word(found: tuple[float, float, float], margin: float = 1.0) -> str:
+    """A difference in points by the chapter's rule: not inferior, worse, both, or undecided."""
+    _, low, high = found
+    words = ["not inferior"] if low > -margin else []
+    if high < 0:
+        words.append("worse")
+    return ", ".join(words) or "undecided"
+
+
+def against(runs: pd.DataFrame, arm: str = "ndlinear") -> pd.DataFrame:
+    """Accuracy and loss of an arm minus those of each other arm, seed by seed, and what that means by the rule."""
+    rows = []
+    for other in dict.fromkeys(runs["arm"]):
+        if other == arm:
+            continue
+        points = tuple(100 * end for end in paired(runs, "accuracy", arm, other))
+        nats = paired(runs, "loss", arm, other)
+        row = {"against": NAMES[other], "points": "{:+.1f} [{:+.1f}, {:+.1f}]".format(*points)}
+        row["loss"] = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*nats)
+        rows.append(row | {"by accuracy": word(points)})
+    return pd.DataFrame(rows)
+
+
+def draw_runs(axis, runs: pd.DataFrame) -> None:
+    """Accuracy of each arm against its trained parameters, the latter on a log axis; every seed a point."""
+    for arm, at in runs.groupby("arm", sort=False):
+        look = {"color": figures.colour(_look(arm)), "marker": figures.marker(_look(arm))}
+        x = at["parameters"].iloc[0]
+        mean, low, high = interval(100 * at["accuracy"])
+        axis.plot([x] * len(at), 100 * at["accuracy"], ls="none", alpha=0.45, ms=4, **look)
+        axis.plot([x * 1.12] * 2, [low, high], color=look["color"], lw=1.5)
+        axis.plot(x * 1.12, mean, ls="none", ms=7, label=NAMES[arm], **look)
+    axis.set(xscale="log", xlabel="trained parameters", ylabel="accuracy, percent")
+    axis.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
+
+
+def draw_shares(axes, updates: pd.DataFrame, noise: Mapping[str, float]) -> None:
+    """Share of an update's energy that one term keeps, fold by fold, a panel for each task; grey: white noise."""
+    folds = [f"crossed_{k}" for k in CROSSED] + ["square"]
+    titles = {"sst2": "SST-2", "commonsenseqa": "CommonsenseQA"}
+    for axis, (task, at) in zip(axes, updates.groupby("task", sort=False)):
+        for place, fold in enumerate(folds):
+            name = "lora" if fold == "crossed_1" else "ndlinear"
+            figures.seeds(axis, place, 100 * at[fold], name)
+        axis.plot(range(len(folds)), [100 * noise[f] for f in folds], "_", color="#8a8a8a", ms=16)
+        labels = [f"k = {k}" for k in CROSSED] + ["near-\nsquare"]
+        axis.set_xticks(range(len(folds)), labels, fontsize=8)
+        axis.set(yscale="log", xlabel="fold")
+        axis.set_yticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
+        axis.minorticks_off()
+        axis.set_title(titles[task], fontsize=10)
+    axes[0].set_ylabel("energy kept by one term, percent")
+
+
+# ------------------------------------------------------------------------------------------------ the paper's printed table
+QUESTIONS = {  # how many questions each test set has; MultiArith: the test part of the copy that the released script loads
+    "GSM8K": 1319,
+    "MultiArith": 180,
+    "CSQA": 1221,
+    "ARC-Easy": 2376,
+    "ARC-Challenge": 1172,
+    "BoolQ": 3270,
+}
+
+
+def standard_error(percent: float, questions: int) -> float:
+    """Standard error, in points, of an accuracy in percent on so many questions."""
+    return math.sqrt(percent * (100 - percent) / questions)
+
+
+def printed_differences() -> pd.DataFrame:
+    """The 24 differences of NdLinear-LoRA to the LoRA rows of its model, in points, with their standard errors.
+
+    The error is that of two independent proportions. Both rows answer the same questions, so their difference varies less over
+    draws of questions; over draws of the training it varies more, by an amount that one run does not show.
+    """
+    table = facts("ndlinear_lora", metric="accuracy")
+    ours = table[table["method"] == "NdLinear-LoRA"].set_index(["model", "dataset"])["value"]
+    rows = []
+    for row in table[table["method"] == "LoRA"].itertuples():
+        mine, n = ours[row.model, row.dataset], QUESTIONS[row.dataset]
+        error = math.hypot(standard_error(mine, n), standard_error(row.value, n))
+        rows.append(
+            (row.model, row.dataset, int(row.rank), mine, row.value, mine - row.value, error)
+        )
+    columns = ["model", "dataset", "rank", "NdLinear-LoRA", "LoRA", "difference", "error"]
+    found = pd.DataFrame(rows, columns=columns)
+    return found.assign(errors=found["difference"] / found["error"])
+
+
+def draw_forest(axes, differences: pd.DataFrame) -> None:
+    """The printed differences with bars of two standard errors, a panel for each model."""
+    for axis, (model, at) in zip(axes, differences.groupby("model", sort=False)):
+        for rank, shift, mark in ((4, -0.14, "o"), (8, 0.14, "^")):
+            for place, name in enumerate(QUESTIONS):
+                row = at[(at["rank"] == rank) & (at["dataset"] == name)].iloc[0]
+                told = abs(row["errors"]) > 2
+                colour = figures.colour("ndlinear") if told else "#8a8a8a"
+                ends = row["difference"] + np.array([-2, 2]) * row["error"]
+                y = place + shift
+                axis.plot(ends, [y, y], color=colour, lw=1.5)
+                axis.plot(
+                    row["difference"], y, mark, color=colour, mfc=colour if told else "none", ms=6
+                )
+            label = f"minus LoRA, rank {rank}"
+            axis.plot([], [], mark, color="#8a8a8a", mfc="none", label=label)
+        axis.axvline(0, color="#8a8a8a", lw=1)
+        axis.set_title(model, fontsize=10)
+        axis.set(xlabel="difference in points")
+    axes[0].set_yticks(range(len(QUESTIONS)), [f"{k} ({n:,})" for k, n in QUESTIONS.items()])
+    axes[0].invert_yaxis()
+    handles = axes[0].get_legend_handles_labels()
+    axes[0].figure.legend(*handles, loc="outside upper center", ncols=2, fontsize=9)
+
+
+# ----------------------------------------------------------------------------------------------------------- sizes and costs
+def decoder_maps(model: str) -> list[tuple[int, int]]:
+    """(inputs, outputs) of the seven adapted maps in one layer of Qwen3-1.7B or LLaMA3-8B, in the order of `TARGETS`."""
+    shape = DECODERS[model]
+    width, hidden = shape["width"], shape["hidden"]
+    queries, keys = shape["heads"] * shape["head"], shape["kv_heads"] * shape["head"]
+    sizes = {"q_proj": (width, queries), "k_proj": (width, keys), "v_proj": (width, keys)}
+    sizes |= {"o_proj": (queries, width), "gate_proj": (width, hidden), "up_proj": (width, hidden)}
+    sizes["down_proj"] = (hidden, width)
+    return [sizes[name] for name in TARGETS]
+
+
+def cost(inputs: int, outputs: int, kind: str, rank: int = 0) -> dict[str, int]:
+    """Numbers of an adapter of one map, by counting.
+
+    Args:
+        kind: "ndlinear" (factors applied one after the other, in the cheaper order), "product" (LoKr as peft 0.21 runs it: the
+            product of the factors is formed in each forward pass and applied as a dense matrix), or "lora".
+
+    Returns:
+        ``parameters``; ``macs``: multiply-adds for one token; ``formed``: numbers of the weight that a forward pass forms, each
+        with one multiplication, whatever the number of tokens; ``kept``: numbers between the factors that a token keeps for
+        the backward pass.
+    """
+    if kind == "lora":
+        size = rank * (inputs + outputs)
+        return {"parameters": size, "macs": size, "formed": 0, "kept": rank}
+    dims, hidden = square(inputs, outputs)
+    parameters = sum(d * h for d, h in zip(dims, hidden))
+    if kind == "product":
+        dense = inputs * outputs
+        return {"parameters": parameters, "macs": dense, "formed": dense, "kept": 0}
+    orders = {order: count_macs(dims, hidden, order) for order in ((0, 1), (1, 0))}
+    first = min(orders, key=orders.get)[0]
+    kept = hidden[first] * dims[1 - first]
+    return {"parameters": parameters, "macs": min(orders.values()), "formed": 0, "kept": kept}
+
+
+def costs(model: str, kind: str, rank: int = 0) -> dict[str, int]:
+    """`cost`, summed over the maps of a whole model; ``formed`` is that of the largest map."""
+    layers = DECODERS[model]["layers"]
+    found = [cost(*sizes, kind, rank) for sizes in decoder_maps(model)]
+    total = {key: layers * sum(one[key] for one in found) for key in found[0]}
+    return total | {"formed": max(one["formed"] for one in found)}
+
+
+# ------------------------------------------------------------------------------------------------------ LoKr checkpoints
+WEIGHTS = "adapter_model.safetensors"
+CONFIG = "adapter_config.json"
+PREFIX = "base_model.model."  # before every name in a checkpoint of peft
+
+
+def _adapters(model: nn.Module) -> dict[str, NdLinearLoRA]:
+    return {name: m for name, m in model.named_modules() if isinstance(m, NdLinearLoRA)}
+
+
+def save_lokr(model: nn.Module, folder) -> None:
+    """Write the adapters of a model as a LoKr checkpoint that peft loads: factors and configuration.
+
+    Raises:
+        LabError: an adapter has biases or other folds than LoKr's, or the adapters differ in their scale.
+    """
+    adapters = _adapters(model)
+    scales = {layer.alpha for layer in adapters.values()}
+    if len(scales) != 1:
+        raise LabError(f"one checkpoint of LoKr has one scale; the adapters have {sorted(scales)}")
+    tensors = {}
+    for name, layer in adapters.items():
+        fold = (layer.adapter.input_dims, layer.adapter.hidden_size)
+        biased = any(bias is not None for bias in layer.adapter.biases)
+        if biased or fold != square(layer.in_features, layer.out_features):
+            raise LabError(
+                f"{name} is no LoKr: it needs the fold {square(layer.in_features, layer.out_features)} "
+                f"and no biases; it has {fold}, biases: {biased}"
+            )
+        for key, weight in zip(("lokr_w1", "lokr_w2"), layer.adapter.weights):
+            tensors[f"{PREFIX}{name}.{key}"] = weight.detach().contiguous()
+    full = 10**5  # a rank beyond every factor's: peft then keeps both factors whole
+    config = {"peft_type": "LOKR", "r": full, "alpha": full * scales.pop()}
+    config |= {"target_modules": list(adapters), "decompose_both": False, "decompose_factor": -1}
+    place = pathlib.Path(folder)
+    place.mkdir(parents=True, exist_ok=True)
+    require("safetensors.torch").save_file(tensors, place / WEIGHTS)
+    (place / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
+
+
+def _factor(tensors: Mapping[str, Tensor], name: str) -> Tensor:
+    """A factor of a LoKr adapter; one that is stored as a product of two is multiplied out."""
+    if name in tensors:
+        return tensors[name]
+    try:
+        return tensors[f"{name}_a"] @ tensors[f"{name}_b"]
+    except KeyError as error:
+        raise LabError(f"the checkpoint lacks {name}, and {name}_a and {name}_b, too") from error
+
+
+def load_lokr(model: nn.Module, folder) -> nn.Module:
+    """Put the adapters of a LoKr checkpoint of peft on a model, in place, as NdLinearLoRA.
+
+    Factors of any fold are read, also those stored as products of two. The scale is peft's alpha / r.
+
+    Returns:
+        The model.
+
+    Raises:
+        LabError: it is not a LoKr checkpoint of linear maps, or does not fit the model.
+    """
+    place = pathlib.Path(folder)
+    config = json.loads((place / CONFIG).read_text(encoding="utf-8"))
+    if config.get("peft_type") != "LOKR":
+        raise LabError(f"{place} holds a checkpoint of {config.get('peft_type')}, not of LOKR")
+    if config.get("rank_pattern") or config.get("alpha_pattern"):
+        raise LabError(f"{place} has a rank or scale for each layer; only one for all is read here")
+    tensors = require("safetensors.torch").load_file(place / WEIGHTS)
+    names = sorted({key.rpartition(".")[0] for key in tensors})
+    for name in names:
+        first, second = (_factor(tensors, f"{name}.lokr_w{k}") for k in (1, 2))
+        target = name.removeprefix(PREFIX)
+        if second.ndim != 2:
+            raise LabError(f"{name} adapts a convolution; only linear maps become NdLinearLoRA")
+        try:
+            base = model.get_submodule(target)
+            folds = (first.shape[1], second.shape[1]), (first.shape[0], second.shape[0])
+            layer = NdLinearLoRA(base, *folds, alpha=config["alpha"] / config["r"])
+        except (AttributeError, TypeError, ValueError) as error:
+            raise LabError(f"{name} of {place} does not fit the model: {error}") from error
+        for weight, value in zip(layer.adapter.weights, (first, second)):
+            weight.data.copy_(value)
+        _replace(model, target, layer)
+    return model

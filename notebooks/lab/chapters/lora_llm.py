@@ -1,0 +1,289 @@
+"""Adapters on Qwen3-1.7B and LLaMA3-8B, as the paper prints them: loaders, prompts, training on the answers, greedy answers.
+
+The real models need transformers, peft and datasets, their weights and a GPU. `load` with ``tiny`` builds a random model of the
+same class with two narrow layers, on which the whole path runs in seconds; its answers mean nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ndlinear import apply_ndlinear_lora
+
+from ..machine import require
+from ..models import DECODERS, TARGETS
+from ..modes import LabError
+from ..train.loop import check_finite
+
+BASES = {  # name on the hub -> the paper's name, the class of its configuration, the licence
+    "Qwen/Qwen3-1.7B-Base": ("Qwen3-1.7B", "qwen3", "Apache-2.0"),
+    "meta-llama/Meta-Llama-3-8B": ("LLaMA3-8B", "llama", "Meta Llama 3 Community License"),
+}
+IGNORED = -100  # label of a token that is not trained on
+
+
+# ---------------------------------------------------------------------------------------------------- model and tokenizer
+class Bytes:
+    """A stand-in for a tokenizer that needs no file: one token for each byte, and one for the end."""
+
+    eos_token_id = 256
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8"))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(i for i in ids if i < 256).decode("utf-8", errors="replace")
+
+
+def load(base: str, tiny: bool = False):
+    """Model and tokenizer of a base: from the hub in bfloat16, or a random model of the same class with two narrow layers."""
+    if base not in BASES:
+        raise LabError(f"no base {base!r}; there are: {', '.join(BASES)}")
+    transformers = require("transformers")
+    if tiny:
+        sizes = {"vocab_size": 257, "hidden_size": 32, "intermediate_size": 48, "head_dim": 8}
+        sizes |= {"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2}
+        ends = {"bos_token_id": None, "eos_token_id": 256, "pad_token_id": 256}
+        config = transformers.AutoConfig.for_model(BASES[base][1], **sizes, **ends)
+        return transformers.AutoModelForCausalLM.from_config(config), Bytes()
+    model = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
+    return model, transformers.AutoTokenizer.from_pretrained(base)
+
+
+def adapt(model: nn.Module, arm: str, alpha: float = 1.0) -> nn.Module:
+    """Freeze a language model and put the adapters of an arm on its seven kinds of linear maps, in float32.
+
+    Args:
+        arm: "ndlinear", "ndlinear-released" (biases, order and start of the release) or "lora-<rank>" (peft's).
+        alpha: scale of the update; of LoRA, alpha / rank is, as in peft.
+    """
+    if arm.startswith("lora-"):
+        peft = require("peft")
+        rank = int(arm.removeprefix("lora-"))
+        config = peft.LoraConfig(
+            r=rank, lora_alpha=alpha, lora_dropout=0.05, target_modules=list(TARGETS)
+        )
+        return peft.get_peft_model(model, config)
+    if arm not in ("ndlinear", "ndlinear-released"):
+        raise LabError(f"no arm {arm!r}; give ndlinear, ndlinear-released or lora-<rank>")
+    released = {"bias": True, "transform_outer": False} if arm == "ndlinear-released" else {}
+    apply_ndlinear_lora(model, TARGETS, alpha=alpha, dropout=0.05, dtype=torch.float32, **released)
+    if released:
+        for module in model.modules():
+            if hasattr(module, "adapter"):
+                module.adapter.reset_parameters()
+    return model
+
+
+# ------------------------------------------------------------------------------------------------------ questions, answers
+@dataclass(frozen=True)
+class Item:
+    """A prompt, the text that is trained as its answer, and what the answer must come to."""
+
+    prompt: str
+    answer: str
+    gold: str
+
+
+@dataclass(frozen=True)
+class Questions:
+    """A set of questions on the hub: where it is, which part, how a row becomes an `Item`, and how an answer is read."""
+
+    address: tuple[str, ...]
+    part: str
+    item: Callable[[dict], Item]
+    read: Callable[[str], str]
+    most: int  # tokens of an answer
+
+
+def number_in(text: str) -> str:
+    """The last number of a text without commas and final zeros; "" if there is none."""
+    found = re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)
+    return f"{float(found[-1].replace(',', '')):g}" if found else ""
+
+
+def word_in(text: str) -> str:
+    """The first word of a text, in lower case: a letter, or yes or no."""
+    found = re.search(r"[A-Za-z0-9]+", text)
+    return found[0].lower() if found else ""
+
+
+def _worked(question: str, solution: str, gold) -> Item:
+    return Item(f"Question: {question}\nAnswer:", f" {solution}", number_in(str(gold)))
+
+
+def _choice(row: dict) -> Item:
+    choices = zip(row["choices"]["label"], row["choices"]["text"])
+    listed = "\n".join(f"{label}. {text}" for label, text in choices)
+    prompt = f"Question: {row['question']}\n{listed}\nAnswer:"
+    return Item(prompt, f" {row['answerKey']}", row["answerKey"].lower())
+
+
+def _gsm8k(row: dict) -> Item:
+    return _worked(row["question"], row["answer"], row["answer"].partition("####")[2])
+
+
+def _multiarith(row: dict) -> Item:
+    return _worked(row["question"], str(row["final_ans"]), row["final_ans"])
+
+
+def _boolq(row: dict) -> Item:
+    answer = "yes" if row["answer"] else "no"
+    prompt = f"{row['passage']}\nQuestion: {row['question']}?\nAnswer:"
+    return Item(prompt, f" {answer}", answer)
+
+
+ARC = "allenai/ai2_arc"
+TRAINED = {  # for the mathematics GSM8K alone: the paper names Math10K and OpenMathInstruct-1
+    "mathematics": Questions(("openai/gsm8k", "main"), "train", _gsm8k, number_in, 256),
+    "commonsense": Questions(("tau/commonsense_qa",), "train", _choice, word_in, 4),
+}
+TESTED = {
+    "mathematics": {
+        "GSM8K": Questions(("openai/gsm8k", "main"), "test", _gsm8k, number_in, 256),
+        "MultiArith": Questions(("ChilleD/MultiArith",), "test", _multiarith, number_in, 256),
+    },
+    "commonsense": {
+        "CSQA": Questions(("tau/commonsense_qa",), "validation", _choice, word_in, 4),
+        "ARC-Easy": Questions((ARC, "ARC-Easy"), "test", _choice, word_in, 4),
+        "ARC-Challenge": Questions((ARC, "ARC-Challenge"), "test", _choice, word_in, 4),
+        "BoolQ": Questions(("google/boolq",), "validation", _boolq, word_in, 4),
+    },
+}
+MADE_UP = {  # a row of each form, for smoke runs
+    _gsm8k: {"question": "What is 2 + 3?", "answer": "2 + 3 = 5\n#### 5"},
+    _multiarith: {"question": "What is 4 + 3?", "final_ans": "7"},
+    _boolq: {"passage": "Ice floats.", "question": "does ice float", "answer": True},
+    _choice: {
+        "question": "Where is a book kept?",
+        "choices": {"label": ["A", "B"], "text": ["shelf", "river"]},
+        "answerKey": "A",
+    },
+}
+
+
+def items(questions: Questions, tiny: bool = False) -> list[Item]:
+    """The items of a set of questions; with ``tiny`` four made-up ones of the same form."""
+    if tiny:
+        return [questions.item(MADE_UP[questions.item])] * 4
+    rows = require("datasets").load_dataset(*questions.address, split=questions.part)
+    return [questions.item(row) for row in rows]
+
+
+# ---------------------------------------------------------------------------------------------------- training, answering
+def batch_of(chosen: Sequence[Item], tokenizer, length: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(n, T) tokens, mask and labels of prompts with their answers; the prompt and the padding have no label."""
+    rows, labels = [], []
+    for item in chosen:
+        prompt = tokenizer.encode(item.prompt)
+        answer = [*tokenizer.encode(item.answer), tokenizer.eos_token_id]
+        rows.append((prompt + answer)[-length:])
+        labels.append(([IGNORED] * len(prompt) + answer)[-length:])
+    longest = max(map(len, rows))
+    ids = [row + [tokenizer.eos_token_id] * (longest - len(row)) for row in rows]
+    mask = [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
+    wanted = [row + [IGNORED] * (longest - len(row)) for row in labels]
+    return torch.tensor(ids), torch.tensor(mask), torch.tensor(wanted)
+
+
+def fine_tune(model, tokenizer, data: Sequence[Item], *, epochs, lr, batch, length, seed) -> list:
+    """Train the adapters on the answers with AdamW at a constant rate, as in the release; returns the loss before each step."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    adam = torch.optim.AdamW(trained, lr=lr, weight_decay=0.01)
+    device = trained[0].device
+    order = torch.Generator().manual_seed(seed)
+    losses = []
+    model.train()
+    for now in range(1, epochs + 1):
+        for index in torch.randperm(len(data), generator=order).split(batch):
+            ids, mask, labels = batch_of([data[i] for i in index.tolist()], tokenizer, length)
+            adam.zero_grad(set_to_none=True)
+            loss = model(
+                input_ids=ids.to(device), attention_mask=mask.to(device), labels=labels.to(device)
+            ).loss
+            loss.backward()
+            adam.step()
+            losses.append(float(loss.detach()))
+            check_finite(losses[-1], now, lr)
+    return losses
+
+
+@torch.inference_mode()
+def answers(model, tokenizer, prompts: Sequence[str], most: int, batch: int = 32) -> list[str]:
+    """What the model writes after each prompt, greedily, up to ``most`` tokens; prompts are padded on the left."""
+    model.eval()
+    device = next(model.parameters()).device
+    encoded = [tokenizer.encode(prompt) for prompt in prompts]
+    found = [""] * len(encoded)
+    order = np.argsort([len(row) for row in encoded], kind="stable")
+    for start in range(0, len(order), batch):
+        places = order[start : start + batch].tolist()
+        longest = max(len(encoded[i]) for i in places)
+        gaps = [longest - len(encoded[i]) for i in places]
+        end = tokenizer.eos_token_id
+        ids = torch.tensor([[end] * gap + encoded[i] for i, gap in zip(places, gaps)])
+        mask = torch.tensor([[0] * gap + [1] * (longest - gap) for gap in gaps])
+        written = model.generate(
+            input_ids=ids.to(device),
+            attention_mask=mask.to(device),
+            max_new_tokens=most,
+            do_sample=False,
+            pad_token_id=end,
+        )
+        for place, row in zip(places, written[:, longest:].tolist()):
+            found[place] = tokenizer.decode(row[: row.index(end)] if end in row else row)
+    return found
+
+
+def accuracy(model, tokenizer, questions: Questions, tiny: bool = False) -> float:
+    """Share of the questions whose answer, as it is read, is the right one."""
+    asked = items(questions, tiny)
+    most = min(questions.most, 8) if tiny else questions.most
+    written = answers(model, tokenizer, [item.prompt for item in asked], most)
+    right = [questions.read(text) == item.gold for text, item in zip(written, asked)]
+    return sum(right) / len(right)
+
+
+def run(c: dict, tiny: bool = False) -> dict:
+    """One fine-tuning of a base with an arm, and its accuracies on the test sets that belong to the training set."""
+    model, tokenizer = load(c["base"], tiny)
+    if torch.cuda.is_available():
+        model = model.to("cuda")
+    model = adapt(model, c["arm"], c["alpha"])
+    data = items(TRAINED[c["data"]], tiny)
+    schedule = {key: c[key] for key in ("epochs", "lr", "batch", "length", "seed")}
+    losses = fine_tune(model, tokenizer, data, **schedule)
+    tested = TESTED[c["data"]].items()
+    found = {name: accuracy(model, tokenizer, questions, tiny) for name, questions in tested}
+    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return {"metrics": found | {"last_loss": losses[-1]}, "parameters": parameters}
+
+
+# ------------------------------------------------------------------------------------------------------------- estimates
+FLOPS = 120e12  # a second, reached while training on an A100
+STEP = 0.035  # seconds for one generated token of a batch beside reading the weights
+BANDWIDTH = 1.5e12  # bytes a second
+TOKENS = 10.2e6  # trained tokens with padding: two epochs of both training sets
+
+
+def hours(model: str, arms: int = 4) -> float:
+    """Estimated hours on one A100 for one seed of so many arms, both training sets, all six test sets.
+
+    Training: two multiply-adds for each weight and token, forward and for the activations' gradients. Answers: 256 tokens for
+    each of GSM8K and MultiArith in batches of 32; the short answers of the other four sets count as one pass over their prompts.
+    """
+    shape = DECODERS[model]
+    width, hidden, head = shape["width"], shape["hidden"], shape["head"]
+    attention = 2 * width * head * (shape["heads"] + shape["kv_heads"])
+    weights = shape["layers"] * (attention + 3 * width * hidden) + width * shape["vocabulary"]
+    training = 4 * weights * TOKENS / FLOPS
+    steps = 256 * (1319 + 180) / 32
+    writing = steps * (STEP + 2 * weights / BANDWIDTH)
+    prompts = 2 * weights * 150 * (1221 + 2376 + 1172 + 3270) / FLOPS
+    return arms * (training + writing + prompts) / 3600

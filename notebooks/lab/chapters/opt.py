@@ -1,0 +1,405 @@
+"""Chapter 51: decoders with a dense or an NdLinear block, the printed tables, and answers chosen by log-likelihood."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ndlinear import cheapest_order, count_macs
+
+from .. import models
+from ..data import SOURCES, load, tokens
+from ..data.bpe import BPE
+from ..decoder import (
+    RELEASED_STD,
+    Decoder,
+    FeedForward,
+    NdFeedForward,
+    scaled_std,
+    spread_kinks,
+    start_as_released,
+)
+from ..machine import require
+from ..modes import mode
+from ..page import figures
+from ..page.facts import fact
+from ..stats import interval
+
+# ------------------------------------------------------------------------------------------------------------ the models
+NARROWER = 2800 / 3072  # hidden units of the released NdLinear block over those of the dense one
+TERMS = 8  # of the learned activation, as in the released OPT-Small
+NAMES = {
+    "dense": "dense, 4 widths",
+    "dense-width": "dense, NdLinear's width",
+    "released": "NdLinear, released start",
+    "ndlinear": "NdLinear, spread kinks",
+    "gelu": "dense, GELU",
+    "switched-off": "dense, second matrix 0",
+}
+
+
+@dataclass(frozen=True)
+class Size:
+    """A decoder: number of layers, width, number of attention heads."""
+
+    layers: int
+    width: int
+    heads: int
+
+    @property
+    def wide(self) -> int:
+        """Hidden units of the dense block."""
+        return 4 * self.width
+
+    @property
+    def narrow(self) -> int:
+        """Hidden units of the NdLinear block: the released share of the dense one's."""
+        return round(self.wide * NARROWER)
+
+
+def block(size: Size, arm: str) -> nn.Module:
+    """The feed-forward block of an arm."""
+    if arm in ("released", "ndlinear"):
+        return NdFeedForward(size.width, size.narrow, TERMS)
+    hidden = size.narrow if arm == "dense-width" else size.wide
+    return FeedForward(size.width, hidden, F.gelu if arm == "gelu" else F.relu)
+
+
+def decoder(size: Size, arm: str, vocabulary: int, context: int) -> Decoder:
+    """A decoder at its start; the caller seeds."""
+    make = lambda: block(size, arm)  # noqa: E731
+    model = Decoder(vocabulary, context, size.width, size.layers, size.heads, make)
+    std = scaled_std(size.width)
+    start_as_released(model, std)
+    for layer in model.layers:
+        if arm == "ndlinear":
+            spread_kinks(layer.block, std)
+        if arm == "switched-off":
+            nn.init.zeros_(layer.block.fc2.weight)
+    return model
+
+
+def activations(model: Decoder) -> list[list[list[float]]]:
+    """The learned activation of each layer as [w, c, v]; empty for a dense block."""
+    blocks = [layer.block for layer in model.layers]
+    found = [b.activation_parameters() for b in blocks if isinstance(b, NdFeedForward)]
+    return [[[float(f"{x:.5g}") for x in part.tolist()] for part in three] for three in found]
+
+
+# ------------------------------------------------------------------------------------------- answers by log-likelihood
+RULES = ("sum", "mean", "all")  # of the candidate; its mean; the mean over prompt and candidate
+PROMPTS = {
+    "copa": "Premise: {premise}\nQuestion: What is the {question}?\nOptions:\n1. {choice1}\n2. {choice2}\n"
+    "The most plausible option is ",
+    "cb": "Premise: {premise}\nHypothesis: {hypothesis}\nDoes the premise entail the hypothesis? "
+    "(Answer with 'Entailment', 'Contradiction', or 'Neutral'): ",
+    "piqa": "Goal: {goal}\nPossible solutions:\n1. {sol1}\n2. {sol2}\nThe best solution is ",
+}  # of the released script (opt/zero-shot/zero-shot-eval.py, commit 95888fc)
+CANDIDATES = {
+    "copa": ("{choice1}", "{choice2}"),
+    "cb": ("Entailment", "Contradiction", "Neutral"),
+    "piqa": ("{sol1}", "{sol2}"),
+}
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt, the candidates that may follow it, and the place of the right one."""
+
+    prompt: str
+    candidates: tuple[str, ...]
+    right: int
+
+
+@functools.cache
+def questions(task: str, most: int | None = None) -> list[Question]:
+    """The questions of a task, or the first of them, as the released script puts them."""
+    data = load(task)
+    found = []
+    for line, right in zip(data.x[:most], data.y[:most].tolist()):
+        fields = json.loads(line)
+        candidates = tuple(text.format(**fields) for text in CANDIDATES[task])
+        found.append(Question(PROMPTS[task].format(**fields), candidates, right))
+    return found
+
+
+@torch.no_grad()
+def log_probabilities(
+    model: nn.Module, sequences: Sequence[Sequence[int]], batch: int = 64
+) -> list[Tensor]:
+    """Of each sequence the log-probability of each token but the first, given those before it.
+
+    Shorter sequences are filled up on the right, where no token before sees it.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
+    found: dict[int, Tensor] = {}
+    for begin in range(0, len(order), batch):
+        chosen = order[begin : begin + batch]
+        rows = [torch.tensor(sequences[i]) for i in chosen]
+        tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
+        logs = model(tokens[:, :-1]).log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
+        found |= {i: logs[row, : len(sequences[i]) - 1].cpu() for row, i in enumerate(chosen)}
+    return [found[i] for i in range(len(sequences))]
+
+
+def scores(logs: Tensor, answer: int) -> dict[str, float]:
+    """The three scores of a sequence whose last ``answer`` tokens are the candidate."""
+    candidate = logs[len(logs) - answer :]
+    return {
+        "sum": float(candidate.sum()),
+        "mean": float(candidate.mean()),
+        "all": float(logs.mean()),
+    }
+
+
+def zero_shot(
+    model: nn.Module, encoding: BPE, asked: Iterable[Question], context: int
+) -> dict[str, float]:
+    """Share of right answers by each of the three scores; too long prompts lose their beginning."""
+    asked = list(asked)
+    sequences, answers = [], []
+    for question in asked:
+        prompt = encoding.encode(question.prompt).tolist()
+        for text in question.candidates:
+            answer = encoding.encode(text).tolist()[:context]
+            sequences.append((prompt + answer)[-context - 1 :])
+            answers.append(len(answer))
+    found = [scores(*pair) for pair in zip(log_probabilities(model, sequences), answers)]
+    right = dict.fromkeys(RULES, 0)
+    at = 0
+    for question in asked:
+        mine = found[at : at + len(question.candidates)]
+        at += len(question.candidates)
+        for rule in RULES:
+            right[rule] += int(np.argmax([s[rule] for s in mine])) == question.right
+    return {rule: count / len(asked) for rule, count in right.items()}
+
+
+def all_tasks(model: nn.Module, encoding: BPE, context: int, most: int) -> dict[str, float]:
+    """`zero_shot` for each task at hand, at most so many questions of each: metric "task rule"."""
+    metrics = {}
+    for task in PROMPTS:
+        found = zero_shot(model, encoding, questions(task, most), context)
+        metrics |= {f"{task}_{rule}": share for rule, share in found.items()}
+    return metrics
+
+
+# ------------------------------------------------------------------------------------------------------ reading the runs
+def best_rates(trials: pd.DataFrame) -> dict[str, float]:
+    """The rate of each arm with the lowest loss on the text for tuning."""
+    lowest = trials.loc[trials.groupby("arm")["tune_loss"].idxmin()]
+    return dict(zip(lowest["arm"], lowest["lr"]))
+
+
+MARKS = {
+    "dense": "o",
+    "dense-width": "s",
+    "released": "d",
+    "ndlinear": "D",
+    "gelu": "^",
+    "switched-off": "v",
+}
+COLOURS = {"gelu": "#029e73", "switched-off": "#cc78bc"}  # beside those of `lab.figures`
+
+
+def colour(arm: str) -> str:
+    """The colour of an arm."""
+    return COLOURS.get(arm) or figures.colour(arm)
+
+
+def points_of(run: pd.Series, name: str) -> tuple[list[float], list[float]]:
+    """Steps and values of one quantity along a run's curve."""
+    return [p["step"] for p in run["curve"]], [p[name] for p in run["curve"]]
+
+
+def draw_curves(axis, runs: pd.DataFrame) -> None:
+    """Perplexity on the text for tuning along the training: each seed thin, the mean with its 95 % interval."""
+    for arm, mine in runs.groupby("arm", sort=False):
+        curves = np.exp([points_of(run, "held_loss")[1] for _, run in mine.iterrows()])
+        steps = points_of(mine.iloc[0], "held_loss")[0]
+        axis.plot(steps, curves.T, color=colour(arm), alpha=0.25, linewidth=0.8)
+        ends = np.array([interval(column) for column in curves.T])
+        if len(mine) > 1:
+            axis.fill_between(
+                steps, ends[:, 1], ends[:, 2], color=colour(arm), alpha=0.2, linewidth=0
+            )
+        axis.plot(steps, ends[:, 0], MARKS[arm], linestyle="-", color=colour(arm), label=NAMES[arm])
+    axis.set(xlabel="step", ylabel="perplexity", yscale="log")
+
+
+def phi(three: Sequence[Sequence[float]], t: np.ndarray) -> np.ndarray:
+    """The learned activation (w, c, v) at the numbers ``t``."""
+    w, c, v = (np.asarray(part, dtype=float) for part in three)
+    return np.maximum(t[:, None] * w + c, 0) @ v
+
+
+def draw_activation(axis, three, name: str, reach: float, **style) -> None:
+    """A learned activation between -reach and reach, scaled to a largest value of one."""
+    t = np.linspace(-reach, reach, 401)
+    y = phi(three, t)
+    axis.plot(t / reach, y / np.abs(y).max(), label=name, **style)
+
+
+def slopes(three: Sequence[Sequence[float]]) -> float:
+    """Sum of the slopes of a learned activation's terms, without their signs: zero if it is switched off."""
+    w, _, v = (np.asarray(part, dtype=float) for part in three)
+    return float(np.abs(w * v).sum())
+
+
+# ---------------------------------------------------------------------------------------------------- the printed tables
+TASKS = {
+    "CB": (56, 3),
+    "Winogrande": (1267, 2),
+    "COPA": (100, 2),
+    "HellaSwag": (10_042, 4),
+    "WiC": (638, 2),
+    "ARC-Easy": (570, 4),
+    "ARC-Challenge": (299, 4),
+    "OpenBookQA": (500, 4),
+    "BoolQ": (3270, 2),
+    "PIQA": (1838, 2),
+}  # questions of the validation part, and answers of a question
+
+
+def printed_accuracies(model: str) -> pd.DataFrame:
+    """The printed accuracies of both blocks, with the number of questions of each task."""
+    rows = []
+    for task, (count, _) in TASKS.items():
+        where = {"model": model, "dataset": task, "metric": "zero_shot_accuracy"}
+        linear, nd = (fact("opt_pretrain", method=m, **where) for m in ("Linear", "NdLinear"))
+        rows.append((task, count, linear, nd))
+    return pd.DataFrame(rows, columns=["task", "questions", "Linear", "NdLinear"])
+
+
+def constant_answers() -> dict[str, float]:
+    """Share of right answers of who always gives the commonest one, where the registry knows the answers' counts."""
+    found = {}
+    for task in TASKS:
+        source = SOURCES.get(task.lower())
+        if source is not None:
+            counts = source.layouts[0].expect["validation"][1]
+            found[task] = max(counts) / sum(counts)
+    return found
+
+
+def draw_printed(axis, pairs: pd.DataFrame) -> None:
+    """Printed differences, NdLinear minus Linear in points, with two standard errors on each side."""
+    for place, row in enumerate(pairs.itertuples()):
+        told = abs(row.difference) > 2 * row.error
+        style = {"color": figures.colour("ndlinear" if told else "linear")}
+        ends = [100 * (row.difference - 2 * row.error), 100 * (row.difference + 2 * row.error)]
+        axis.plot(ends, [place, place], linewidth=2, **style)
+        axis.plot(100 * row.difference, place, figures.marker("paper"), markersize=9, **style)
+    axis.axvline(0, color="#8a8a8a", linewidth=1)
+    axis.set_yticks(range(len(pairs)), pairs["task"])
+    axis.set_ylim(len(pairs) - 0.5, -0.5)
+    axis.set_xlabel("accuracy, NdLinear minus Linear (points)")
+
+
+# ------------------------------------------------------------------------------------------------------ the printed size
+STEPS = {"OPT-Small": 50_000, "OPT-Mid": 125_001}  # of the two released scripts
+TOKENS = (
+    48 * 4 * 512
+)  # a step of the script for one device; with four devices 12 x 4 x 4 x 512, the same
+PARTS = 24  # in which a step passes through the model
+WINDOW = 512
+
+
+def block_macs(width: int, hidden: int, terms: int | None = None, cheapest: bool = False) -> int:
+    """Multiply-adds a token of a dense block, or of an NdLinear block as defined or in the cheapest order."""
+    if terms is None:
+        return 2 * width * hidden
+    ways = (((width, 1), (hidden, terms)), ((hidden, terms), (width, 1)))
+    return sum(count_macs(*way, cheapest_order(*way) if cheapest else (0, 1)) for way in ways)
+
+
+def model_macs(name: str, nd: bool = False, cheapest: bool = False) -> int:
+    """Multiply-adds a token of a released model, without the scores of attention, which grow with the context."""
+    shape = models.OPT[name]
+    inside = models.OPT_INSIDE[name] if nd else (shape["hidden"], None)
+    width, embed = shape["width"], shape["embed"]
+    layer = 4 * width**2 + block_macs(width, *inside, cheapest)
+    around = 2 * width * embed if embed != width else 0
+    return shape["layers"] * layer + around + shape["vocabulary"] * embed
+
+
+def hours(name: str, nd: bool, cheapest: bool, flops: float) -> float:
+    """Estimated hours of the printed training on a device of this speed: six operations for a multiply-add and token."""
+    return 6 * model_macs(name, nd, cheapest) * STEPS[name] * TOKENS / flops / 3600
+
+
+class Logits(nn.Module):
+    """A language model of transformers that answers with its logits."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        with torch.autocast("cuda", torch.bfloat16, enabled=tokens.is_cuda):
+            return self.model(tokens).logits
+
+
+def of_transformers(name: str, arm: str, **smaller) -> Logits:
+    """OPT of the transformers library in a released configuration, with an NdLinear block in the arms that have one.
+
+    Args:
+        smaller: settings of its configuration in place of the released ones, for tests.
+    """
+    transformers = require("transformers")
+    shape = models.OPT[name]
+    settings = {
+        "hidden_size": shape["width"],
+        "ffn_dim": shape["hidden"],
+        "num_hidden_layers": shape["layers"],
+        "num_attention_heads": shape["width"] // 64,
+        "max_position_embeddings": shape["positions"],
+        "vocab_size": shape["vocabulary"],
+        "word_embed_proj_dim": shape["embed"],
+    }
+    config = transformers.OPTConfig(**settings | smaller)
+    model = transformers.OPTForCausalLM(config)
+    hidden, terms = models.OPT_INSIDE[name]
+    share = hidden / shape["hidden"]
+    for layer in model.model.decoder.layers if arm == "released" else []:
+        layer.fc1 = NdFeedForward(config.hidden_size, round(config.ffn_dim * share), terms)
+        layer.activation_fn = nn.Identity()
+        layer.fc2 = nn.Identity()
+    start_as_released(model, RELEASED_STD)
+    return Logits(model)
+
+
+def books_and_wikipedia() -> tuple[Tensor, Tensor]:
+    """Tokens of BookCorpus and of the English Wiki40B, to train on, and those of Wiki40B's validation part.
+
+    Downloads about 20 GB by the libraries datasets and transformers, and keeps what they keep in their caches. In smoke
+    runs, the stand-in of the novels.
+    """
+    if mode() == "smoke":
+        text = tokens.corpus(1024)
+        return text.train, text.test
+    datasets, transformers = require("datasets", "transformers")
+    encode = transformers.AutoTokenizer.from_pretrained("facebook/opt-350m")
+    wiki = datasets.load_dataset("google/wiki40b", "en")
+    books = datasets.load_dataset("bookcorpus/bookcorpus", split="train", trust_remote_code=True)
+
+    def flat(part) -> Tensor:
+        numbers = part.map(
+            lambda rows: {"ids": encode(rows["text"])["input_ids"]},
+            batched=True,
+            remove_columns=part.column_names,
+        )
+        pieces = (np.asarray(ids, np.int32) for ids in numbers["ids"])
+        return torch.from_numpy(np.concatenate(list(pieces)))
+
+    return torch.cat([flat(books), flat(wiki["train"])]), flat(wiki["validation"])

@@ -1,0 +1,408 @@
+"""What a step costs when several processes train together: a model of it, its measurement, and gradient compression.
+
+    python -m lab.chapters.scaling RANK WORLD STORE TASK
+
+is one of WORLD processes that meet at the file STORE (`together` starts all of them); process 0 prints what it found as JSON.
+Bytes are those that one process sends; times are in seconds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import pathlib
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, distributed, nn
+from torch.nn import functional as F
+
+from ndlinear import NdLinear
+
+from .. import models
+from ..data import load
+from ..modes import LabError, mode
+from ..records import where
+from ..train.loop import seed_everything
+
+FLOAT = 4  # bytes
+
+
+# ------------------------------------------------------------------------------------------------------------- the model
+@dataclass(frozen=True)
+class Link:
+    """A way between processes: seconds until a message arrives, and bytes per second after that."""
+
+    latency: float
+    bandwidth: float
+
+
+def all_reduce_bytes(nbytes: float, workers: int) -> float:
+    """What one process sends in a ring all-reduce: each of its two rounds passes on all parts but one."""
+    return 2 * (workers - 1) / workers * nbytes
+
+
+def messages(workers: int) -> int:
+    """Messages one after another in an all-reduce over a tree, up and down again."""
+    return 2 * math.ceil(math.log2(workers))
+
+
+def all_reduce_seconds(nbytes: float, workers: int, link: Link) -> float:
+    """An all-reduce by the latency-bandwidth model, with the fewest messages of a tree and the fewest bytes of a ring."""
+    return messages(workers) * link.latency + all_reduce_bytes(nbytes, workers) / link.bandwidth
+
+
+def fit_link(sizes: list[float], seconds: list[float], workers: int) -> Link:
+    """The link that explains measured all-reduces of these sizes best, in relative errors (least squares, neither number negative).
+
+    The bandwidth is infinite where the times do not grow with the size.
+    """
+    from scipy.optimize import nnls
+
+    n, t = np.asarray(sizes, float), np.asarray(seconds, float)
+    columns = np.stack([np.full_like(n, messages(workers)), all_reduce_bytes(n, workers)], 1)
+    latency, per_byte = nnls(columns / t[:, None], np.ones_like(t))[0]
+    return Link(latency, 1 / per_byte if per_byte else math.inf)
+
+
+def shares(link: Link, workers: int, parameters: int, compute: float, width: int = FLOAT) -> dict:
+    """One data-parallel step: seconds of computing and of communication, and the share of computing without any overlap."""
+    talk = all_reduce_seconds(width * parameters, workers, link)
+    return {"compute": compute, "communication": talk, "efficiency": compute / (compute + talk)}
+
+
+def break_even(dims: tuple[int, int], hidden: tuple[int, int], workers: int) -> dict[str, float]:
+    """Samples per step, of all processes, from which a block dims -> hidden -> dims sends less data-parallel than tensor-parallel.
+
+    "dense": columns of the first matrix and rows of the second in each process, so that only the outputs forward and the input
+    gradients backward are summed, by all-reduce. "ndlinear": the tensor is cut along one axis while the other is contracted
+    (`cut_forward`), which exchanges it once per layer, forward and backward.
+    """
+    weights = sum(d * h for d, h in zip(dims, hidden))
+    return {"dense": math.prod(hidden), "ndlinear": workers * weights / (hidden[0] * dims[1])}
+
+
+def cut_forward(layer: NdLinear, x: Tensor, workers: int) -> tuple[Tensor, float]:
+    """Y of a two-mode layer without biases, computed in pieces as tensor-parallel processes would: (Y, numbers that one sends).
+
+    Each process has all of axis 1 and its part of axis 2, contracts axis 1, sends every other process that one's part of the new
+    axis 1, and contracts axis 2.
+    """
+    first, second = layer.weights
+    pieces = [F.linear(part.movedim(1, -1), first) for part in x.chunk(workers, dim=2)]
+    parts = [piece.movedim(-1, 1).chunk(workers, dim=1) for piece in pieces]
+    sent = sum(parts[0][other].numel() for other in range(1, workers))
+    mine = [torch.cat([piece[k] for piece in parts], dim=2) for k in range(workers)]
+    return torch.cat([F.linear(piece, second) for piece in mine], dim=1), sent
+
+
+def power_bytes(model: nn.Module, rank: int) -> int:
+    """Bytes of gradients that PowerSGD of a rank sends of a model in a step: two factors of each matrix that gets smaller by it.
+
+    torch.distributed compresses a tensor, as a matrix with its first axis as rows, if (rows + columns) rank * 2 < entries.
+    """
+    total = 0
+    for p in model.parameters():
+        rows, columns = p.shape[0], p.numel() // p.shape[0]
+        factors = (rows + columns) * rank
+        total += factors if p.dim() > 1 and 2 * factors < p.numel() else p.numel()
+    return FLOAT * total
+
+
+# ------------------------------------------------------------------------------------------------------------- networks
+def _folded() -> nn.Sequential:
+    layers = [NdLinear((32, 32), (32, 32)) for _ in range(2)]
+    return nn.Sequential(
+        nn.Unflatten(1, (32, 32)), *models.relu_between(layers), nn.Flatten(), nn.Linear(1024, 10)
+    )
+
+
+NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "CNN, dense": (lambda: models.cnn("dense"), (3, 32, 32)),
+    "CNN, NdLinear": (lambda: models.cnn("ndlinear"), (3, 32, 32)),
+    "MLP, dense": (lambda: models.mlp(1024, 1024, 1024, 10), (1024,)),
+    "MLP, NdLinear": (_folded, (1024,)),
+}
+
+
+def digit_network(arm: str) -> nn.Module:
+    """From 8 x 8 digits to ten classes: "dense" 64 -> 256 -> 256 -> 10, or "ndlinear" with the shapes (8, 8) -> (16, 16) -> (16, 16)."""
+    if arm == "dense":
+        return nn.Sequential(nn.Flatten(), models.mlp(64, 256, 256, 10))
+    layers = [NdLinear((8, 8), (16, 16)), NdLinear((16, 16), (16, 16))]
+    return nn.Sequential(*models.relu_between(layers), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10))
+
+
+# ------------------------------------------------------------------------------------------- what each process does
+def _gradients(model: nn.Module) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters()])
+
+
+def stepper(name: str, batch: int, seed: int, shared: bool) -> Callable[[], None]:
+    """A training step on random numbers with all gradients in one buffer, which is averaged over the processes if ``shared``."""
+    seed_everything(seed)
+    make, shape = NETWORKS[name]
+    model, x = make().eval(), torch.randn(batch, *shape)  # no dropout: the work of a step is fixed
+    y = torch.randint(10, (batch,))
+    optimiser = torch.optim.SGD(model.parameters(), 1e-3)
+
+    def step() -> None:
+        optimiser.zero_grad()
+        F.cross_entropy(model(x), y).backward()
+        buffer = _gradients(model)
+        if shared:
+            distributed.all_reduce(buffer)
+        buffer /= distributed.get_world_size()
+        parts = buffer.split([p.numel() for p in model.parameters()])
+        for p, part in zip(model.parameters(), parts):
+            p.grad = part.view_as(p)
+        optimiser.step()
+
+    return step
+
+
+def slowest(call: Callable[[], object], repeat: int) -> float:
+    """Seconds per call of the process that took longest, all starting together."""
+    distributed.barrier()
+    began = time.perf_counter()
+    for _ in range(repeat):
+        call()
+    taken = torch.tensor((time.perf_counter() - began) / repeat, dtype=torch.float64)
+    distributed.all_reduce(taken, distributed.ReduceOp.MAX)
+    return float(taken)
+
+
+def times(task: dict) -> dict[str, list[float]]:
+    """All-reduces of each size, and steps of each network alone and shared, in rounds of random order: name -> seconds."""
+    calls = {}
+    for size in task["sizes"]:
+        buffer = torch.zeros(size)
+        calls[f"all-reduce {size}"] = lambda buffer=buffer: distributed.all_reduce(buffer)
+    for name in task["networks"]:
+        calls[f"alone {name}"] = stepper(name, task["batch"], task["seed"], shared=False)
+        calls[f"shared {name}"] = stepper(name, task["batch"], task["seed"], shared=True)
+    found = {name: [] for name in calls}
+    order, shuffle = list(calls), random.Random(task["seed"])  # the same order in every process
+    for call in calls.values():
+        call()
+    for _ in range(task["rounds"]):
+        shuffle.shuffle(order)
+        for name in order:
+            found[name].append(slowest(calls[name], task["repeat"]))
+    return found
+
+
+def compressed(model: nn.Module, rank: int) -> tuple[nn.Module, Callable[[], float]]:
+    """A model whose gradients PowerSGD of this rank compresses (0: as they are), and the bytes that it sent in the mean step."""
+    from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
+
+    wrapped = nn.parallel.DistributedDataParallel(model)
+    whole = FLOAT * sum(p.numel() for p in model.parameters())
+    if not rank:
+        return wrapped, lambda: whole
+    state = power.PowerSGDState(None, rank, start_powerSGD_iter=2, random_seed=0)
+    wrapped.register_comm_hook(state, power.powerSGD_hook)
+    return wrapped, lambda: whole / state.compression_stats()[0]
+
+
+def train(task: dict) -> list[dict]:
+    """Digits, each process with its half of every batch; one result for each seed: test accuracy, bytes sent per step."""
+    rank, size = distributed.get_rank(), distributed.get_world_size()
+    data = load("digits")
+    pictures, classes = torch.tensor(data.x).float().view(-1, 8, 8) / 16, torch.tensor(data.y)
+    found = []
+    for seed in task["seeds"]:
+        seed_everything(seed)
+        order = torch.randperm(len(pictures), generator=torch.Generator().manual_seed(seed))
+        held, seen = order[: len(order) // 5], order[len(order) // 5 :]
+        model, sent = compressed(digit_network(task["arm"]), task["rank"])
+        adam = torch.optim.Adam(model.parameters(), task["lr"])
+        draw = torch.Generator().manual_seed(seed + 1)
+        for _ in range(task["steps"]):
+            batch = seen[torch.randint(len(seen), (task["batch"],), generator=draw)][rank::size]
+            adam.zero_grad()
+            F.cross_entropy(model(pictures[batch]), classes[batch]).backward()
+            adam.step()
+        with torch.no_grad():
+            right = (model.module(pictures[held]).argmax(1) == classes[held]).double().mean()
+        found.append({"accuracy": float(right), "bytes": sent()})
+    return found
+
+
+TASKS: dict[str, Callable[[dict], object]] = {"times": times, "train": train}
+
+
+def main(rank: int, world: int, store: str, task: dict) -> object:
+    """One of the processes."""
+    torch.set_num_threads(1)
+    rendezvous = {"init_method": f"file://{store}", "rank": rank, "world_size": world}
+    distributed.init_process_group("gloo", **rendezvous)
+    try:
+        return TASKS[task["task"]](task)
+    finally:
+        distributed.destroy_process_group()
+
+
+# ------------------------------------------------------------------------------------------------- starting the processes
+def _environ() -> dict[str, str]:
+    """The environment of a started process: one thread, and the lab on its path."""
+    places = [str(pathlib.Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
+    path = os.pathsep.join(filter(None, places))
+    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+
+
+def together(task: dict, world: int = 2, seconds: float = 900) -> object:
+    """What process 0 of several finds for a task of `TASKS`; in smoke mode one process, this one, does the task alone.
+
+    Raises:
+        LabError: a process failed (its message is in the error), or they took longer than ``seconds``.
+    """
+    if task["task"] not in TASKS:
+        raise LabError(f"no task {task['task']!r}; there are: {', '.join(TASKS)}")
+    if mode() == "smoke":
+        with tempfile.TemporaryDirectory() as folder:
+            return main(0, 1, f"{folder}/store", task)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": _environ()}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        command = [sys.executable, "-W", "ignore", "-m", "lab.chapters.scaling"]
+        rest = [str(world), f"{folder}/store", json.dumps(task)]
+        ranks = [subprocess.Popen([*command, str(r), *rest], **pipes) for r in range(world)]
+        for process in ranks:
+            stack.callback(process.kill)
+        try:
+            texts = [process.communicate(timeout=seconds) for process in ranks]
+        except subprocess.TimeoutExpired as error:
+            raise LabError(f"{world} processes took longer than {seconds:.0f} s") from error
+    if any(process.returncode for process in ranks):
+        said = "; ".join(err.strip()[-300:] for _, err in texts if err.strip())
+        raise LabError(f"a process of the group failed: {said}")
+    return json.loads(texts[0][0].splitlines()[-1])
+
+
+def measured(config: dict) -> dict:
+    """The run of a row of times: medians over the rounds, in microseconds."""
+    names = {"sizes": [2**k for k in range(*config["powers"])], "networks": list(NETWORKS)}
+    fixed = {key: config[key] for key in ("batch", "rounds", "repeat", "seed")}
+    found = together({"task": "times"} | names | fixed)
+    return {"metrics": {name: 1e6 * statistics.median(values) for name, values in found.items()}}
+
+
+def trained(configs: list[dict]) -> list[dict]:
+    """The run of all seeds of an arm on digits."""
+    same = {key: configs[0][key] for key in ("arm", "rank", "lr", "steps", "batch")}
+    found = together({"task": "train", "seeds": [c["seed"] for c in configs]} | same)
+    count = models.size(digit_network(same["arm"]))
+    return [{"metrics": metrics, "parameters": count} for metrics in found]
+
+
+# --------------------------------------------------------------------------------------------- a grid on a cluster
+def small_run(seed: int, seconds: float, flag: str) -> int:
+    """A stand-in for a training run; where a file name is given and no such file is there, it makes it and kills its own process."""
+    if flag and not pathlib.Path(flag).exists():
+        pathlib.Path(flag).touch()
+        os.kill(os.getpid(), 9)
+    began = time.process_time()
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(seed))
+    while time.process_time() - began < seconds:
+        x = torch.tanh(x @ x)
+    return seed
+
+
+@contextlib.contextmanager
+def cluster(workers: int):
+    """The address of a dask scheduler with worker processes of one thread each, started as a user would start them.
+
+    In smoke mode there is one worker, a thread of this process.
+    """
+    from distributed import LocalCluster
+
+    if mode() == "smoke":
+        with LocalCluster(1, processes=False, dashboard_address=None) as local:
+            yield local.scheduler_address
+        return
+    command = [sys.executable, "-W", "ignore", "-m", "distributed.cli.dask_worker"]
+    options = ["--nthreads", "1", "--no-dashboard"]
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": _environ()}
+    with (
+        LocalCluster(n_workers=0, dashboard_address=None) as local,
+        contextlib.ExitStack() as stack,
+    ):
+        for _ in range(workers):
+            one = subprocess.Popen([*command, local.scheduler_address, *options], **quiet)
+            stack.callback(one.wait)
+            stack.callback(one.terminate)
+        local.wait_for_workers(workers, timeout=120)
+        yield local.scheduler_address
+
+
+def throughput(config: dict) -> dict:
+    """Runs per minute of a grid on a cluster, and whether all came back; "killed": one worker is killed in the middle."""
+    count = config["runs"]
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        cluster(config["workers"]) as address,
+        _at(address),
+        where.executor() as pool,
+    ):
+        victim = count // 2 if config["killed"] and mode() != "smoke" else None
+        began, futures = time.perf_counter(), []
+        for seed in range(count):
+            flag = f"{folder}/killed" if seed == victim else ""
+            futures.append(pool.submit(small_run, seed, config["seconds"], flag))
+        back = sorted(future.result() for future in where.as_completed(pool, futures))
+        taken = time.perf_counter() - began
+    return {
+        "metrics": {"per_minute": 60 * count / taken, "complete": float(back == [*range(count)])}
+    }
+
+
+@contextlib.contextmanager
+def _at(address: str):
+    """NDL_CLUSTER set to an address for a while."""
+    before = os.environ.get("NDL_CLUSTER")
+    os.environ["NDL_CLUSTER"] = address
+    try:
+        yield
+    finally:
+        os.environ.pop("NDL_CLUSTER")
+        if before is not None:
+            os.environ["NDL_CLUSTER"] = before
+
+
+# ------------------------------------------------------------------------------------------------------- tables
+def predicted(
+    times: pd.DataFrame, powers: tuple[int, int], workers: int = 2
+) -> tuple[Link, pd.DataFrame]:
+    """The link fitted to the all-reduces alone, and for each network the step that it predicts beside the measured one (µs).
+
+    ``times``: rows of `measured`; the link is fitted to the medians over rows, and the spread of the errors over rows is given.
+    """
+    sizes = [2**k for k in range(*powers)]
+    middle = times.median(numeric_only=True)
+    seconds = [1e-6 * middle[f"all-reduce {n}"] for n in sizes]
+    link = fit_link([FLOAT * n for n in sizes], seconds, workers)
+    rows = []
+    for name, (make, _) in NETWORKS.items():
+        count = models.size(make())
+        talk = 1e6 * all_reduce_seconds(FLOAT * count, workers, link)
+        alone, shared = middle[f"alone {name}"], middle[f"shared {name}"]
+        rows.append((name, count, alone, talk, alone + talk, shared, (alone + talk) / shared - 1))
+    names = ["network", "parameters", "alone", "communication", "predicted", "measured", "error"]
+    return link, pd.DataFrame(rows, columns=names)
+
+
+if __name__ == "__main__":
+    print(
+        json.dumps(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])))
+    )

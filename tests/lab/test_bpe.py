@@ -1,0 +1,128 @@
+"""Byte-pair encoding against the definition carried out on the whole text; the corpus of tokens and its cache."""
+
+import collections
+import itertools
+
+import lab
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lab.data import bpe, novels, tokens
+from lab.modes import LabError
+
+TEXT = "the theatre; the thaw, the bathe—then 1901 19 1901!\n\nThey bathe there.\t the  end_of it"
+
+
+def by_definition(text, merges):
+    """The pairs of the most frequent neighbours, counted anew after each merge over all words of the text."""
+    words = [[bytes([b]) for b in word.encode()] for word in bpe.words(text)]
+    number = {bytes([b]): b for b in range(256)}
+    found = []
+    for k in range(merges):
+        counts = collections.Counter(pair for word in words for pair in itertools.pairwise(word))
+        most = max(counts.values())
+        a, b = min(
+            (p for p, n in counts.items() if n == most), key=lambda p: (number[p[0]], number[p[1]])
+        )
+        found.append((number[a], number[b]))
+        number.setdefault(a + b, 256 + k)
+        for word in words:
+            i = 0
+            while i + 1 < len(word):
+                if (word[i], word[i + 1]) == (a, b):
+                    word[i : i + 2] = [a + b]
+                i += 1
+    return found, [number[symbol] for word in words for symbol in word]
+
+
+def test_the_pairs_and_the_symbols_are_those_of_the_definition():
+    found, symbols = by_definition(TEXT * 3, 25)
+    encoding = bpe.learn(TEXT * 3, 281)
+    assert encoding.merges == found
+    assert encoding.encode(TEXT * 3).tolist() == symbols
+
+
+ENCODING = bpe.learn(TEXT, 270)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.text(st.characters(codec="utf-8"), max_size=60))
+def test_words_and_symbols_give_the_text_back(text):
+    assert "".join(bpe.words(text)) == text
+    assert ENCODING.decode(ENCODING.encode(text).tolist()) == text
+
+
+def test_no_symbol_crosses_words():
+    encoding = bpe.learn("a b a b a b a b", 300)
+    assert set(encoding.bytes[256:]) == {b" a", b" b"}
+    assert encoding.vocabulary == 258
+
+
+def test_pairs_from_the_left():
+    assert bpe.merge([1, 1, 1, 2, 1], (1, 1), 9) == [9, 1, 2, 1]
+
+
+def test_a_vocabulary_without_all_bytes_is_refused():
+    with pytest.raises(LabError, match="256"):
+        bpe.learn("text", 255)
+
+
+# --------------------------------------------------------------------------------------------------------------- novels
+def test_novels_are_read_alike_from_one_file_each_and_joined():
+    apart = novels.read_novels(*novels.novels_sample())
+    joined = novels.read_joined(*novels.joined_sample())
+    assert np.array_equal(apart.x, joined.x) and apart.splits == joined.splits
+    assert len(novels.TRAIN) == 35 and len(set(novels.TRAIN + novels.VALID)) == 38
+
+
+def test_marks_of_order_and_line_ends_do_not_count():
+    contents = list(novels.novels_sample())
+    contents[3] = b"\xef\xbb\xbf" + contents[3].replace(b"\n", b"\r\n") + b"\r\n"
+    assert np.array_equal(
+        novels.read_novels(*contents).x, novels.read_novels(*novels.novels_sample()).x
+    )
+
+
+def test_an_empty_novel_is_refused():
+    contents = [*novels.novels_sample()[:-1], b" \n\n"]
+    with pytest.raises(lab.data.DataError, match="empty"):
+        novels.read_novels(*contents)
+
+
+@pytest.fixture
+def sample_novels(tmp_path, monkeypatch):
+    """The stand-in as if it were the data set, in replay mode, with an empty cache."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    stand_in = lab.data.load("novels", stand_in=True)
+    monkeypatch.setattr(tokens, "load", lambda name: stand_in)
+    tokens.corpus.cache_clear()
+    yield tmp_path
+    tokens.corpus.cache_clear()
+
+
+def test_the_corpus_has_its_parts_and_knows_nothing_of_the_held_out_ones(
+    sample_novels, monkeypatch
+):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    text = tokens.corpus(300)
+    each = [content.decode() for content in novels.novels_sample()]
+    parts = ["\n\n\f".join(part) for part in (each[:34], each[34:35], each[35:])]
+    parts[0] += "\n\n"
+    for found, part in zip((text.train, text.tune, text.test), parts):
+        assert text.encoding.decode(found.tolist()) == part
+    assert text.encoding.merges == bpe.learn(parts[0], 300).merges
+    assert not list(sample_novels.rglob("*.npz"))
+
+
+def test_what_was_encoded_once_is_read_again(sample_novels, monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "replay")
+    first = tokens.corpus(300)
+    tokens.corpus.cache_clear()
+    monkeypatch.setattr(tokens, "encode", None)  # a second time would fail
+    again = tokens.corpus(300)
+    assert again.encoding.merges == first.encoding.merges
+    for part in tokens.PARTS:
+        assert torch.equal(getattr(first, part), getattr(again, part))
+        assert getattr(again, part).dtype == torch.int64

@@ -1,0 +1,132 @@
+"""The decoder against its definition written out, and the learned activation against autograd and the layer itself."""
+
+import math
+
+import lab.decoder as decoder
+import pytest
+import torch
+from lab.decoder import Decoder, FeedForward, NdFeedForward, learned_activation
+from torch import nn
+from torch.nn import functional as F
+
+
+@pytest.fixture(autouse=True)
+def double():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def terms(m=8):
+    return [torch.randn(m, requires_grad=True) for _ in range(3)]
+
+
+@pytest.mark.parametrize("shape", [(7,), (3, 5, 11), (0,)])
+def test_the_learned_activation_is_a_sum_of_bent_lines(shape):
+    t, (w, c, v) = torch.randn(shape), terms()
+    expected = sum(v[j] * (w[j] * t + c[j]).clamp(min=0) for j in range(8))
+    torch.testing.assert_close(learned_activation(t, w, c, v), expected)
+
+
+@pytest.mark.parametrize("chunk", [10, 64, 1 << 14])
+def test_its_gradients_are_those_of_autograd_in_any_chunks(monkeypatch, chunk):
+    monkeypatch.setitem(decoder.CHUNKS, "cpu", chunk)
+    t, (w, c, v) = torch.randn(6, 25, requires_grad=True), terms()
+    gradient = torch.randn(6, 25)
+    plain = F.relu(t[..., None] * w + c) @ v
+    expected = torch.autograd.grad(plain, (t, w, c, v), gradient)
+    found = torch.autograd.grad(learned_activation(t, w, c, v), (t, w, c, v), gradient)
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b)
+
+
+def test_its_gradients_are_those_of_finite_differences():
+    t = torch.randn(30, requires_grad=True)
+    assert torch.autograd.gradcheck(learned_activation, (t, *terms(3)))
+
+
+def test_the_block_is_two_ndlinear_layers_and_has_their_gradients():
+    block = NdFeedForward(6, 10, 4)
+    x = torch.randn(2, 3, 6)
+    torch.testing.assert_close(block(x), block.as_defined(x))
+    found = torch.autograd.grad(block(x).square().sum(), block.parameters())
+    expected = torch.autograd.grad(block.as_defined(x).square().sum(), block.parameters())
+    for a, b in zip(found, expected):
+        torch.testing.assert_close(a, b)
+
+
+def test_the_block_computes_its_layers_also_in_the_defined_order():
+    """All biases drawn at random: the order of the modes tells in the second layer."""
+    block = NdFeedForward(4, 5, 3)
+    for p in block.parameters():
+        nn.init.normal_(p)
+    x = torch.randn(7, 4)
+    w1, b1, w2, b2 = (p for layer in block.fc1.align_layers for p in (layer.weight, layer.bias))
+    hidden = F.relu((x @ w1.T + b1)[..., None] * w2.flatten() + b2)
+    w3, b3, w4, b4 = (p for layer in block.fc2.align_layers for p in (layer.weight, layer.bias))
+    columns = torch.einsum("bhm,dh->bdm", hidden, w3) + b3[:, None]
+    torch.testing.assert_close(block(x), columns @ w4.flatten() + b4)
+
+
+def small(block=None, **sizes):
+    sizes = {"vocabulary": 11, "context": 6, "width": 8, "layers": 2, "heads": 2} | sizes
+    return Decoder(**sizes, block=block or (lambda: FeedForward(8, 16)))
+
+
+def test_the_decoder_by_its_definition():
+    model = small()
+    tokens = torch.randint(11, (3, 5))
+    x = model.tokens.weight[tokens] + model.positions.weight[:5]
+    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    for layer in model.layers:
+        h = layer.self_attn_layer_norm(x)
+        parts = []
+        for k in range(2):
+            rows = slice(4 * k, 4 * k + 4)
+            maps = (layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj)
+            q, key, v = (h @ m.weight[rows].T + m.bias[rows] for m in maps)
+            weights = (q @ key.mT / math.sqrt(4)).masked_fill(later, -torch.inf).softmax(-1)
+            parts.append(weights @ v)
+        x = x + layer.self_attn.out_proj(torch.cat(parts, -1))
+        block = layer.block
+        x = x + block.fc2(block.fc1(layer.final_layer_norm(x)).clamp(min=0))
+    torch.testing.assert_close(model(tokens), model.norm(x) @ model.tokens.weight.T)
+
+
+def test_no_token_sees_a_later_one():
+    model = small(lambda: NdFeedForward(8, 12, 3))
+    tokens = torch.randint(11, (1, 6))
+    changed = tokens.clone()
+    changed[0, 4] = (changed[0, 4] + 1) % 11
+    before, after = model(tokens), model(changed)
+    assert torch.equal(before[:, :4], after[:, :4]) and not torch.allclose(
+        before[:, 4], after[:, 4]
+    )
+
+
+def test_the_released_start():
+    width, hidden = 64, 200
+    model = small(lambda: NdFeedForward(width, hidden, 8), width=width, vocabulary=400, layers=8)
+    std = decoder.scaled_std(width)
+    assert std == pytest.approx(0.006 * math.sqrt(12))
+    decoder.start_as_released(model, std)
+    inner = [p for n, p in model.named_parameters() if "align_layers.1.weight" in n]
+    assert torch.cat([p.flatten() for p in inner]).std().item() == pytest.approx(0.006, rel=0.2)
+    for name, p in model.named_parameters():
+        if name.endswith("bias"):
+            assert not p.any(), name
+        elif p.dim() == 2 and "align_layers.1" not in name:
+            assert p.std().item() == pytest.approx(std, rel=0.1), name
+
+
+def test_spread_kinks_keep_the_mean_square_of_a_relu():
+    width, std = 48, 0.03
+    block = NdFeedForward(width, 100, 8)
+    decoder.spread_kinks(block, std)
+    w, c, v = block.activation_parameters()
+    deviation = std * math.sqrt(width)
+    kinks = (-c / w / deviation).tolist()
+    assert kinks == pytest.approx(torch.linspace(-2, 2, 8).tolist())
+    t = deviation * torch.randn(400_000)
+    ratio = learned_activation(t, w, c, v).square().mean() / t.clamp(min=0).square().mean()
+    assert ratio.item() == pytest.approx(1, rel=0.02)

@@ -1,0 +1,441 @@
+"""The diffusion transformer of chapter 53: network, diffusion, sampler and measures against independent formulas."""
+
+import math
+import sys
+import types
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from lab.chapters import dit
+from lab.modes import LabError
+from scipy.linalg import sqrtm
+from torch import nn
+from torch.nn import functional as F
+
+from ndlinear import NdLinear
+
+TINY = {"side": 8, "patch": 2, "channels": 1, "width": 16, "depth": 2, "heads": 4, "classes": 10}
+
+
+def tiny(seed=0, **more):
+    torch.manual_seed(seed)
+    return dit.start(dit.DiT(**TINY, **more))
+
+
+def awake(seed=0, **more):
+    """A started network whose zero layers are random, so that every part reaches the output."""
+    model = tiny(seed, **more)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.2 * torch.randn(p.shape))
+    return model.eval()
+
+
+def batch(n=3, seed=1):
+    torch.manual_seed(seed)
+    return torch.randn(n, 1, 8, 8), torch.randint(1000, (n,)), torch.randint(10, (n,))
+
+
+# ---------------------------------------------------------------------------------------- network
+def test_frequencies_are_cosines_then_sines():
+    found = dit.frequencies(torch.tensor([0, 7]), 8)
+    omega = [10_000 ** (-k / 4) for k in range(4)]
+    wanted = [math.cos(7 * w) for w in omega] + [math.sin(7 * w) for w in omega]
+    assert torch.allclose(found[1], torch.tensor(wanted), atol=1e-6)
+    assert found[0].tolist() == [1] * 4 + [0] * 4
+
+
+def test_positions_tell_columns_from_rows():
+    grid = dit.positions(16, 3).view(3, 3, 16)
+    assert torch.equal(grid[0, :, :8], grid[2, :, :8])
+    assert torch.equal(grid[:, 0, 8:], grid[:, 2, 8:])
+    omega = [10_000 ** (-k / 4) for k in range(4)]
+    wanted = [math.sin(2 * w) for w in omega] + [math.cos(2 * w) for w in omega]
+    assert torch.allclose(grid[1, 2, :8], torch.tensor(wanted), atol=1e-6)
+    assert torch.allclose(grid[2, 1, 8:], torch.tensor(wanted), atol=1e-6)
+
+
+def test_attention_is_softmax_of_scaled_products():
+    layer, x = dit.Attention(8, 2), torch.randn(2, 5, 8)
+    q, k, v = layer.qkv(x).chunk(3, dim=2)
+    heads = []
+    for h in (slice(0, 4), slice(4, 8)):
+        scores = torch.softmax(q[..., h] @ k[..., h].transpose(1, 2) / 2, dim=2)
+        heads.append(scores @ v[..., h])
+    assert torch.allclose(layer(x), layer.proj(torch.cat(heads, 2)), atol=1e-6)
+
+
+def test_a_block_is_gated_by_the_condition():
+    block, x, c = dit.Block(8, 2, dit.MLP(8)), torch.randn(2, 5, 8), torch.randn(2, 8)
+    nn.init.normal_(block.adaLN_modulation[1].weight)
+    one = [part[:, None] for part in block.adaLN_modulation(c).split(8, dim=1)]
+
+    def norm(z):
+        return F.layer_norm(z, (8,), eps=1e-6)
+
+    y = x + one[2] * block.attn(norm(x) * (1 + one[1]) + one[0])
+    y = y + one[5] * block.mlp(norm(y) * (1 + one[4]) + one[3])
+    assert torch.allclose(block(x, c), y, atol=1e-5)
+
+
+def test_patches_go_back_where_they_came_from():
+    """With the identity as body, the network returns its input: one token a patch and back."""
+    model = dit.DiT(**TINY | {"width": 4, "heads": 1, "depth": 0})
+    with torch.no_grad():
+        for p in model.parameters():
+            p.zero_()
+        model.x_embedder.proj.weight.copy_(torch.eye(4).view(4, 1, 2, 2))
+        model.final_layer.linear.weight.copy_(torch.eye(4))
+    model.final_layer.norm_final = nn.Identity()
+    x, t, y = batch()
+    assert torch.allclose(model(x, t, y), x, atol=1e-6)
+
+
+def test_timestep_and_class_reach_every_block():
+    model, (x, t, y) = awake(), batch()
+    out = model(x, t, y)
+    assert not torch.allclose(out, model(x, t.flip(0), y), atol=1e-3)
+    assert not torch.allclose(out, model(x, t, (y + 1) % 10), atol=1e-3)
+
+
+def test_the_names_are_those_of_the_public_checkpoints():
+    names = set(tiny(variances=True).state_dict())
+    for part in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2", "adaLN_modulation.1"):
+        assert f"blocks.1.{part}.weight" in names
+    around = ("x_embedder.proj", "t_embedder.mlp.0", "t_embedder.mlp.2", "final_layer.linear")
+    assert {f"{name}.bias" for name in around} <= names
+    assert {"pos_embed", "y_embedder.embedding_table.weight"} <= names
+    assert "final_layer.adaLN_modulation.1.weight" in names
+
+
+def test_variances_double_the_channels_and_are_left_out():
+    model, (x, t, y) = awake(variances=True), batch()
+    out = model(x, t, y)
+    assert out.shape == (3, 2, 8, 8) and torch.equal(dit.noise_in(model, x, t, y), out[:, :1])
+
+
+def test_inside_may_name_some_blocks():
+    made = dit.MLP(16, 1)
+    model = dit.DiT(**TINY, inside=lambda k: made if k == 1 else None)
+    assert model.blocks[1].mlp is made and model.blocks[0].mlp.fc1.out_features == 64
+
+
+def test_a_started_network_finds_no_noise():
+    model, (x, t, y) = tiny(), batch()
+    assert model(x, t, y).abs().max() == 0
+    assert model.blocks[0].attn.qkv.weight.abs().max() > 0
+    assert 0.015 < model.t_embedder.mlp[0].weight.std() < 0.025
+    assert 0.015 < model.y_embedder.embedding_table.weight.std() < 0.025
+
+
+def test_the_start_reaches_the_layers_inside_of_ndlinear():
+    layer = dit.started(NdLinear((256, 1), (400, 1)))
+    assert all(float(mode.bias.detach().abs().max()) == 0 for mode in layer.align_layers)
+    bound = (6 / 656) ** 0.5
+    assert 0.95 * bound < float(layer.align_layers[0].weight.detach().abs().max()) <= bound
+
+
+# -------------------------------------------------------------------------------------- diffusion
+def test_noisy_keeps_the_variance():
+    product = np.cumprod(1 - np.linspace(1e-4, 0.02, 1000))
+    assert np.allclose(dit.kept_share().numpy(), product, rtol=1e-5)
+    torch.manual_seed(0)
+    x, noise = torch.randn(4000, 1, 8, 8), torch.randn(4000, 1, 8, 8)
+    mixed = dit.noisy(x, torch.full((4000,), 300), noise)
+    wanted = product[300] ** 0.5 * x + (1 - product[300]) ** 0.5 * noise
+    assert abs(float(mixed.var()) - 1) < 0.01 and torch.allclose(mixed, wanted, atol=1e-5)
+
+
+class Oracle(nn.Module):
+    """Knows that every picture is the one given, so it finds the noise exactly."""
+
+    channels, classes = 1, 10
+
+    def __init__(self, picture):
+        super().__init__()
+        self.picture = nn.Parameter(picture)
+
+    def forward(self, x, t, y):
+        kept = dit.kept_share()[t].view(-1, 1, 1, 1)
+        return (x - kept.sqrt() * self.picture) / (1 - kept).sqrt()
+
+
+def test_sampling_with_an_oracle_gives_the_picture():
+    picture = torch.rand(1, 8, 8) * 1.8 - 0.9
+    made = dit.sample(Oracle(picture), dit.in_turn(5), 8, steps=7, seed=0, batch=2)
+    assert made.shape == (5, 1, 8, 8) and torch.allclose(made, picture.expand_as(made), atol=1e-4)
+
+
+def test_values_are_kept_within_the_clip():
+    far = dit.sample(Oracle(torch.full((1, 8, 8), 3.0)), dit.in_turn(2), 8, steps=5, seed=0)
+    wide = dit.sample(
+        Oracle(torch.full((1, 8, 8), 3.0)), dit.in_turn(2), 8, steps=5, seed=0, clip=9
+    )
+    assert torch.allclose(far, torch.ones_like(far)) and float(wide.mean()) == pytest.approx(3)
+
+
+def test_samples_begin_with_the_same_noise_in_every_batch_size():
+    model, labels = awake(), dit.in_turn(6)
+    small, whole = (dit.sample(model, labels, 8, steps=3, seed=4, batch=b) for b in (2, 6))
+    assert torch.allclose(small, whole, atol=1e-4)
+    assert not torch.allclose(whole, dit.sample(model, labels, 8, steps=3, seed=5, batch=6))
+
+
+def test_guidance_goes_from_no_class_towards_the_class():
+    model, (x, t, y) = awake(), batch()
+    plain, none = dit.noise_in(model, x, t, y), dit.noise_in(model, x, t, torch.full_like(y, 10))
+    guided = dit.guided_noise(model, x, t, y, 1.5)
+    assert torch.allclose(guided, none + 1.5 * (plain - none), atol=1e-6)
+    assert torch.equal(dit.guided_noise(model, x, t, y, 1.0), plain)
+
+
+def test_fixed_loss_of_an_oracle_is_zero_and_of_silence_one():
+    picture = torch.rand(1, 8, 8)
+    part = picture.expand(50, 1, 8, 8), dit.in_turn(50)
+    assert dit.fixed_loss(Oracle(picture), part) < 1e-8
+    silent = dit.fixed_loss(tiny(), part, draws=40)
+    assert abs(silent - 1) < 0.02 and silent == dit.fixed_loss(tiny(3), part, draws=40)
+
+
+def test_training_lowers_the_loss_and_repeats():
+    x = torch.linspace(-1, 1, 20).view(-1, 1, 1, 1).expand(20, 1, 8, 8)
+    part = x, dit.in_turn(20)
+    setting = {"steps": 40, "lr": 5e-3, "batch": 16, "seed": 0, "decay": 0.9}
+    model = tiny()
+    averaged, curve = dit.train(model, part, **setting)
+    assert curve[-1]["train_loss"] < 0.7 * curve[0]["train_loss"] and curve[-1]["step"] == 40
+    assert averaged is not model and not averaged.pos_embed.requires_grad
+    again, _ = dit.train(tiny(), part, **setting)
+    assert all(torch.equal(a, b) for a, b in zip(averaged.parameters(), again.parameters()))
+
+
+def test_the_average_is_that_of_its_decay(monkeypatch):
+    part = torch.rand(20, 1, 8, 8), dit.in_turn(20)
+    model, seen, step = tiny(), [], torch.optim.AdamW.step
+    weight = model.final_layer.linear.weight
+    monkeypatch.setattr(
+        torch.optim.AdamW, "step", lambda self: (step(self), seen.append(weight.detach().clone()))
+    )
+    averaged, _ = dit.train(model, part, steps=5, lr=1e-2, batch=4, seed=0, decay=0.8)
+    slow = torch.zeros_like(weight)
+    for value in seen:
+        slow = 0.8 * slow + 0.2 * value
+    assert len(seen) == 5
+    assert torch.allclose(averaged.final_layer.linear.weight, slow, atol=1e-7)
+
+
+def test_a_training_that_diverges_is_refused():
+    part = torch.full((8, 1, 8, 8), float("nan")), dit.in_turn(8)
+    with pytest.raises(LabError, match="lower lr"):
+        dit.train(tiny(), part, steps=2, lr=1e-3, batch=4, seed=0, decay=0.9)
+
+
+def test_unlabelled_samples_train_the_last_row():
+    part = torch.rand(20, 1, 8, 8), dit.in_turn(20)
+    model = awake()
+    before = model.y_embedder.embedding_table.weight.detach().clone()
+    dit.train(model, part, steps=2, lr=1e-2, batch=32, seed=0, decay=0.9, unlabelled=1.0)
+    changed = (model.y_embedder.embedding_table.weight - before).abs().amax(1) > 0
+    assert changed.tolist() == [False] * 10 + [True]
+
+
+# --------------------------------------------------------------------------------------- measures
+def test_frechet_is_the_formula_with_a_matrix_root():
+    draw = np.random.default_rng(0)
+    a = draw.normal(size=(300, 5)) @ draw.normal(size=(5, 5)) + 1
+    b = draw.normal(size=(400, 5)) @ draw.normal(size=(5, 5))
+    cov = [np.cov(part.T) for part in (a, b)]
+    root = sqrtm(cov[0] @ cov[1]).real
+    wanted = ((a.mean(0) - b.mean(0)) ** 2).sum() + np.trace(cov[0] + cov[1] - 2 * root)
+    assert abs(dit.frechet(torch.from_numpy(a), torch.from_numpy(b)) - wanted) < 1e-8
+    assert abs(dit.frechet(torch.from_numpy(a), torch.from_numpy(a))) < 1e-8
+
+
+def test_expected_bias_is_what_simulation_gives():
+    values = torch.tensor([4.0, 2.0, 1.0, 0.5, 0.25], dtype=torch.float64)
+    torch.manual_seed(0)
+    whole = torch.randn(100_000, 5, dtype=torch.float64) * values.sqrt()
+    draws = [torch.randn(500, 5, dtype=torch.float64) * values.sqrt() for _ in range(200)]
+    found = torch.tensor([dit.frechet(whole, part) for part in draws])
+    assert abs(float(found.mean()) / dit.expected_bias(values, 500) - 1) < 0.1
+    assert math.isclose(dit.expected_bias(torch.ones(8), 100), (8 + 8 * 9 / 4) / 100, rel_tol=1e-6)
+
+
+def test_neighbourhoods_by_loops():
+    torch.manual_seed(0)
+    real, made = torch.randn(30, 2).double(), torch.randn(25, 2).double() * 0.5 + 0.3
+    found = dit.neighbourhoods(real, made, nearest=3)
+
+    def ball(part, i):
+        return sorted(float((part[i] - other).norm()) for other in part)[3]
+
+    inside = [[float((r - m).norm()) <= ball(real, i) for m in made] for i, r in enumerate(real)]
+    back = [[float((r - m).norm()) <= ball(made, j) for r in real] for j, m in enumerate(made)]
+    assert math.isclose(found["precision"], np.mean(np.any(inside, axis=0)))
+    assert math.isclose(found["coverage"], np.mean(np.any(inside, axis=1)))
+    assert math.isclose(found["recall"], np.mean(np.any(back, axis=0)))
+    assert math.isclose(found["density"], np.sum(inside) / 3 / 25)
+
+
+def test_training_digits_are_nearer_to_digits_than_noise():
+    real, classes = dit.pictures("digits").train
+    whole = dit.judged([real[:200]], classes[:200], "digits", 2)
+    noise = dit.judged([torch.rand(200, 1, 8, 8) * 2 - 1], classes[:200], "digits", 2)
+    assert whole["frechet"] < noise["frechet"] and whole["agreement"] > noise["agreement"]
+    assert whole["frechet"] == whole["frechet_0"] and whole["precision"] == 1
+
+
+def test_several_sets_are_judged_together():
+    real, classes = dit.pictures("digits").test
+    labels = classes[:100]
+    found = dit.judged([real[:100], real[100:200]], labels, "digits", 2)
+    judge = dit.classifier("digits", 2)
+    distance = dit.frechet(dit.real_features("digits", 2), dit.features(judge, real[:200]))
+    assert math.isclose(found["frechet"], distance) and {"frechet_0", "frechet_1"} <= set(found)
+    with torch.no_grad():
+        right = judge(real[:200]).argmax(1) == labels.repeat(2)
+    assert math.isclose(found["agreement"], right.double().mean().item())
+
+
+@pytest.mark.parametrize(("name", "shape"), [("digits", (1, 8, 8)), ("cifar10", (3, 32, 32))])
+def test_pictures_lie_between_minus_one_and_one(name, shape, monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    parts = dit.pictures.__wrapped__(name)
+    for x, y in (parts.train, parts.val, parts.test):
+        assert x.shape[1:] == shape and len(x) == len(y)
+        assert x.dtype == torch.float32 and x.min() >= -1 and x.max() <= 1
+    assert parts.train[0].max() > 0.9 and parts.train[0].min() < -0.9
+
+
+def test_digits_survive_the_letters_of_a_record():
+    digits = dit.pictures("digits").test[0][:7]
+    rows = dit.as_text(digits)
+    assert all(len(row) == 64 for row in rows)
+    assert torch.equal(dit.from_text(rows), digits[:, 0])
+    assert dit.as_text(torch.full((1, 1, 8, 8), 2.0)) == ["g" * 64]
+
+
+# ------------------------------------------------------------------------ the public network, drawing
+def test_points_have_the_moments_asked_for():
+    draw = torch.Generator().manual_seed(0)
+    root = torch.randn(4, 4, generator=draw, dtype=torch.float64)
+    mean, covariance = torch.arange(4.0).double(), root @ root.T
+    made = dit.points(mean, covariance)
+    assert torch.allclose(made.mean(0), mean) and torch.allclose(torch.cov(made.T), covariance)
+
+
+def test_a_cut_keeps_the_units_that_matter():
+    model = awake()
+    mlp = model.blocks[1].mlp
+    with torch.no_grad():
+        mlp.fc1.weight[16:] = 0  # hidden units 16 to 63 see nothing and say nothing
+        mlp.fc1.bias[16:] = 0
+    x, t, y = batch()
+    whole, before = model(x, t, y), model.blocks[0].mlp
+    small = dit.cut(model, 1)
+    assert small.blocks[0].mlp is before
+    assert small.blocks[1].mlp.fc1.weight.shape == (16, 16)
+    assert torch.allclose(small(x, t, y), whole, atol=1e-5)
+    assert dit.cut(awake(), 2).blocks[0].mlp.fc2.weight.shape == (16, 16)
+
+
+def test_the_printed_path_runs_on_a_tiny_network():
+    tools = dit.tools("tiny")
+    setting = {"steps": 2, "guidance": 1.5, "batch": 7}
+    one = dit.distance(tools, 20, seed=0, **setting)
+    assert one > 0 and one == dit.distance(tools, 20, seed=0, **setting)
+    assert one != dit.distance(tools, 20, seed=1, **setting)
+
+
+def test_the_public_network_needs_two_libraries(monkeypatch):
+    monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
+    monkeypatch.setitem(sys.modules, "diffusers", None)
+    with pytest.raises(LabError, match="diffusers"):
+        dit.tools("DiT-XL/2")
+
+
+def test_the_public_network_is_put_together(monkeypatch, tmp_path):
+    """With stand-ins for what is downloaded: scale of the latents, range of the pictures, reference."""
+    small = dit.XL | {"side": 8, "width": 16, "depth": 1, "heads": 2, "classes": 3}
+    monkeypatch.setattr(dit, "XL", small)
+    weights = dit.DiT(**small).state_dict()
+    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", lambda *a, **k: weights)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+
+    class Coder(nn.Module):
+        def decode(self, z):
+            return types.SimpleNamespace(sample=z[:, :3])
+
+    class Network(nn.Module):
+        BLOCK_INDEX_BY_DIM = {2048: 3}  # noqa: RUF012
+
+        def __init__(self, blocks):
+            super().__init__()
+
+        def forward(self, x):
+            return [x.mean((2, 3), keepdim=True)]
+
+    def fetch(url, file):
+        assert url == dit.REFERENCE
+        np.savez(file, mu=np.arange(3.0), sigma=np.eye(3))
+
+    coder = types.SimpleNamespace(from_pretrained=lambda name: Coder())
+    libraries = (
+        types.SimpleNamespace(AutoencoderKL=coder),
+        types.SimpleNamespace(InceptionV3=Network),
+    )
+    monkeypatch.setattr(dit, "require", lambda *names: libraries)
+    monkeypatch.setattr(torch.hub, "download_url_to_file", fetch)
+    tools = dit.tools("DiT-XL/2")
+    z = torch.full((2, 4, 8, 8), 0.5 * dit.LATENT_SCALE)
+    assert torch.allclose(tools.decode(z), torch.full((2, 3, 8, 8), 0.5))
+    assert tools.decode(9 * z).max() == 1
+    assert torch.allclose(tools.extract(tools.decode(z)), torch.full((2, 3), 0.75))
+    assert torch.allclose(torch.cov(tools.real.T), torch.eye(3).double())
+    monkeypatch.setattr(torch.hub, "download_url_to_file", None)  # the second time it is there
+    assert torch.equal(dit.tools("DiT-XL/2").real, tools.real)
+
+
+def test_recorded_digits_are_found_by_arm_and_seed():
+    real = dit.one_of_each()
+    x, y = dit.pictures("digits").train
+    assert [bool((dit.from_text([row]) == x[y == k][0]).all()) for k, row in enumerate(real)] == [
+        True
+    ] * 10
+    rows = [
+        {"config": {"arm": arm}, "seed": s, "samples": [arm, str(s)]}
+        for arm in ("dense", "ndlinear")
+        for s in (0, 1)
+    ]
+    found = dit.recorded_digits(rows, [("ndlinear", 1), ("dense", 0)])
+    assert found == {"NdLinear, seed 1": ["ndlinear", "1"], "dense, seed 0": ["dense", "0"]}
+
+
+def test_figures_show_every_seed():
+    runs = pd.DataFrame(
+        [
+            {"arm": arm, "seed": s, "frechet": 2.0 + s + k}
+            for s in range(3)
+            for k, arm in enumerate(dit.ARMS)
+        ]
+    )
+    figure, axes = plt.subplots(1, 3)
+    digits = dit.as_text(dit.pictures("digits").test[0][:10])
+    dit.draw_digits(axes[0], {"data": digits, "again": digits})
+    assert axes[0].images[0].get_array().shape == (18, 90)
+    dit.draw_arms(axes[1], runs, "frechet")
+    assert len(axes[1].get_xticks()) == 5
+    dit.draw_pairs(axes[2], runs, [("ndlinear", "dense"), ("narrow", "dense")], "frechet")
+    points = [line.get_xdata() for line in axes[2].lines if len(line.get_xdata()) == 3]
+    wanted = [100 * math.log((3 + s) / (2 + s)) for s in range(3)]
+    assert np.allclose(points[0], wanted)
+    plt.close(figure)
+
+
+def test_a_pair_is_compared_at_the_seeds_of_both():
+    runs = pd.DataFrame({"arm": ["a", "a", "b", "c"], "seed": [0, 1, 1, 0], "loss": range(4)})
+    kept = dit.in_both(runs, "a", "b")
+    assert kept["loss"].tolist() == [1, 2]

@@ -1,0 +1,135 @@
+"""The structured layers: each against the matrix that its formula gives entry by entry, and its counts against that matrix."""
+
+import math
+
+import einops.layers.torch
+import pytest
+import torch
+from lab import layers
+from torch.utils.flop_counter import FlopCounterMode
+
+LAYERS = {
+    "dense": lambda **o: layers.Dense(12, 10, **o),
+    "low-rank": lambda **o: layers.LowRank(12, 10, 3, **o),
+    "blocks": lambda **o: layers.BlockDiagonal(12, 8, 4, **o),
+    "btt": lambda **o: layers.BlockTensorTrain((4, 3), (2, 5), rank=2, **o),
+    "tied": lambda **o: layers.BlockTensorTrain((4, 3), (2, 5), groups=2, **o),
+    "kronecker": lambda **o: layers.Kronecker((4, 3), (2, 5), **o),
+    "sum": lambda **o: layers.Kronecker((2, 3, 2), (2, 5, 1), terms=2, **o),
+}
+
+
+@pytest.fixture(params=LAYERS)
+def layer(request):
+    torch.manual_seed(0)
+    made = LAYERS[request.param]().double()
+    made.bias.data.normal_()
+    return made
+
+
+def written_out(layer) -> torch.Tensor:
+    """The weight (H, D) by loops over the indices of the definition."""
+    found = torch.zeros(layer.out_features, layer.in_features, dtype=torch.float64)
+    kind = type(layer).__name__
+    if kind == "Dense":
+        return layer.weight
+    if kind == "LowRank":
+        return layer.up @ layer.down
+    if kind == "Kronecker":
+        for term in layer.map.terms:
+            product = torch.ones(1, 1, dtype=torch.float64)
+            for weight in term.weights:
+                product = torch.kron(product, weight)
+            found += product
+        return found
+    if kind == "BlockDiagonal":
+        blocks, n, c = layer.weight.shape
+        for k in range(blocks):
+            for i in range(n):
+                for j in range(c):
+                    found[j * blocks + k, k * n + i] = layer.weight[k, i, j]
+        return found
+    (m, n), (a, c), rank = layer.input_dims, layer.hidden_size, layer.rank
+    for p in range(m):
+        for x in range(a):
+            first = layer.first[p * len(layer.first) // m]
+            second = layer.second[x * len(layer.second) // a]
+            for r in range(rank):
+                block = torch.outer(second[p * rank + r], first[:, x * rank + r])  # c, n
+                found[x * c : (x + 1) * c, p * n : (p + 1) * n] += block
+    return found
+
+
+def test_a_layer_is_the_matrix_of_its_definition(layer):
+    x = torch.randn(3, 5, layer.in_features, dtype=torch.float64)
+    weight = written_out(layer)
+    assert torch.allclose(layers.dense_matrix(layer), weight, atol=1e-12)
+    assert torch.allclose(layer(x), x @ weight.T + layer.bias, atol=1e-12)
+
+
+def test_counts(layer):
+    assert layers.count_weights(layer) == sum(p.numel() for p in layer.parameters()) - len(
+        layer.bias
+    )
+    if isinstance(layer, layers.Kronecker):
+        (d1, d2), (h1, h2) = (4, 3), (2, 5)
+        if layer.steps == 2:
+            assert layer.multiply_adds() == min(
+                d1 * d2 * h1 + h1 * d2 * h2, d1 * d2 * h2 + d1 * h1 * h2
+            )
+        return
+    with FlopCounterMode(display=False) as counter:
+        layer(torch.zeros(1, layer.in_features, dtype=torch.float64))
+    assert layer.multiply_adds() == counter.get_total_flops() // 2
+
+
+def test_the_start_is_the_one_of_the_sizes(layer):
+    torch.manual_seed(3)
+    draws = {i: [] for i in range(len(layer.matrices()))}
+    for _ in range(200):
+        layer.reset_parameters()
+        for i, (weight, _, _) in enumerate(layer.matrices()):
+            draws[i].append(weight.detach().flatten().clone())
+    for i, (_, inputs, outputs) in enumerate(layer.matrices()):
+        wanted = inputs**-0.5 * min(1, math.sqrt(outputs / inputs))
+        assert torch.cat(draws[i]).std().item() == pytest.approx(wanted, rel=0.06)
+    assert not layer.bias.any()
+
+
+def test_without_its_last_weights_a_layer_answers_its_bias(layer):
+    layer.bias.data.normal_()
+    for weight in layer.last():
+        weight.data.zero_()
+    x = torch.randn(4, layer.in_features, dtype=torch.float64)
+    assert torch.equal(layer(x), layer.bias.expand(4, -1))
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_bias_can_be_left_out(name):
+    layer = LAYERS[name](bias=False)
+    assert layer.bias is None and not layer(torch.zeros(2, 12)).any()
+    assert "bias=False" in repr(layer)
+
+
+def test_monarch_is_two_layers_of_einops():
+    """An implementation that is not ours, with the weights of ours."""
+    mix = einops.layers.torch.EinMix
+    layer = layers.BlockTensorTrain((4, 3), (2, 5), bias=False)
+    first = mix("b (p q) -> b (x p)", "p q x", p=4, q=3, x=2)
+    second = mix("b (x p) -> b (x y)", "x p y", p=4, x=2, y=5)
+    first.weight.data = layer.first.data.clone()
+    second.weight.data = layer.second.data.clone()
+    x = torch.randn(7, 12)
+    assert torch.allclose(second(first(x)), layer(x), atol=1e-6)
+
+
+def test_sizes_that_do_not_divide_are_refused():
+    with pytest.raises(ValueError, match="5 blocks do not divide 12 inputs"):
+        layers.BlockDiagonal(12, 10, 5)
+    with pytest.raises(ValueError, match="3 groups do not divide 4 rows"):
+        layers.BlockTensorTrain((4, 3), (3, 5), groups=3)
+
+
+def test_the_base_class_has_no_weights():
+    with pytest.raises(NotImplementedError):
+        layers.Structured(2, 3, bias=True).matrices()

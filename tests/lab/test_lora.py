@@ -1,0 +1,404 @@
+"""Adapters: their algebra against written-out formulas, the short training, the printed table, costs, LoKr checkpoints."""
+
+import copy
+import json
+import math
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from lab import LabError, facts, models
+from lab.chapters import encoder, lora
+from torch import nn
+
+from ndlinear import NdLinearLoRA, apply_ndlinear_lora, nearest_kronecker
+
+matplotlib.use("agg")
+import matplotlib.pyplot as plt
+
+
+@pytest.fixture
+def bert(monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    return encoder.load("minilm", dropout=0.0)
+
+
+def sentences(tokenizer, repeat=4):
+    texts = ["the film is fine", "dull", "the film is the film is dull"] * repeat
+    return encoder.tokens(tokenizer, texts, 32), torch.tensor([1, 0, 0] * repeat)
+
+
+# ------------------------------------------------------------------------------------------------------------- adapters
+def test_low_rank_is_the_base_plus_a_scaled_product():
+    base = nn.Linear(7, 5).double()
+    layer = lora.LowRank(base, 3, scale=0.25)
+    x = torch.randn(4, 7).double()
+    assert torch.equal(layer(x), base(x)), "zero at the start"
+    assert layer.A.abs().max() <= 1 / math.sqrt(7) and layer.A.abs().max() > 0
+    layer.B.data.normal_()
+    wanted = x @ (base.weight + 0.25 * layer.B @ layer.A).T + base.bias
+    assert torch.allclose(layer(x), wanted)
+    assert not base.weight.requires_grad and lora.trainable(layer) == 3 * (7 + 5)
+
+
+def test_low_rank_drops_inputs_of_the_update_only_while_training():
+    layer = lora.LowRank(nn.Linear(6, 6), 2, dropout=1.0)
+    layer.B.data.normal_()
+    x = torch.randn(3, 6)
+    assert torch.equal(layer(x), layer.base_layer(x))
+    assert not torch.equal(layer.eval()(x), layer.base_layer(x))
+
+
+COUNTS = {  # width 48, inner 96, two blocks: written out
+    "head": 0,
+    "full": 2 * (4 * (48 * 48 + 48) + 48 * 96 + 96 + 96 * 48 + 48),
+    "lora-1": 2 * (4 * 96 + 2 * 144),
+    "lora-8": 8 * 2 * (4 * 96 + 2 * 144),
+    "ndlinear": 2 * (4 * (6 * 6 + 8 * 8) + 2 * (6 * 8 + 8 * 12)),
+    "ndlinear-released": 2 * (4 * (36 + 64 + 14) + (48 + 96 + 20) + (48 + 96 + 14)),
+}
+
+
+@pytest.mark.parametrize("arm", COUNTS)
+def test_each_arm_trains_what_it_says(bert, arm):
+    model, tokenizer = bert
+    x, _ = sentences(tokenizer)
+    before = lora.mean_vectors(model, x)
+    assert lora.trainable(lora.adapt(model, arm)) == COUNTS[arm]
+    same = torch.allclose(lora.mean_vectors(model, x), before, atol=1e-6)
+    assert same == (arm != "ndlinear-released"), "only the released start moves the encoder"
+
+
+def test_scales_reach_the_adapters(bert):
+    model, _ = bert
+    other = lora.adapt(copy.deepcopy(model), "lora-4", scale=0.25, dropout=0.5)
+    lora.adapt(model, "ndlinear", scale=3.0, dropout=0.5)
+    adapters = [m for m in model.modules() if isinstance(m, NdLinearLoRA)]
+    low = [m for m in other.modules() if isinstance(m, lora.LowRank)]
+    assert len(adapters) == len(low) == 12
+    assert {m.alpha for m in adapters} == {3.0} and {m.dropout.p for m in adapters} == {0.5}
+    assert {m.scale for m in low} == {0.25} and {m.dropout.p for m in low} == {0.5}
+    with pytest.raises(LabError, match="no arm 'dora'"):
+        lora.adapt(model, "dora")
+
+
+@pytest.mark.parametrize("fold", [(6, 8), (3, 20)])
+def test_the_size_of_the_released_start_is_that_of_its_formula(fold):
+    width, squares = math.prod(fold), []
+    x = torch.randn(4000, width)
+    for _ in range(40):
+        base = nn.Linear(width, width)
+        layer = NdLinearLoRA(base, fold, fold, alpha=2.0, bias=True, transform_outer=False)
+        layer.adapter.reset_parameters()
+        squares.append((layer(x) - base(x)).detach().square().mean().item())
+    assert math.sqrt(np.mean(squares)) == pytest.approx(lora.released_rms(fold, 2.0), rel=0.06)
+
+
+# ---------------------------------------------------------------------------------------------------- models, trainings
+def test_vectors_do_not_see_padding(bert):
+    model, tokenizer = bert
+    x, _ = sentences(tokenizer, 1)
+    alone = [lora.mean_vectors(model, row[None]) for row in x]
+    assert torch.allclose(lora.mean_vectors(model, x), torch.cat(alone), atol=1e-6)
+    wide = torch.cat([x, torch.zeros(3, 2, 9, dtype=x.dtype)], -1)
+    assert torch.equal(lora.trim(wide), x)
+    hidden = model(x[1:2, 0, :3], x[1:2, 1, :3])[0]
+    assert torch.allclose(alone[1][0], hidden.mean(0), atol=1e-6), "one word and two ends"
+
+
+def test_choices_are_answered_by_cosine(bert):
+    model, tokenizer = bert
+    flat = encoder.tokens(tokenizer, ["the film", "the film", "dull", "is fine"], 32)
+    x = flat.unflatten(0, (1, 4))
+    logits = lora.Choices(model)(x).detach()
+    one, other = lora.mean_vectors(model, flat)[[0, 2]].detach()
+    wanted = 20 * (one @ other / one.norm() / other.norm())
+    assert logits.shape == (1, 3) and logits[0, 0] == pytest.approx(20, abs=1e-4)
+    assert logits[0, 1].item() == pytest.approx(wanted.item(), abs=1e-4)
+    assert lora.lengths(x).tolist() == [flat[:, 1].sum().item()]
+
+
+def test_a_pass_holds_each_sample_once_with_like_lengths_together():
+    sizes = torch.randint(1, 50, (103,))
+    order = torch.Generator().manual_seed(0)
+    batches = [batch for _, batch in zip(range(26), lora.passes(sizes, 4, order))]
+    assert sorted(torch.cat(batches).tolist()) == list(range(103))
+    spread = np.mean([np.ptp(sizes[batch].numpy()) for batch in batches])
+    assert spread < 15 < np.ptp(sizes.numpy())
+    follow = next(lora.passes(sizes, 4, torch.Generator().manual_seed(1)))
+    assert follow.tolist() != batches[0].tolist()
+
+
+@pytest.mark.parametrize("arm", ["ndlinear", "lora-1", "head", "full"])
+def test_training_changes_what_it_should_and_lowers_the_loss(bert, arm):
+    model, tokenizer = bert
+    torch.manual_seed(0)
+    network = lora.Sentences(lora.adapt(model, arm), 48)
+    data = sentences(tokenizer)
+    frozen = {k: v.clone() for k, v in network.named_parameters() if not v.requires_grad}
+    trained = {k: v.clone() for k, v in network.named_parameters() if v.requires_grad}
+    before = lora.score(network, data)
+    assert before["loss"] == pytest.approx(math.log(2), abs=1e-6), "the head starts at zero"
+    losses = lora.fine_tune(network, data, steps=40, lr=5e-3, head_lr=5e-2, batch=6, seed=0)
+    now = dict(network.named_parameters())
+    assert len(losses) == 40 and lora.score(network, data)["loss"] < 0.8 * before["loss"]
+    assert all(torch.equal(now[k], v) for k, v in frozen.items())
+    assert all(not torch.equal(now[k], v) for k, v in trained.items())
+
+
+def test_the_head_has_its_own_rate_and_the_rate_falls_to_zero(bert):
+    model, tokenizer = bert
+    network = lora.Sentences(lora.adapt(model, "lora-1"), 48)
+    data = sentences(tokenizer)
+    start = copy.deepcopy(network.state_dict())
+    lora.fine_tune(network, data, steps=1, lr=0.0, head_lr=0.1, batch=4, seed=0)
+    moved = {k for k, v in network.state_dict().items() if not torch.equal(v, start[k])}
+    assert moved == {"head.weight", "head.bias"}
+    step = (network.head.weight - start["head.weight"]).abs().max().item()
+    assert step == pytest.approx(0.1, rel=0.05), "Adam's first step is the rate, warm-up over"
+
+
+def test_a_loss_that_is_no_number_is_refused(bert):
+    model, tokenizer = bert
+    network = lora.Sentences(lora.adapt(model, "head"), 48)
+    nn.init.constant_(network.head.bias, float("nan"))
+    with pytest.raises(LabError, match="training loss is nan"):
+        lora.fine_tune(network, sentences(tokenizer), steps=1, lr=1.0, head_lr=1.0, batch=4, seed=0)
+
+
+def test_scores_are_those_of_all_samples_at_once(bert):
+    model, tokenizer = bert
+    network = lora.Sentences(lora.adapt(model, "head"), 48)
+    nn.init.normal_(network.head.weight)
+    x, y = sentences(tokenizer)
+    logits = network(x).detach()
+    found = lora.score(network, (x, y), batch=5)
+    assert found["accuracy"] == (logits.argmax(1) == y).double().mean().item()
+    wanted = nn.functional.cross_entropy(logits, y).item()
+    assert found["loss"] == pytest.approx(wanted, rel=1e-5)
+
+
+# -------------------------------------------------------------------------------------------------------- shares, folds
+@pytest.mark.parametrize("fold", [((4, 6), (3, 2)), ((24, 1), (1, 6)), ((8, 3), (3, 2))])
+def test_shares_are_what_the_nearest_kronecker_sum_keeps(fold):
+    matrix = torch.randn(6, 24).double()
+    found = lora.shares(matrix, fold, most=3)
+    for rank in range(1, len(found) + 1):
+        enough = math.prod(h * d for d, h in zip(*fold)) // max(d * h for d, h in zip(*fold))
+        if rank <= enough:
+            _, error = nearest_kronecker(matrix, *fold, rank=rank)
+            assert 1 - found[rank - 1] == pytest.approx(error**2, abs=1e-10)
+
+
+def test_the_fold_one_is_an_outer_product_and_all_folds_have_one_size():
+    matrix = torch.randn(36, 24).double()
+    values = torch.linalg.svdvals(matrix).square()
+    assert lora.shares(matrix, lora.crossed(24, 36, 1))[0] == pytest.approx(
+        (values[0] / values.sum()).item()
+    )
+    for k in (1, 2, 3, 4, 6, 12):
+        (d1, d2), (h1, h2) = lora.crossed(24, 36, k)
+        assert (d1 * d2, h1 * h2, d1 * h1 + d2 * h2) == (24, 36, 24 + 36)
+    assert lora.square(384, 1536) == ((16, 24), (32, 48))
+
+
+def test_shares_of_updates_see_only_what_was_added(bert):
+    model, _ = bert
+    before = lora.weights_of(model)
+    assert len(before) == 12
+    for module in lora.maps(model).values():
+        outputs, inputs = module.weight.shape
+        factors = torch.randn(outputs, 1), torch.randn(1, inputs)
+        module.weight.data += 0.1 * factors[0] @ factors[1]
+    found = lora.update_shares(before, model)
+    assert found["crossed_1"] == pytest.approx(1, abs=1e-4) and found["ahead"] == 1
+    assert found["outer_8"] >= found["crossed_1"] > found["square_8"] > found["square"]
+    assert set(found) >= {f"crossed_{k}" for k in lora.CROSSED}
+
+
+# ------------------------------------------------------------------------------------------------------------ the table
+def test_errors_of_proportions():
+    assert lora.standard_error(50, 100) == pytest.approx(5)
+    found = lora.printed_differences()
+    assert len(found) == 24 and set(found["rank"]) == {4, 8}
+    row = found[(found["model"] == "LLaMA3-8B") & (found["dataset"] == "GSM8K")]
+    row = row[row["rank"] == 8].iloc[0]
+    value = {
+        str(r.rank): r.value
+        for r in facts("ndlinear_lora", model="LLaMA3-8B", dataset="GSM8K").itertuples()
+    }
+    assert row["difference"] == pytest.approx(value[""] - value["8"])
+    variance = sum(p * (100 - p) / 1319 for p in (value[""], value["8"]))
+    assert row["error"] == pytest.approx(math.sqrt(variance))
+    assert row["errors"] == pytest.approx(row["difference"] / row["error"])
+
+
+@pytest.mark.parametrize("model", lora.DECODERS)
+def test_sizes_are_those_of_the_models_built(model):
+    with torch.device("meta"):
+        ours = apply_ndlinear_lora(models.decoder(**models.DECODERS[model]), models.TARGETS)
+        theirs = models.apply_lora(models.decoder(**models.DECODERS[model]), 2)
+    assert lora.costs(model, "ndlinear")["parameters"] == lora.trainable(ours)
+    assert lora.costs(model, "product")["parameters"] == lora.trainable(ours)
+    assert lora.costs(model, "lora", 2)["parameters"] == lora.trainable(theirs)
+
+
+def test_costs_of_one_map_written_out():
+    nd = lora.cost(2048, 6144, "ndlinear")  # folds (32, 64) -> (64, 96)
+    in_order = {"1, 2": (64 * 32 * 64, 64 * 64 * 96, 64 * 64)}
+    in_order["2, 1"] = (96 * 64 * 32, 96 * 32 * 64, 96 * 32)
+    cheap = min(in_order.values(), key=lambda order: order[0] + order[1])
+    assert (nd["macs"], nd["kept"]) == (cheap[0] + cheap[1], cheap[2])
+    assert nd["formed"] == 0 and nd["parameters"] == 32 * 64 + 64 * 96
+    product = lora.cost(2048, 6144, "product")
+    assert product["macs"] == product["formed"] == 2048 * 6144 and product["kept"] == 0
+    assert lora.cost(10, 20, "lora", 3) == {"parameters": 90, "macs": 90, "formed": 0, "kept": 3}
+    assert lora.costs("Qwen3-1.7B", "product")["formed"] == 2048 * 6144
+
+
+# ----------------------------------------------------------------------------------------------------- tables, drawings
+def made_up_runs(arms=("ndlinear", "lora-1", "lora-8", "full")):
+    rows = [
+        {"arm": arm, "seed": seed, "lr": 1e-3, "parameters": 10**i, "loss": 0.5 - 0.01 * i}
+        | {"accuracy": 0.8 + 0.01 * i + 0.001 * seed}
+        for i, arm in enumerate(arms)
+        for seed in range(3)
+    ]
+    return pd.DataFrame(rows)
+
+
+def test_words_of_the_rule():
+    assert lora.word((0.0, -0.9, 0.9)) == "not inferior"
+    assert lora.word((-0.5, -0.9, -0.1)) == "not inferior, worse"
+    assert lora.word((-2.0, -3.0, -1.0)) == "worse"
+    assert lora.word((-1.0, -3.0, 1.0)) == "undecided"
+
+
+def test_tables_pair_by_seed():
+    runs = made_up_runs()
+    table = lora.overview(runs)
+    assert table["seeds"].tolist() == [3] * 4 and table["accuracy"].iloc[0] == pytest.approx(80.1)
+    against = lora.against(runs)
+    assert against["against"].tolist() == [lora.NAMES[a] for a in ("lora-1", "lora-8", "full")]
+    assert against["points"].iloc[1] == "-2.0 [-2.0, -2.0]", "the seeds cancel"
+    assert against["by accuracy"].iloc[1] == "worse"
+
+
+def test_the_rate_with_the_lowest_loss_is_taken():
+    rows = [("t", "a", 1.0, 0.3), ("t", "a", 2.0, 0.2), ("t", "b", 1.0, 0.1), ("t", "b", 2.0, 0.4)]
+    tuned = pd.DataFrame(rows, columns=["task", "arm", "lr", "val_loss"])
+    assert lora.best_rates(tuned) == {("t", "a"): 2.0, ("t", "b"): 1.0}
+    assert lora.best_rates(pd.DataFrame()) == {}
+
+
+def test_drawings():
+    figure, axes = plt.subplots(1, 2, layout="constrained")
+    lora.draw_forest(axes, lora.printed_differences())
+    assert axes[0].get_yticklabels()[0].get_text() == "GSM8K (1,319)"
+    filled = [
+        line
+        for axis in axes
+        for line in axis.lines
+        if line.get_marker() in "o^" and line.get_markerfacecolor() not in ("none", "None")
+    ]
+    assert len(filled) == 8
+    plt.close(figure)
+    figure, axes = plt.subplots(1, 2)
+    keys = [f"crossed_{k}" for k in lora.CROSSED] + ["square"]
+    rows = [dict.fromkeys(keys, 0.1) | {"task": task} for task in ("sst2", "commonsenseqa")] * 2
+    lora.draw_shares(axes, pd.DataFrame(rows), dict.fromkeys(keys, 0.01))
+    assert [axis.get_title() for axis in axes] == ["SST-2", "CommonsenseQA"]
+    plt.close(figure)
+    figure, axis = plt.subplots()
+    lora.draw_runs(axis, made_up_runs())
+    assert {text.get_text() for text in axis.get_legend().get_texts()} == {
+        lora.NAMES[arm] for arm in ("ndlinear", "lora-1", "lora-8", "full")
+    }
+    plt.close(figure)
+
+
+# ---------------------------------------------------------------------------------------------------- LoKr checkpoints
+@pytest.fixture
+def frozen():
+    return nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 6)).double()
+
+
+def filled(frozen, **options):
+    model = apply_ndlinear_lora(copy.deepcopy(frozen), ["0", "2"], **options)
+    for module in model.modules():
+        if isinstance(module, NdLinearLoRA):
+            module.adapter.reset_parameters()
+    return model
+
+
+def test_a_checkpoint_is_that_of_lokr_and_comes_back(frozen, tmp_path):
+    model, x = filled(frozen, alpha=2.0), torch.randn(5, 12).double()
+    lora.save_lokr(model, tmp_path / "new")
+    config = json.loads((tmp_path / "new" / lora.CONFIG).read_text())
+    assert config["peft_type"] == "LOKR" and config["alpha"] / config["r"] == 2.0
+    assert config["target_modules"] == ["0", "2"]
+    from safetensors.torch import load_file
+
+    tensors = load_file(tmp_path / "new" / lora.WEIGHTS)
+    first, second = (tensors[f"base_model.model.0.lokr_w{k}"] for k in (1, 2))
+    merged = frozen[0].weight + 2.0 * torch.kron(first, second)
+    assert torch.allclose(model[0](x), x @ merged.T + frozen[0].bias)
+    again = lora.load_lokr(copy.deepcopy(frozen), tmp_path / "new")
+    assert torch.equal(again(x), model(x))
+
+
+def written(folder, frozen, change=None, config=None):
+    """A checkpoint in peft's format, written out; ``change``: name -> tensor or None to leave it out."""
+    from safetensors.torch import save_file
+
+    tensors = {"base_model.model.0.lokr_w1": torch.randn(2, 3).double()}
+    tensors |= {"base_model.model.0.lokr_w2_a": torch.randn(10, 1).double()}
+    tensors |= {"base_model.model.0.lokr_w2_b": torch.randn(1, 4).double()}
+    for name, value in (change or {}).items():
+        tensors.pop(f"base_model.model.{name}", None)
+        if value is not None:
+            tensors[f"base_model.model.{name}"] = value
+    save_file(tensors, folder / lora.WEIGHTS)
+    settings = {"peft_type": "LOKR", "r": 1, "alpha": 3} | (config or {})
+    (folder / lora.CONFIG).write_text(json.dumps(settings))
+    return tensors
+
+
+def test_factors_of_any_fold_and_of_low_rank_are_read(frozen, tmp_path):
+    tensors = written(tmp_path, frozen)
+    first, left, right = tensors.values()
+    model, x = lora.load_lokr(copy.deepcopy(frozen), tmp_path), torch.randn(5, 12).double()
+    merged = frozen[0].weight + 3 * torch.kron(first, left @ right)
+    assert torch.allclose(model[0](x), x @ merged.T + frozen[0].bias)
+    assert model[0].adapter.input_dims == (3, 4) and type(model[2]) is nn.Linear
+
+
+@pytest.mark.parametrize(
+    ("change", "config", "words"),
+    [
+        ({}, {"peft_type": "LORA"}, "of LORA, not of LOKR"),
+        ({}, {"rank_pattern": {"0": 4}}, "for each layer"),
+        ({"0.lokr_w2_b": None}, {}, "lacks base_model.model.0.lokr_w2"),
+        ({"0.lokr_w1": torch.randn(2, 4).double()}, {}, "does not fit"),
+        ({"1.lokr_w1": torch.ones(1, 1), "1.lokr_w2": torch.ones(1, 1)}, {}, "does not fit"),
+        ({"0.lokr_w2_a": None, "0.lokr_w2": torch.ones(2, 2, 1, 1)}, {}, "convolution"),
+    ],
+)
+def test_other_checkpoints_are_refused(frozen, tmp_path, change, config, words):
+    written(tmp_path, frozen, change, config)
+    with pytest.raises(LabError, match=words):
+        lora.load_lokr(frozen, tmp_path)
+
+
+def test_what_is_no_lokr_is_not_written(frozen, tmp_path):
+    with pytest.raises(LabError, match="no biases"):
+        lora.save_lokr(filled(frozen, bias=True), tmp_path)
+    odd = apply_ndlinear_lora(copy.deepcopy(frozen), "0", input_dims=(2, 6), hidden_size=(4, 5))
+    with pytest.raises(LabError, match="needs the fold"):
+        lora.save_lokr(odd, tmp_path)
+    model = filled(frozen)
+    model[2].alpha = 5.0
+    with pytest.raises(LabError, match="one scale"):
+        lora.save_lokr(model, tmp_path)

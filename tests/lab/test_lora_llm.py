@@ -1,0 +1,149 @@
+"""The run on Qwen3 and LLaMA: prompts, labels, answers and estimates by hand, the whole path on tiny random models."""
+
+import sys
+import types
+
+import pytest
+import torch
+from lab import LabError, fact, setting
+from lab.chapters import lora_llm
+from lab.models import DECODERS, TARGETS
+
+CONFIG = {"alpha": 1.0, "epochs": 2, "lr": 1e-3, "batch": 2, "length": 64, "seed": 0}
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("so 1,234.50 in all.", "1234.5"), ("3 and then -7", "-7"), ("none", ""), ("#### 80", "80")],
+)
+def test_the_last_number_is_the_answer(text, number):
+    assert lora_llm.number_in(text) == number
+
+
+def test_the_first_word_is_the_choice():
+    assert lora_llm.word_in(" B.\nQuestion: A") == "b"
+    assert lora_llm.word_in("Yes, it does") == "yes" and lora_llm.word_in("?!") == ""
+
+
+def test_rows_become_prompts_and_answers():
+    found = {f.__name__: f(row) for f, row in lora_llm.MADE_UP.items()}
+    assert found["_gsm8k"].gold == "5" and found["_gsm8k"].answer == " 2 + 3 = 5\n#### 5"
+    assert found["_multiarith"].gold == "7"
+    assert found["_boolq"].prompt == "Ice floats.\nQuestion: does ice float?\nAnswer:"
+    assert (found["_boolq"].answer, found["_boolq"].gold) == (" yes", "yes")
+    assert found["_choice"].prompt == "Question: Where is a book kept?\nA. shelf\nB. river\nAnswer:"
+    assert (found["_choice"].answer, found["_choice"].gold) == (" A", "a")
+    for kind in (*lora_llm.TESTED.values(), {"": lora_llm.TRAINED["mathematics"]}):
+        for questions in kind.values():
+            item = lora_llm.items(questions, tiny=True)[0]
+            assert questions.read(item.answer) == item.gold, "its own answer is right"
+
+
+def test_only_the_answer_is_trained_on():
+    made = [lora_llm.Item("ab", "c", ""), lora_llm.Item("a", "", "")]
+    ids, mask, labels = lora_llm.batch_of(made, lora_llm.Bytes(), 64)
+    assert ids.tolist() == [[97, 98, 99, 256], [97, 256, 256, 256]]
+    assert mask.tolist() == [[1, 1, 1, 1], [1, 1, 0, 0]]
+    assert labels.tolist() == [[-100, -100, 99, 256], [-100, 256, -100, -100]]
+    cut, _, wanted = lora_llm.batch_of(made, lora_llm.Bytes(), 2)
+    assert cut.tolist()[0] == [99, 256] == wanted.tolist()[0], "the answer is what stays"
+    assert lora_llm.Bytes().decode([104, 105, 256]) == "hi"
+
+
+@pytest.mark.parametrize("base", lora_llm.BASES)
+def test_the_whole_path_runs_on_a_random_model_of_the_class(base):
+    kind = "Qwen3ForCausalLM" if "Qwen" in base else "LlamaForCausalLM"
+    assert type(lora_llm.load(base, tiny=True)[0]).__name__ == kind
+    found = lora_llm.run(CONFIG | {"base": base, "arm": "ndlinear", "data": "commonsense"}, True)
+    assert set(found["metrics"]) == {*lora_llm.TESTED["commonsense"], "last_loss"}
+    assert 0 < found["metrics"]["last_loss"] < 8
+    # two layers of width 32, inner 48, keys of 16: (4, 8), (6, 8) and (4, 4)
+    square, keys, inner = 4 * 4 + 8 * 8, 4 * 4 + 8 * 4, 4 * 6 + 8 * 8
+    assert found["parameters"] == 2 * (2 * square + 2 * keys + 3 * inner)
+
+
+@pytest.mark.parametrize("arm", ["ndlinear", "ndlinear-released", "lora-2"])
+def test_arms_train_their_adapters_alone_and_learn_the_answer(arm):
+    torch.manual_seed(0)
+    model, tokenizer = lora_llm.load("Qwen/Qwen3-1.7B-Base", tiny=True)
+    ids = torch.arange(12)[None]
+    before = model(ids).logits.detach()
+    model = lora_llm.adapt(model, arm)
+    now = model.eval()(ids).logits
+    assert torch.allclose(now, before, atol=1e-6) == (arm != "ndlinear-released")
+    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert all(any(target in name for target in TARGETS) for name in trained)
+    assert len(trained) == {"ndlinear": 28, "ndlinear-released": 56, "lora-2": 28}[arm]
+    data = [lora_llm.Item("is it?", "yes", "yes")] * 4
+    schedule = {"epochs": 12, "lr": 3e-2, "batch": 2, "length": 32, "seed": 0}
+    losses = lora_llm.fine_tune(model, tokenizer, data, **schedule)
+    assert len(losses) == 24 and losses[-1] < losses[0] - 0.3
+
+
+def test_answers_come_back_in_order_and_end_at_the_end():
+    class Echo(torch.nn.Module):
+        """Writes the last byte of each prompt, a mark, the end, and a mark again."""
+
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.zeros(1))
+
+        def generate(self, input_ids, attention_mask, max_new_tokens, **options):
+            assert options == {"do_sample": False, "pad_token_id": 256}
+            assert torch.equal(input_ids == 256, attention_mask == 0), "padding on the left"
+            assert attention_mask[:, -1].all()
+            rest = torch.tensor([33, 256, 33]).expand(len(input_ids), 3)
+            return torch.cat([input_ids, input_ids[:, -1:], rest], 1)
+
+    prompts = ["abc", "b", "longer d", "e"]
+    assert lora_llm.answers(Echo(), lora_llm.Bytes(), prompts, 4, batch=3) == [
+        "c!",
+        "b!",
+        "d!",
+        "e!",
+    ]
+
+
+def test_real_sets_and_models_are_asked_for_by_name(monkeypatch):
+    asked = []
+    rows = [{"question": "1 + 1?", "answer": "2\n#### 2"}]
+    datasets = types.ModuleType("datasets")
+    datasets.load_dataset = lambda *a, **k: asked.append((a, k)) or rows
+    monkeypatch.setitem(sys.modules, "datasets", datasets)
+    found = lora_llm.items(lora_llm.TESTED["mathematics"]["GSM8K"])
+    assert asked == [(("openai/gsm8k", "main"), {"split": "test"})] and found[0].gold == "2"
+    transformers = types.ModuleType("transformers")
+    for name in ("AutoModelForCausalLM", "AutoTokenizer"):
+        called = types.SimpleNamespace(from_pretrained=lambda *a, **k: (a, k))
+        setattr(transformers, name, called)
+    monkeypatch.setitem(sys.modules, "transformers", transformers)
+    model, tokenizer = lora_llm.load("meta-llama/Meta-Llama-3-8B")
+    assert model == (("meta-llama/Meta-Llama-3-8B",), {"dtype": torch.bfloat16})
+    assert tokenizer[0] == ("meta-llama/Meta-Llama-3-8B",)
+
+
+def test_unknown_names_are_refused():
+    with pytest.raises(LabError, match="no base 'gpt'"):
+        lora_llm.load("gpt")
+    with pytest.raises(LabError, match="no arm 'dora'"):
+        lora_llm.adapt(torch.nn.Linear(2, 2), "dora")
+
+
+def test_accuracy_counts_right_answers(monkeypatch):
+    wrong_once = [" A", "B", "a.", "A"]
+    monkeypatch.setattr(lora_llm, "answers", lambda *a, **k: wrong_once)
+    questions = lora_llm.TESTED["commonsense"]["CSQA"]
+    assert lora_llm.accuracy(None, None, questions, tiny=True) == 0.75
+
+
+@pytest.mark.parametrize(("model", "weights"), [("Qwen3-1.7B", 1.72e9), ("LLaMA3-8B", 7.5e9)])
+def test_hours_follow_from_the_weights_that_are_multiplied(model, weights):
+    training = 4 * weights * lora_llm.TOKENS / lora_llm.FLOPS
+    steps = 256 * (1319 + 180) / 32
+    writing = steps * (lora_llm.STEP + 2 * weights / lora_llm.BANDWIDTH)
+    prompts = 2 * weights * 150 * 8039 / lora_llm.FLOPS
+    wanted = (training + writing + prompts) / 3600
+    assert lora_llm.hours(model, arms=1) == pytest.approx(wanted, rel=0.02)
+    assert lora_llm.hours(model) == pytest.approx(4 * lora_llm.hours(model, arms=1))
+    assert fact("ndlinear_lora", model=model, method="LoRA", rank=8, metric="params") < weights
+    assert model in DECODERS and setting("lora", "epochs") == 2

@@ -1,0 +1,331 @@
+"""Chapter 51: arms, answers by log-likelihood against scores computed by hand, printed tables."""
+
+import itertools
+import json
+import math
+import sys
+from types import SimpleNamespace
+
+import lab
+import matplotlib.pyplot as plt
+import pandas as pd
+import pytest
+import torch
+from lab.chapters import opt
+from lab.data import choices
+from lab.data.bpe import BPE
+from lab.data.files import DataError
+from lab.decoder import FeedForward, NdFeedForward, learned_activation
+from torch import nn
+
+SIZE = opt.Size(layers=2, width=48, heads=2)
+
+
+# ---------------------------------------------------------------------------------------------------------------- arms
+def test_the_blocks_have_the_released_shares():
+    released = opt.Size(12, 768, 12)
+    assert (released.wide, released.narrow) == (3072, 2800)
+    with torch.device("meta"):
+        found = {arm: opt.block(released, arm) for arm in opt.NAMES}
+    count = {arm: sum(p.numel() for p in block.parameters()) for arm, block in found.items()}
+    assert count["dense"] == count["gelu"] == count["switched-off"] == 4_722_432
+    assert count["released"] == count["ndlinear"] == count["dense-width"] + 25 == 4_304_393
+
+
+def test_the_arms_start_as_their_names_say():
+    def start(arm):
+        torch.manual_seed(0)
+        return opt.decoder(SIZE, arm, 300, 16)
+
+    assert not any(layer.block.fc2.weight.any() for layer in start("switched-off").layers)
+    assert all(layer.block.fc2.weight.any() for layer in start("dense").layers)
+    assert start("gelu").layers[0].block.activation is nn.functional.gelu
+    for arm, kind in (
+        ("dense", FeedForward),
+        ("released", NdFeedForward),
+        ("ndlinear", NdFeedForward),
+    ):
+        assert all(isinstance(layer.block, kind) for layer in start(arm).layers)
+    x = torch.randn(64, 48)
+    size = {a: start(a).layers[0].block(x).std().item() for a in ("dense", "released", "ndlinear")}
+    assert size["released"] < size["dense"] / 1000
+    assert 0.5 < size["ndlinear"] / size["dense"] < 2
+
+
+def test_activations_are_noted_for_each_layer():
+    model = opt.decoder(SIZE, "ndlinear", 300, 16)
+    noted = opt.activations(model)
+    assert [len(part) for layer in noted for part in layer] == [8] * 6
+    assert noted[1][2] == pytest.approx(
+        model.layers[1].block.activation_parameters()[2].tolist(), rel=1e-4
+    )
+    assert opt.activations(opt.decoder(SIZE, "dense", 300, 16)) == []
+
+
+def test_the_best_rate_of_each_arm():
+    trials = pd.DataFrame({
+        "arm": ["a", "a", "b", "b"], "lr": [1, 2, 1, 2], "tune_loss": [3.0, 2.0, 1.0, 4.0],
+    })  # fmt: skip
+    assert opt.best_rates(trials) == {"a": 2, "b": 1}
+
+
+# ------------------------------------------------------------------------------------------- answers by log-likelihood
+class Bigram(nn.Module):
+    """Logits of the next token that depend on the last token alone: scores can be computed by hand."""
+
+    def __init__(self, vocabulary=256):
+        super().__init__()
+        self.logits = nn.Parameter(torch.randn(vocabulary, vocabulary))
+
+    def forward(self, tokens):
+        return self.logits[tokens]
+
+
+def by_hand(model, symbols):
+    logs = model.logits.log_softmax(-1)
+    return [logs[a, b].item() for a, b in itertools.pairwise(symbols)]
+
+
+def test_log_probabilities_of_sequences_of_any_lengths_and_in_their_order():
+    model = Bigram()
+    sequences = [torch.randint(256, (n,)).tolist() for n in (9, 2, 5, 9, 3)]
+    for batch in (1, 2, 64):
+        found = opt.log_probabilities(model, sequences, batch)
+        for sequence, logs in zip(sequences, found):
+            assert logs.tolist() == pytest.approx(by_hand(model, sequence), rel=1e-4)
+
+
+def test_the_three_scores_of_a_candidate():
+    logs = torch.tensor([-1.0, -2.0, -4.0, -5.0])
+    assert opt.scores(logs, 2) == {"sum": -9.0, "mean": -4.5, "all": -3.0}
+
+
+def rule_by_hand(model, question, rule, context):
+    found = []
+    for text in question.candidates:
+        answer = list(text.encode())[:context]
+        symbols = (list(question.prompt.encode()) + answer)[-context - 1 :]
+        logs = by_hand(model, symbols)
+        mine = logs[len(logs) - len(answer) :]
+        found.append(
+            {"sum": sum(mine), "mean": sum(mine) / len(mine), "all": sum(logs) / len(logs)}[rule]
+        )
+    return max(range(len(found)), key=found.__getitem__)
+
+
+@pytest.mark.parametrize("context", [8, 60])
+def test_the_share_of_right_answers_by_each_rule(context):
+    model, letters = Bigram(), "abcdefgh "
+    draw = lambda n: "".join(letters[i] for i in torch.randint(9, (n,)).tolist())  # noqa: E731
+    asked = [opt.Question(draw(12), (draw(3), draw(11), draw(6)), i % 3) for i in range(30)]
+    found = opt.zero_shot(model, BPE([]), asked, context)
+    for rule in opt.RULES:
+        right = [
+            rule_by_hand(model, question, rule, context) == question.right for question in asked
+        ]
+        assert found[rule] == pytest.approx(sum(right) / 30)
+    assert len(set(found.values())) > 1  # the rules differ, so that a mixed-up one would show
+
+
+def test_the_rules_can_disagree():
+    """One token of probability 0.3 against two of 0.5: the sum takes the first, the mean the second."""
+    model = Bigram()
+    with torch.no_grad():
+        model.logits.fill_(-30.0)
+        a, b, c, other = b"abcz"
+        for before, after, p in ((a, b, 0.3), (a, c, 0.5), (c, c, 0.5)):
+            model.logits[before, after] = math.log(p)
+        for before in (a, c):
+            rest = 1 - sum(math.exp(x) for x in model.logits[before].tolist())
+            model.logits[before, other] = math.log(rest)
+    asked = [opt.Question("a", ("b", "cc"), 0)]
+    assert opt.zero_shot(model, BPE([]), asked, 9) == {"sum": 1.0, "mean": 0.0, "all": 0.0}
+
+
+def test_questions_are_put_as_the_released_script_puts_them(monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    opt.questions.cache_clear()
+    copa = opt.questions("copa", 2)
+    assert len(copa) == 2 and [q.right for q in copa] == [0, 1]
+    assert copa[0].prompt.startswith(
+        "Premise: It rained.\nQuestion: What is the effect?\nOptions:\n1. It"
+    )
+    assert copa[0].prompt.endswith("is ") and copa[0].candidates == ("It was wet.", "It sang.")
+    assert opt.questions("cb")[1].candidates[1] == "Contradiction"
+    assert [q.right for q in opt.questions("cb", 3)] == [0, 1, 2]
+    metrics = opt.all_tasks(Bigram(), BPE([]), 20, 4)
+    assert set(metrics) == {f"{t}_{r}" for t in ("copa", "cb", "piqa") for r in opt.RULES}
+    opt.questions.cache_clear()
+
+
+# ----------------------------------------------------------------------------------------------------------- questions
+def lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def test_answers_in_both_spellings():
+    assert choices.read_wic(lines({"label": "true"}, {"label": False})).y.tolist() == [1, 0]
+    assert choices.read_boolq(lines({"answer": True}, {"answer": False})).y.tolist() == [1, 0]
+    assert choices.read_boolq(lines({"label": "false"}, {"label": "true"})).y.tolist() == [0, 1]
+    assert choices.read_piqa(lines({}, {}), b"1\n0\n").y.tolist() == [1, 0]
+
+
+def test_answers_that_do_not_fit_are_refused():
+    with pytest.raises(DataError, match="2 questions"):
+        choices.read_piqa(lines({}, {}), b"1\n")
+    with pytest.raises(DataError, match="answers"):
+        choices.read_copa(lines({"label": 2}))
+
+
+def test_the_lines_stay_as_they_are_published():
+    data = lab.data.load("copa", stand_in=True)
+    assert json.loads(data.x[0])["choice1"] == "It was wet." and data.names == ("first", "second")
+
+
+# -------------------------------------------------------------------------------------------------- the printed tables
+def test_printed_accuracies_are_those_of_the_table_and_the_answers_those_of_the_data():
+    small = opt.printed_accuracies("OPT-Small").set_index("task")
+    assert small.loc["BoolQ"].tolist() == [3270, 0.49, 0.59] and len(small) == 10
+    found = opt.constant_answers()
+    assert found["BoolQ"] == 2033 / 3270 and found["CB"] == 0.5 and "HellaSwag" not in found
+    for task, count in (("CB", 56), ("COPA", 100), ("WiC", 638), ("BoolQ", 3270), ("PIQA", 1838)):
+        expected = lab.data.SOURCES[task.lower()].layouts[0].expect["validation"]
+        assert opt.TASKS[task][0] == count == expected[0][0] == sum(expected[1])
+        assert opt.TASKS[task][1] == len(expected[1])
+
+
+def test_multiply_adds_of_a_block_by_hand():
+    assert opt.block_macs(768, 3072) == 2 * 768 * 3072
+    first = 768 * 2800 + 2800 * 1 * 8
+    assert opt.block_macs(768, 2800, 8) == first + 8 * 2800 * 768 + 8 * 768
+    assert opt.block_macs(768, 2800, 8, cheapest=True) == first + 2800 * 8 + 2800 * 768
+
+
+def test_multiply_adds_and_hours_of_a_model_by_hand():
+    layer = 4 * 1024**2 + 2 * 1024 * 4096
+    assert opt.model_macs("OPT-Mid") == 24 * layer + 2 * 1024 * 768 + 50272 * 768
+    small = 12 * (4 * 768**2 + 2 * 768 * 3072) + 50272 * 768
+    assert opt.model_macs("OPT-Small") == small
+    expected = 6 * small * 50_000 * 98_304 / 1e14 / 3600
+    assert opt.hours("OPT-Small", False, False, 1e14) == pytest.approx(expected)
+    assert opt.hours("OPT-Small", True, False, 1e14) > 2 * expected
+
+
+# ------------------------------------------------------------------------------------------------------------- figures
+def runs_of_two_arms(seeds=3):
+    curve = [{"step": s, "held_loss": 5 - s / 10, "train_loss": 5 - s / 10} for s in (1, 2)]
+    return pd.DataFrame([
+        {"arm": arm, "seed": s, "curve": curve} for arm in ("dense", "gelu") for s in range(seeds)
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("seeds", [1, 3])
+def test_curves_show_perplexities_of_each_seed_and_their_mean(seeds):
+    _, axis = plt.subplots()
+    opt.draw_curves(axis, runs_of_two_arms(seeds))
+    assert len(axis.lines) == 2 * (seeds + 1)
+    assert axis.lines[seeds].get_ydata() == pytest.approx([math.exp(4.9), math.exp(4.8)])
+    assert [line.get_label() for line in axis.lines[seeds :: seeds + 1]] == [
+        opt.NAMES["dense"], opt.NAMES["gelu"],
+    ]  # fmt: skip
+    plt.close()
+
+
+def test_printed_pairs_are_drawn_in_their_order():
+    _, axis = plt.subplots()
+    rows = [("BoolQ", 0.1, 0.02), ("CB", 0.1, 0.2)]
+    opt.draw_printed(axis, pd.DataFrame(rows, columns=["task", "difference", "error"]))
+    assert axis.lines[0].get_xdata().tolist() == pytest.approx([6, 14])
+    assert axis.lines[0].get_color() != axis.lines[2].get_color()  # only one is beyond two errors
+    assert axis.get_ylim() == (1.5, -0.5)  # the first row is the upper one
+    plt.close()
+
+
+def test_slopes_are_summed_without_their_signs():
+    assert opt.slopes([[1.0, -2.0], [5.0, 5.0], [-3.0, 0.5]]) == 4.0
+
+
+def test_a_drawn_activation_is_the_one_that_the_layer_computes():
+    w, c, v = torch.randn(3, 8)
+    t = torch.linspace(-1, 1, 401)
+    _, axis = plt.subplots()
+    opt.draw_activation(axis, [w.tolist(), c.tolist(), v.tolist()], "name", 1.0)
+    expected = learned_activation(t, w, c, v)
+    expected = (expected / expected.abs().max()).tolist()
+    assert axis.lines[0].get_ydata().tolist() == pytest.approx(expected, abs=1e-5)
+    plt.close()
+
+
+# --------------------------------------------------------------------------------------------------- the printed size
+TINY = {
+    "hidden_size": 32,
+    "ffn_dim": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "vocab_size": 50,
+    "word_embed_proj_dim": 32,
+    "max_position_embeddings": 40,
+}
+
+
+def test_opt_of_transformers_has_the_released_counts_and_block():
+    pytest.importorskip("transformers")
+    with torch.device("meta"):
+        found = [opt.of_transformers("OPT-Small", arm) for arm in ("dense", "released")]
+    assert [sum(p.numel() for p in m.parameters()) for m in found] == [124_059_648, 119_043_180]
+
+
+def test_a_tiny_opt_with_the_block_is_the_dense_one_where_the_activation_is_a_relu():
+    pytest.importorskip("transformers")
+    nd, dense = (
+        opt.of_transformers("OPT-Mid", arm, **TINY).eval() for arm in ("released", "dense")
+    )
+    width = nd.model.model.decoder.layers[0].fc1.fc1.hidden_size[0]
+    assert width == round(96 * 4000 / 4096)
+    state = nd.state_dict()
+    with torch.no_grad():
+        for name, value in dense.state_dict().items():
+            layer, _, kind = name.rpartition(".")
+            if ".fc" not in name:
+                value.copy_(state[name])
+                continue
+            which = f"{layer.removesuffix('fc1').removesuffix('fc2')}fc1.{layer[-3:]}.align_layers.0.{kind}"
+            given = state[which]
+            value.zero_()
+            value[tuple(slice(0, n) for n in given.shape)] = given
+        for layer in nd.model.model.decoder.layers:
+            w, c, v = layer.fc1.activation_parameters()
+            for part, number in ((w, 1.0), (c, 0.0), (v, 0.25)):
+                part.fill_(number)
+    tokens = torch.randint(50, (2, 12))
+    torch.testing.assert_close(nd(tokens), dense(tokens), atol=1e-6, rtol=1e-4)
+
+
+def test_without_the_library_the_message_names_what_to_install(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(lab.LabError, match="pip install"):
+        opt.of_transformers("OPT-Small", "dense")
+
+
+class FakePart(list):
+    column_names = ("text",)
+
+    def map(self, function, batched, remove_columns):
+        assert batched and remove_columns == ("text",)
+        return function({"text": list(self)})
+
+
+def test_the_texts_of_the_paper_are_books_and_wikipedia_and_wikipedia_is_held_out(monkeypatch):
+    wiki = {"train": FakePart(["cd"]), "validation": FakePart(["ef", "g"])}
+    datasets = SimpleNamespace(
+        load_dataset=lambda name, *how, **more: wiki if "wiki" in name else FakePart(["ab", "b"])
+    )
+    encode = lambda texts: {"input_ids": [list(text.encode()) for text in texts]}  # noqa: E731
+    loader = SimpleNamespace(from_pretrained=lambda name: encode)
+    fakes = {"datasets": datasets, "transformers": SimpleNamespace(AutoTokenizer=loader)}
+    monkeypatch.setattr(opt, "require", lambda *names: tuple(fakes[name] for name in names))
+    monkeypatch.setenv("NDL_MODE", "full")
+    train, held = opt.books_and_wikipedia()
+    assert bytes(train.tolist()) == b"abbcd" and bytes(held.tolist()) == b"efg"
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    assert len(opt.books_and_wikipedia()[0]) > 1000

@@ -1,0 +1,179 @@
+"""Which rows decide and which are shown: a larger scale only as a whole, devices apart from each other."""
+
+import json
+
+import lab
+import pandas as pd
+import pytest
+from lab import LabError, machine, modes, records
+from lab.page import scale
+from lab.records import budget, runs, store
+
+
+def double(config):
+    return {"metrics": {"y": 2.0 * config["x"]}}
+
+
+def grid(n=3, **more):
+    return [{"x": x, "seed": 0} | more for x in range(n)]
+
+
+@pytest.fixture
+def results(tmp_path, monkeypatch):
+    monkeypatch.setattr(modes, "RESULTS", tmp_path)
+    for name in ("NDL_ONLY", "NDL_SCALE", "NDL_DEVICE", "NDL_RESULTS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: False)
+    monkeypatch.setenv("NDL_MODE", "full")
+    return tmp_path
+
+
+SMALL = pd.DataFrame({"x": [-1], "device": ["AMD EPYC, 2 threads"]})
+
+
+def decides(n=3):
+    return lab.at_scale("large", grid(n), double, otherwise=SMALL)
+
+
+def relabel(path, at, **changes):
+    """Write the rows again as if one had been made elsewhere."""
+    rows = store.parse(path)[0]
+    rows[at] |= changes
+    rows[at]["digest"] = store.digest(rows[at])
+    path.write_text("".join(store.canonical(row) + "\n" for row in rows))
+
+
+@pytest.mark.parametrize("mode", ["replay", "full"])
+def test_a_larger_scale_decides_as_a_whole_or_not_at_all(results, monkeypatch, capsys, mode):
+    records.record("large", grid(2), double)
+    monkeypatch.setenv("NDL_MODE", mode)
+    larger, rows = decides()
+    assert not larger and rows is SMALL
+    assert "2 of 3 rows are recorded: the smaller one decides" in capsys.readouterr().out
+    assert len(store.parse(results / "large.jsonl")[0]) == 2, "nothing was run"
+    monkeypatch.setenv("NDL_MODE", "full")
+    records.record("large", grid(3), double)
+    monkeypatch.setenv("NDL_MODE", mode)
+    larger, rows = decides()
+    assert larger and list(rows["y"]) == [0, 2, 4]
+
+
+def test_rows_of_two_kinds_of_device_decide_nothing(results, monkeypatch):
+    records.record("large", grid(), double)
+    path = results / "large.jsonl"
+    relabel(path, 1, device="NVIDIA H200")
+    assert not decides()[0]
+    for at in (0, 2):
+        relabel(path, at, device="Tesla T4")
+    assert decides()[0], "all of them are GPUs"
+    relabel(path, 1, tf32=True)
+    assert not decides()[0], "one was rounded"
+
+
+def test_stale_and_failed_rows_do_not_count(results):
+    records.record("large", grid(), double)
+    relabel(results / "large.jsonl", 0, code="old")
+    assert not decides()[0]
+    relabel(results / "large.jsonl", 0, code=runs.Experiment("large", double).code())
+    assert decides()[0]
+    relabel(results / "large.jsonl", 0, status="failed")
+    assert not decides()[0]
+
+
+def test_the_larger_scale_is_run_only_when_asked_for(results, monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    assert decides()[1] is SMALL
+    assert not (results / "large.jsonl").exists()
+    monkeypatch.setenv("NDL_MODE", "full")
+    monkeypatch.setenv("NDL_SCALE", "largest")
+    assert decides()[0]
+
+
+def test_by_name_it_runs_and_ends_there(results, monkeypatch, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("only")
+    asked = {"experiment": "large", "values": {}, "folder": str(folder)}
+    monkeypatch.setenv("NDL_ONLY", json.dumps(asked))
+    with pytest.raises(budget.Done):
+        decides()
+    assert len(store.parse(folder / "large.jsonl")[0]) == 3
+    note = json.loads((folder / f"large{budget.NOTE}").read_text())
+    assert note["keys"] == [store.canonical(c) for c in grid()] and note["data"] == []
+    assert note["code"] == runs.Experiment("large", double).code()
+
+
+def test_a_survey_notes_every_experiment_and_runs_none(results, monkeypatch, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("only")
+    asked = {"experiment": budget.EVERY, "values": {}, "folder": str(folder)}
+    monkeypatch.setenv("NDL_ONLY", json.dumps(asked))
+    records.record("small", grid(1), double)
+    records.record("small", grid(2)[1:], double)  # in parts
+    assert not decides()[0]
+    lab.on_devices("there", places_grid, double)
+    assert {p.name.split(".")[0] for p in folder.iterdir()} == {"small", "large", "there"}
+    keys = json.loads((folder / f"small{budget.NOTE}").read_text())["keys"]
+    assert keys == [store.canonical(c) for c in grid(2)]
+    assert not list(results.iterdir())
+
+
+def places_grid(there, device):
+    return grid(2, machine=there, device=device)
+
+
+def test_devices_stand_apart_and_what_is_open_is_said(results, monkeypatch, capsys):
+    assert lab.on_devices("there", places_grid, double) == {}
+    assert "**Open:** no row of `there` comes from a GPU yet" in capsys.readouterr().out
+    monkeypatch.setenv("NDL_DEVICE", "cpu")
+    for name in ("NVIDIA H200", "Tesla T4"):
+        monkeypatch.setattr(machine, "machine", lambda device, name=name: name)
+        (found,) = lab.on_devices("there", places_grid, double).items()
+        assert found[0] == name and len(found[1]) == 2
+    monkeypatch.setenv("NDL_MODE", "replay")
+    relabel(results / "there.jsonl", 3, code="old")
+    found = lab.on_devices("there", places_grid, double)
+    assert {name: len(rows) for name, rows in found.items()} == {"NVIDIA H200": 2, "Tesla T4": 1}
+    assert "Tesla T4: 1 of 2 rows of `there` are recorded" in capsys.readouterr().out
+
+
+def test_smoke_runs_the_grid_of_the_processor(results, monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    (found,) = lab.on_devices("there", places_grid, double, smoke={"x": 5}).values()
+    assert list(found["x"]) == [5] and found["device"].str.contains("threads").all()
+    assert not list(results.iterdir())
+
+
+def test_a_number_can_say_where_it_comes_from():
+    frame = pd.DataFrame({"device": ["NVIDIA H200"] * 2 + ["AMD EPYC, 2 threads"]})
+    assert lab.places(frame) == "NVIDIA H200 (2 runs), AMD EPYC, 2 threads (1 runs)"
+    assert scale.on_gpu("NVIDIA H200") and not scale.on_gpu("AMD EPYC, 2 threads")
+
+
+# ---------------------------------------------------------------------------------------------- shares and limits of time
+def test_shares_are_disjoint_and_together_the_grid(results, monkeypatch, capsys):
+    for number in range(3):
+        monkeypatch.setenv("NDL_SHARE", f"{number}/3")
+        monkeypatch.setattr(budget, "LEFT_OUT", [])
+        folder = results / f"share-{number}"
+        monkeypatch.setenv("NDL_RESULTS", str(folder))
+        with pytest.raises(budget.Ended):
+            records.record("large", grid(7), double)
+    assert "this share is done; 5 runs are those of other processes" in capsys.readouterr().out
+    seen = [r["key"] for n in range(3) for r in store.parse(results / f"share-{n}/large.jsonl")[0]]
+    assert sorted(seen) == sorted(store.canonical(c) for c in grid(7))
+
+
+@pytest.mark.parametrize("text", ["3/3", "a/2", "1", "-1/2"])
+def test_a_share_that_is_none_is_refused(results, monkeypatch, text):
+    monkeypatch.setenv("NDL_SHARE", text)
+    with pytest.raises(LabError, match="is not a share"):
+        records.record("large", grid(), double)
+
+
+def test_earlier_rows_tell_whether_the_first_run_would_finish(results, monkeypatch):
+    monkeypatch.setattr(budget, "LEFT_OUT", [])
+    monkeypatch.setenv("NDL_UNTIL", str(budget.time.time() + 5))
+    monkeypatch.setenv("NDL_LONGEST_S", "60")
+    with pytest.raises(budget.Ended):
+        records.record("large", grid(), double)
+    assert budget.LEFT_OUT == ["3 of 3 groups"] and not (results / "large.jsonl").exists()
+    monkeypatch.setenv("NDL_LONGEST_S", "1")
+    assert len(records.record("large", grid(), double)) == 3

@@ -1,0 +1,153 @@
+"""The model of a step, the processes behind its measurement, and a cluster that loses a worker."""
+
+import math
+
+import pytest
+import torch
+from lab import LabError, models
+from lab.chapters import scaling
+from lab.chapters.scaling import Link
+from torch import nn
+
+from ndlinear import NdLinear
+
+
+def test_bytes_of_a_ring_by_counting_its_messages():
+    """p processes, p parts: in each of two rounds a process passes on p - 1 parts."""
+    for p in (2, 4, 8):
+        sent = 2 * sum(1 for _ in range(p - 1)) * (1000 / p)
+        assert scaling.all_reduce_bytes(1000, p) == pytest.approx(sent)
+
+
+@pytest.mark.parametrize(("workers", "steps"), [(2, 2), (8, 6), (9, 8), (1024, 20)])
+def test_messages_of_a_tree(workers, steps):
+    assert scaling.messages(workers) == steps
+
+
+def test_the_fit_finds_the_link_that_made_the_times():
+    link = Link(5e-5, 2e9)
+    sizes = [4 * 2**k for k in range(8, 23)]
+    times = [scaling.all_reduce_seconds(n, 2, link) for n in sizes]
+    found = scaling.fit_link(sizes, times, 2)
+    assert found.latency == pytest.approx(5e-5) and found.bandwidth == pytest.approx(2e9)
+    assert times[0] == pytest.approx(2 * 5e-5 + 1024 / 2e9)
+
+
+def test_times_that_do_not_grow_have_no_bandwidth():
+    assert scaling.fit_link([1e3, 1e6], [2e-3, 1e-3], 2).bandwidth == math.inf
+
+
+def test_share_of_computing():
+    found = scaling.shares(Link(0.0, 1e9), 2, 250_000, compute=1e-3)
+    assert found["communication"] == pytest.approx(1e-3) and found["efficiency"] == pytest.approx(
+        0.5
+    )
+
+
+def test_break_even_is_where_both_send_the_same():
+    (D1, D2), (H1, H2), p = (6, 10), (4, 8), 5
+    found = scaling.break_even((D1, D2), (H1, H2), p)
+    batch = found["ndlinear"]
+    tensor = (p - 1) / p * 4 * batch * H1 * D2 / p
+    assert tensor == pytest.approx(2 * (p - 1) / p * 2 * (D1 * H1 + D2 * H2))
+    assert found["dense"] * D1 * D2 == D1 * D2 * H1 * H2
+
+
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_a_layer_in_pieces_is_the_layer(workers):
+    layer = NdLinear((4, 6), (3, 5), bias=False).double()
+    x = torch.randn(2, 4, 6).double()
+    y, sent = scaling.cut_forward(layer, x, workers)
+    assert torch.allclose(y, layer(x), atol=1e-12)
+    inside = scaling.cut_forward(layer, x, 1)[1]
+    assert inside == 0
+    if workers == 2:  # 2 samples, 3 x 3 numbers here, of axis 1 the smaller part goes over
+        assert sent == 2 * 1 * 3
+
+
+def test_powersgd_sends_two_factors_of_large_matrices_only():
+    model = nn.Sequential(nn.Linear(100, 50), nn.Linear(3, 2))
+    assert scaling.power_bytes(model, 2) == 4 * (2 * (100 + 50) + 50 + 3 * 2 + 2)
+
+
+def test_two_processes_train_alike_and_powersgd_counts_its_bytes(monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "full")
+    same = {"task": "train", "lr": 1e-2, "steps": 30, "batch": 64, "seeds": [0]}
+    (whole,) = scaling.together(same | {"arm": "dense", "rank": 0})
+    (thin,) = scaling.together(same | {"arm": "dense", "rank": 1})
+    model = scaling.digit_network("dense")
+    assert whole["bytes"] == 4 * models.size(model) and thin["bytes"] == scaling.power_bytes(
+        model, 1
+    )
+    assert whole["accuracy"] > 0.6 and thin["accuracy"] > 0.3
+
+
+def test_alone_and_together_give_the_same_training(monkeypatch):
+    """One process with the whole batch, two with a half each: averaged gradients are the same up to rounding."""
+    task = {
+        "task": "train",
+        "arm": "ndlinear",
+        "rank": 0,
+        "lr": 1e-2,
+        "steps": 20,
+        "batch": 64,
+        "seeds": [1],
+    }
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    (alone,) = scaling.together(task)
+    monkeypatch.setenv("NDL_MODE", "full")
+    (two,) = scaling.together(task)
+    assert two["accuracy"] == pytest.approx(alone["accuracy"], abs=0.01)
+
+
+def test_times_of_every_kind(monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    row = scaling.measured({"powers": [4, 6], "batch": 2, "rounds": 2, "repeat": 1, "seed": 0})
+    kinds = {"all-reduce 16", "all-reduce 32"}
+    kinds |= {f"{how} {name}" for how in ("alone", "shared") for name in scaling.NETWORKS}
+    assert set(row["metrics"]) == kinds and min(row["metrics"].values()) > 0
+
+
+def test_a_shared_step_averages_the_gradients(tmp_path):
+    """With one process, a shared step is a step alone."""
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
+    try:
+        for shared in (False, True):
+            scaling.stepper("MLP, NdLinear", 2, 0, shared)()
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_an_unknown_task_and_a_failing_process_are_said(monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "full")
+    with pytest.raises(LabError, match="no task 'dance'; there are: times, train"):
+        scaling.together({"task": "dance"})
+    with pytest.raises(LabError, match="KeyError"):
+        scaling.together({"task": "train", "seeds": [0]})
+
+
+def test_processes_that_hang_are_ended(monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "full")
+    with pytest.raises(LabError, match="took longer than"):
+        scaling.together({"task": "times"}, seconds=0.01)
+
+
+def test_a_killed_worker_loses_nothing(monkeypatch):
+    pytest.importorskip("distributed")
+    monkeypatch.setenv("NDL_MODE", "full")
+    config = {"workers": 2, "killed": 1, "runs": 6, "seconds": 0.02, "seed": 0}
+    metrics = scaling.throughput(config)["metrics"]
+    assert metrics["complete"] == 1 and metrics["per_minute"] > 0
+
+
+def test_the_cluster_of_a_smoke_run_is_this_process(monkeypatch):
+    pytest.importorskip("distributed")
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    monkeypatch.setenv("NDL_CLUSTER", "tcp://elsewhere:1")
+    config = {"workers": 2, "killed": 1, "runs": 3, "seconds": 0.0, "seed": 0}
+    assert scaling.throughput(config)["metrics"]["complete"] == 1
+    import os
+
+    assert os.environ["NDL_CLUSTER"] == "tcp://elsewhere:1"

@@ -1,0 +1,351 @@
+"""Distilled vision Transformers: the student against the released computation written out, the loss against
+its formula, teachers and their store, the training on pictures of one colour per class."""
+
+import csv
+import math
+import types
+
+import matplotlib.pyplot as plt
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from lab import modes
+from lab.chapters import vit
+from lab.train import loop
+from torch import nn
+from torch.nn import functional as F
+
+SHAPE = {"side": 8, "patch": 4, "heads": 2, "size": 3}
+
+
+def small_student(width: int = 6, depth: int = 2, classes: int = 5) -> vit.Student:
+    torch.manual_seed(0)
+    blocks = [nn.Sequential(nn.Linear(width, 9), nn.GELU(), nn.Linear(9, width))] * depth
+    return vit.Student(blocks, width, classes, **SHAPE)
+
+
+@pytest.fixture
+def stand_in(monkeypatch, tmp_path):
+    """CIFAR-10's stand-in of smoke runs, and an empty cache folder."""
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    for cached in (vit.pictures, vit.taught, vit.released_teacher):
+        cached.cache_clear()
+    yield "cifar10"
+    for cached in (vit.pictures, vit.taught, vit.released_teacher):
+        cached.cache_clear()
+
+
+# --- the student --------------------------------------------------------------------------------
+
+
+def attention_by_hand(a: vit.Attention, x, head: int):
+    """One head at a time, one query at a time."""
+    n = a.norm(x)
+    q, k, v = (F.linear(n, w, b) for w, b in zip(a.qkv.weight.chunk(3), a.qkv.bias.chunk(3)))
+    heads = []
+    for at in range(0, q.shape[-1], head):
+        part = slice(at, at + head)
+        rows = []
+        for query in range(x.shape[1]):
+            scores = torch.einsum("bd,bnd->bn", q[:, query, part], k[:, :, part]) * head**-0.5
+            rows.append(torch.einsum("bn,bnd->bd", scores.softmax(1), v[:, :, part]))
+        heads.append(torch.stack(rows, 1))
+    return F.linear(torch.cat(heads, -1), a.out[0].weight, a.out[0].bias)
+
+
+def released(net: vit.Student, images, distilling: bool):
+    """The released forward pass without dropout: patches cut by hand, zeros added in front of every block."""
+    p, full = net.patch, vit.patches(net.side, net.patch) + 2
+    cut = [
+        images[:, :, i : i + p, j : j + p].flatten(1)
+        for i in range(0, net.side, p)
+        for j in range(0, net.side, p)
+    ]
+    x = net.embed(torch.stack(cut, 1))
+    x = torch.cat([net.token.repeat(len(x), 1, 1), x], 1) + net.positions
+    if distilling:
+        x = torch.cat([x, net.distillation.repeat(len(x), 1, 1)], 1)
+    for attention, norm, block in zip(net.attention, net.norms, net.blocks):
+        x = torch.cat([x, torch.zeros(len(x), full - x.shape[1], x.shape[2])], 1)
+        x = x + attention_by_hand(attention, x, SHAPE["size"])
+        x = x + block(norm(x))
+    x = net.norm(x)
+    own = F.linear(x[:, 0], net.classify.weight, net.classify.bias)
+    return own, F.linear(x[:, full - 1], net.imitate.weight, net.imitate.bias)
+
+
+def test_the_student_computes_what_the_release_computes():
+    net, images = small_student(), torch.randn(3, 3, 8, 8)
+    for module in net.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    with torch.no_grad():
+        taught, plain = released(net, images, True), released(net, images, False)
+        for found, expected in zip(net.train()(images), taught):
+            assert torch.allclose(found, expected, atol=1e-5)
+        assert torch.allclose(net.eval()(images), plain[0], atol=1e-5)
+    assert not torch.allclose(taught[0], plain[0], atol=1e-3)  # the token of zeros is another one
+
+
+def test_dropout_stands_where_the_release_has_it():
+    net = small_student()
+    rates = {name: m.p for name, m in net.named_modules() if isinstance(m, nn.Dropout)}
+    inside = {f"attention.{i}.{place}": 0.1 for i in (0, 1) for place in ("drop", "out.1")}
+    assert rates == {"drop": 0.3} | inside
+
+
+def test_parameters_leave_out_what_only_imitates_the_teacher():
+    net = small_student(width=6, classes=5)
+    assert vit.parameters(net) == sum(p.numel() for p in net.parameters()) - 6 - (6 * 5 + 5)
+
+
+def test_the_tokens_start_as_in_the_release():
+    net = small_student(width=400, depth=1)
+    for part in (net.positions, net.token, net.distillation):
+        assert 0.8 < part.std().item() < 1.2  # normal, deviation one
+    assert net.positions.shape == (1, vit.patches(8, 4) + 1, 400)
+
+
+# --- pictures and teachers -----------------------------------------------------------------------
+
+
+def test_pictures_are_split_without_overlap_and_scaled(stand_in):
+    split = vit.pictures(stand_in, 100)
+    assert [len(part[0]) for part in (split.train, split.val, split.test)] == [50, 50, 100]
+    assert split.train[1].bincount().tolist() == [5] * 10
+    assert torch.allclose(split.train[0].mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
+    rows = {tuple(x.flatten()[:50].tolist()) for part in (split.train, split.val) for x in part[0]}
+    assert len(rows) == 100
+
+
+def test_a_tenth_of_enough_pictures_is_held_out(stand_in, monkeypatch):
+    data = vit.load(stand_in)
+    monkeypatch.setattr(vit, "some_of_each", lambda *_: (np.repeat(data.part("train")[0], 4, 0),
+                                                         np.repeat(data.part("train")[1], 4)))  # fmt: skip
+    split = vit.pictures(stand_in, 400)
+    whole = 4 * len(data.part("train")[1])
+    assert (len(split.train[0]), len(split.val[0])) == (0.9 * whole, 0.1 * whole)
+
+
+def test_pictures_of_another_size():
+    images = torch.arange(12.0).view(1, 3, 2, 2)
+    assert vit.resized(images, 2) is images
+    larger = vit.resized(images, 4)
+    assert larger.shape == (1, 3, 4, 4) and larger[0, 0, 1, 1].item() == pytest.approx(0.75)
+
+
+def test_a_teacher_answers_for_pictures_and_for_their_mirror_images(stand_in):
+    split = vit.pictures(stand_in, 100)
+    teacher = vit.trained_teacher(split, 10)
+    found = vit._answers(teacher, split.train[0], batch=20)
+    forward = vit.half(teacher.eval())
+    with torch.no_grad():
+        own, mirrored = forward(split.train[0]), forward(split.train[0].flip(-1))
+    apart = (own - mirrored).abs().mean()
+    for answer, expected in zip(found, (own, mirrored)):
+        assert (answer - expected).abs().mean() < 0.2 * apart
+    assert found.shape == (2, 50, 10) and found.dtype == torch.float32
+
+
+def test_the_trained_teacher_learns_and_the_random_head_does_not(stand_in, monkeypatch):
+    monkeypatch.setitem(vit.TEACHER, "rates", {1e-3: 15})
+    scores = {
+        teacher: vit.teacher_accuracy(teacher, stand_in, 100)["teacher_accuracy"]
+        for teacher in ("trained", "random head")
+    }
+    assert scores["trained"] > 0.5 > 0.35 > scores["random head"]
+    assert vit.teacher_accuracy("none", stand_in, 100) == {}
+    said = {t: vit.answers(t, stand_in, 100) for t in ("trained", "random head")}
+    certain = {t: F.softmax(z, -1).amax(-1).mean().item() for t, z in said.items()}
+    assert certain["random head"] < certain["trained"]
+
+
+def test_answers_are_kept_and_a_damaged_file_is_made_anew(stand_in, monkeypatch, tmp_path):
+    monkeypatch.setattr(vit, "mode", lambda: "full")
+    made = []
+    fake = {"trained": np.ones((2, 3, 4), np.float32), "trained, accuracy": np.array(0.5)}
+    monkeypatch.setattr(vit, "_taught", lambda *key: made.append(key) or fake)
+    for _ in range(2):
+        vit.taught.cache_clear()
+        assert np.array_equal(vit.taught(stand_in, 100)["trained"], fake["trained"])
+    assert made == [(stand_in, 100)]
+    vit.taught.cache_clear()
+    vit.taught(stand_in, 50)
+    assert len(made) == 2  # other pictures, another file
+    for file in (tmp_path / "ndlinear-book" / "vit").iterdir():
+        file.write_bytes(b"damaged")
+    vit.taught.cache_clear()
+    vit.taught(stand_in, 100)
+    assert len(made) == 3
+
+
+def test_answers_know_their_teachers(stand_in):
+    assert vit.answers("none", stand_in, 100) is None
+    with pytest.raises(modes.LabError, match="'cnn' is not one of 'trained'"):
+        vit.answers("cnn", stand_in, 100)
+
+
+def test_the_released_teacher_gets_large_pictures_and_a_new_head(stand_in, monkeypatch):
+    class Big(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.heads = nn.Module()
+            self.heads.head = nn.Linear(7, 1000)
+            self.sizes = []
+
+        def forward(self, images):
+            self.sizes.append(tuple(images.shape[2:]))
+            return self.heads.head(images.mean((1, 2, 3))[:, None].expand(-1, 7))
+
+    big = Big()
+    zoo = types.SimpleNamespace(
+        vit_b_16=lambda weights: big,
+        ViT_B_16_Weights=types.SimpleNamespace(IMAGENET1K_V1="weights"),
+    )
+    monkeypatch.setattr(vit, "require", lambda name: types.SimpleNamespace(models=zoo))
+    assert vit.answers("vit-b-16", stand_in, 100).shape == (2, 50, 10)
+    assert set(big.sizes) == {(224, 224)} and big.heads.head.weight.shape == (10, 7)
+
+
+# --- the training ---------------------------------------------------------------------------------
+
+
+def test_the_loss_is_half_labels_and_half_teacher():
+    own, imitated, said = (torch.randn(4, 5, dtype=torch.float64) for _ in range(3))
+    labels = torch.tensor([0, 3, 3, 1])
+
+    def softmax(z):
+        e = np.exp(z - z.max(1, keepdims=True))
+        return e / e.sum(1, keepdims=True)
+
+    plain = -np.log(softmax(own.numpy())[range(4), labels.numpy()]).mean()
+    p, q = softmax(said.numpy() / 3), softmax(imitated.numpy() / 3)
+    apart = 9 * (p * np.log(p / q)).sum() / 4
+    assert vit.distilled((own, imitated), labels, None).item() == pytest.approx(plain)
+    both = vit.distilled((own, imitated), labels, said).item()
+    assert both == pytest.approx(0.5 * plain + 0.5 * apart)
+
+
+def test_the_rate_rises_for_ten_steps_and_falls_along_half_a_cosine():
+    rates = [vit.schedule(step, 110) for step in range(112)]
+    assert rates[:11] == pytest.approx([k / 10 for k in range(11)])
+    assert rates[60] == pytest.approx(0.5) and rates[110] == pytest.approx(0) == rates[111]
+    assert rates[35] == pytest.approx((1 + math.sqrt(0.5)) / 2)
+    assert vit.schedule(1, 5) == 0.1  # a training shorter than the start
+
+
+def test_a_mirrored_picture_gets_the_answer_for_the_mirrored_picture(monkeypatch):
+    net, images = small_student(), torch.randn(4, 3, 8, 8)
+    soft, labels = torch.randn(2, 4, 5), torch.arange(4)
+    seen = []
+    monkeypatch.setattr(vit, "half", lambda model: seen.append)
+    monkeypatch.setattr(vit, "distilled", lambda out, y, said: (y, said))
+    index, mirrored = torch.tensor([2, 0]), torch.tensor([True, False])
+    y, said = vit._loss(net, (images, labels, soft), index, mirrored)
+    assert torch.equal(seen[0][0], images[2].flip(-1)) and torch.equal(seen[0][1], images[0])
+    assert torch.equal(said, torch.stack([soft[1, 2], soft[0, 0]])) and y.tolist() == [2, 0]
+    assert vit._loss(net, (images, labels, None), index, mirrored)[1] is None
+
+
+def configuration(**changes) -> dict:
+    kept = {"data": "cifar10", "images": 100, "teacher": "none", "side": 32, "patch": 16}
+    return kept | {"epochs": 8, "lr": 3e-3, "batch": 10, "seed": 3} | changes
+
+
+def student_of(c: dict) -> vit.Student:
+    loop.seed_everything(c["seed"])
+    blocks = [nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))]
+    return vit.Student(blocks, 16, 10, side=c["side"], patch=c["patch"], heads=2, size=8)
+
+
+def test_a_student_learns_and_the_same_seed_gives_the_same_student(stand_in):
+    curves = []
+    for _ in range(2):
+        net = student_of(configuration())
+        curve, split = vit.fitted(net, configuration())
+        curves.append(curve)
+    assert curves[0] == curves[1] and [point["epoch"] for point in curve] == [*range(1, 9)]
+    assert curve[-1]["train_loss"] < curve[0]["train_loss"] - 0.2
+    found = vit.tested(net, split, configuration())
+    assert found["test_accuracy"] > 0.3 and found["test_top_five"] > found["test_accuracy"]
+    assert set(curve[0]) == {"epoch", "train_loss", "val_loss", "val_accuracy", "val_top_five"}
+
+
+def test_a_student_trains_the_same_whether_its_teacher_was_at_hand_or_not(stand_in):
+    c = configuration(teacher="random head", epochs=1)
+    curves = [vit.fitted(student_of(c), c)[0] for _ in range(2)]  # the second finds it at hand
+    assert curves[0] == curves[1]
+    assert curves[0] != vit.fitted(student_of(c), configuration(epochs=1))[0]
+    net = student_of(c)
+    _, split = vit.fitted(net, c)
+    assert 0 <= vit.tested(net, split, c)["teacher_accuracy"] <= 1
+
+
+def test_a_rate_at_which_training_breaks_is_refused(stand_in):
+    c = configuration(lr=1e6, epochs=3)
+    net = student_of(c)
+    with torch.no_grad():
+        net.classify.weight.fill_(math.inf)
+    with pytest.raises(modes.LabError, match="training loss is"):
+        vit.fitted(net, c)
+
+
+# --- tables and figures ---------------------------------------------------------------------------
+
+
+def test_the_printed_gaps_are_differences_of_the_printed_cells():
+    with open(modes.PAPER / "tables" / "vit_scaling.csv", encoding="utf-8") as file:
+        cells = {(r["dataset"], r["blocks"], r["embed_dim"]): r for r in csv.DictReader(file)}
+    gaps = vit.printed_gaps()
+    assert len(gaps) == 18
+    for row in gaps.itertuples():
+        one = cells[row.dataset, str(row.blocks), str(row.width)]
+        other = cells[row.dataset, str(row.blocks), "500"]
+        assert row.gap == pytest.approx(float(one["value"]) - float(other["value"]))
+        assert row.std**2 == pytest.approx(float(one["std"]) ** 2 + float(other["std"]) ** 2)
+
+
+@pytest.fixture
+def runs() -> pd.DataFrame:
+    made = [
+        {"arm": arm, "width": width, "seed": seed, "data": "cifar10", "lr": 1e-3,
+         "parameters": 1000 * width, "macs": 5 * width, "test_accuracy": score + seed / 100}
+        for arm, width, score in (("ndlinear", 50, 0.40), ("standard", 125, 0.42))
+        for seed in range(3)
+    ]  # fmt: skip
+    return vit.with_student(pd.DataFrame(made))
+
+
+def test_students_are_compared_in_points_seed_by_seed(runs):
+    assert vit.points(runs, "ndlinear 50", "standard 125").tolist() == pytest.approx([-2] * 3)
+    table = vit.scores(runs)
+    assert table["percent"].tolist() == ["41.0 [38.5, 43.5]", "43.0 [40.5, 45.5]"]
+    assert table["seeds"].tolist() == [3, 3] and table["width"].tolist() == [50, 125]
+    hundred = runs.assign(data="cifar100", test_top_five=0.9)
+    assert vit.with_student(hundred)["percent"].tolist() == [90.0] * 6
+
+
+@pytest.mark.parametrize(
+    ("found", "side", "matter"),
+    [
+        ((0.5, 0.1, 0.9), "higher", "none"),
+        ((2.0, 0.5, 3.5), "higher", "helps"),
+        ((-2.0, -3.0, -0.5), "lower", "harms"),
+        ((0.5, -1.5, 2.5), "not told apart", "undecided"),
+    ],
+)
+def test_intervals_in_words(found, side, matter):
+    assert vit.told(found) == side and vit.no_matter(found) == matter
+    assert vit.in_points((1, 0.5, 1.5)) == "+1.0 [+0.5, +1.5]"
+
+
+def test_figures_show_every_seed_and_every_printed_cell(runs):
+    figure, axes = plt.subplots(1, 3)
+    vit.draw_gaps(axes[:2], vit.printed_gaps())
+    vit.draw_students(axes[2], pd.concat([runs, runs[:1].assign(arm="dense twin", seed=9)]))
+    assert [len(axis.containers) for axis in axes[:2]] == [3, 3]
+    drawn = [len(line.get_xdata()) for line in axes[2].get_lines()]
+    assert sorted(drawn) == [0, 0, 0, 1, 1, 1, 1, 3, 3]  # names, means, seeds
+    plt.close(figure)
