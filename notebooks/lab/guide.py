@@ -4,8 +4,9 @@
     guide.report(model, torch.randn(32, 3, 224, 224))            # a data frame
     guide.report(model, tokens, limit="operations", parameters=0.1)
     guide.foldings(768, 3072, parameters=20_000)                 # the sizes that a layer could have
+    smaller, fits = guide.convert(model, ["fc1"], share=0.25)    # a copy with fitted layers, to be trained a little
 
-Nothing is trained and nothing is changed: the model runs once, in evaluation mode and without gradients, and comes back bit
+Nothing is trained and nothing is changed: for a report the model runs once, in evaluation mode and without gradients, and comes back bit
 for bit as it was. Needs torch and what the lab itself needs; counts are weights, and multiply-adds (1 = 2 FLOPs) per row of
 the layer's input. Chapter 72 explains the columns, chapter 64 has the runs on which the advice rests.
 """
@@ -13,9 +14,10 @@ the layer's input. Chapter 72 explains the columns, chapter 64 has the runs on w
 from __future__ import annotations
 
 import contextlib
+import copy
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -34,7 +36,7 @@ from ndlinear import (
 )
 
 from . import timing
-from .layers import BlockTensorTrain, LowRank
+from .layers import BlockTensorTrain, LowRank, fit_kronecker, fit_low_rank
 
 Shape = tuple[int, ...]
 LIMITS = ("time", "operations", "parameters")
@@ -471,10 +473,85 @@ def _case(row: dict, seen: Seen, limit: str, foldable: bool) -> Case:
     )
 
 
+# -------------------------------------------------------------------------------------------------------- conversion
+FITS = {"ndlinear": fit_kronecker, "low-rank": fit_low_rank}
+
+
+def convert(
+    model: nn.Module, layers: Iterable[str], *, share: float = 0.25, kind: str = "ndlinear"
+) -> tuple[nn.Module, pd.DataFrame]:
+    """A copy of a trained model in which some nn.Linear are replaced by structured layers fitted to their weights.
+
+    The fit is to the weights alone, so train the copy a little before you judge it: chapter 72 has an example. In evaluation
+    torch's nn.TransformerEncoderLayer reads the weights of its layers itself; with some of them replaced, call
+    `torch.backends.mha.set_fastpath_enabled(False)` first.
+
+    Args:
+        model: is not changed. layers: names of its nn.Linear, as in the column ``layer`` of `report`.
+        share: of the dense layer's parameters that a replacement may have, at most.
+        kind: "ndlinear", a sum of two-mode terms with no more multiply-adds than the dense layer (`fit_kronecker`), or
+            "low-rank" (`fit_low_rank`).
+
+    Returns:
+        The copy, and a data frame with a row for each replaced layer: ``layer``, ``built``, ``dense parameters``,
+        ``parameters``, ``dense macs``, ``macs`` and ``error``, relative in the Frobenius norm.
+
+    Raises:
+        TypeError, ValueError: no module, a name that is no nn.Linear of it, a weight that is used elsewhere as well, an
+            unknown kind, or a share into which nothing fits.
+    """
+    check(model)
+    if kind not in FITS:
+        raise ValueError(f"kind must be one of {', '.join(map(repr, FITS))}, got {kind!r}")
+    by_name = {name: seen for seen in linear_layers(model) for name in seen.names}
+    copied = copy.deepcopy(model)
+    rows = []
+    for name in dict.fromkeys(layers):
+        if name not in by_name:
+            raise ValueError(
+                f"{name!r} is not a linear layer of this model; they are {sorted(by_name)}"
+            )
+        seen = by_name[name]
+        if len(seen.names) > 1 or seen.notes:
+            raise ValueError(f"{name} shares its weight: {', '.join(seen.names[1:] + seen.notes)}")
+        if isinstance(model.get_submodule(name.rpartition(".")[0]), nn.MultiheadAttention):
+            raise ValueError(
+                f"{name} is read by nn.MultiheadAttention itself and must stay nn.Linear"
+            )
+        layer, error = FITS[kind](seen.layer, share)
+        layer.train(seen.layer.training)
+        if name == "(the model)":
+            copied = layer
+        else:
+            copied.set_submodule(name, layer)
+        rows.append(
+            {
+                "layer": name,
+                "built": _built(layer),
+                "dense parameters": sum(p.numel() for p in seen.layer.parameters()),
+                "parameters": sum(p.numel() for p in layer.parameters()),
+                "dense macs": seen.layer.in_features * seen.layer.out_features,
+                "macs": layer.multiply_adds(),
+                "error": error,
+            }
+        )
+    return copied, pd.DataFrame(rows)
+
+
+def _built(layer: nn.Module) -> str:
+    """What a fitted layer is, in a few words."""
+    if isinstance(layer, LowRank):
+        return f"rank {len(layer.down)}"
+    (m, n), (a, c) = layer.map.input_dims, layer.map.hidden_size
+    terms = len(layer.map.terms)
+    return f"{m}×{n} → {a}×{c}, {terms} term" + "s" * (terms > 1)
+
+
 __all__ = [
     "Advice",
     "Case",
     "advise",
+    "convert",
     "first_term",
     "folding",
     "foldings",

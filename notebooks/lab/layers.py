@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ndlinear import NdLinear, NdLinearSum, cheapest_order, count_macs
+from ndlinear import NdLinear, NdLinearSum, cheapest_order, count_macs, nearest_kronecker, rearrange
 
 Matrices = list[
     tuple[nn.Parameter, int, int]
@@ -228,3 +228,97 @@ def dense_matrix(layer: nn.Module) -> Tensor:
 def count_weights(layer: Structured) -> int:
     """Weights of a layer without its bias."""
     return sum(weight.numel() for weight, _, _ in layer.matrices())
+
+
+# ---------------------------------------------------------------------------------------- layers fitted to a trained one
+def fit_low_rank(linear: nn.Linear, share: float) -> tuple[LowRank, float]:
+    """The low-rank layer nearest to a dense one, by singular value decomposition.
+
+    Args:
+        linear: the trained layer; its bias is copied.
+        share: at most this part of the dense layer's parameters.
+
+    Returns:
+        The layer and its relative error in the Frobenius norm.
+
+    Raises:
+        ValueError: not even rank one fits into the share.
+    """
+    outputs, inputs = linear.weight.shape
+    rank = _budget(linear, share) // (inputs + outputs)
+    if rank < 1:
+        raise ValueError(f"rank one of {linear} takes more than {share:g} of its parameters")
+    layer = LowRank(inputs, outputs, min(rank, inputs, outputs), linear.bias is not None)
+    u, s, v = torch.linalg.svd(linear.weight.detach().double(), full_matrices=False)
+    rank = len(layer.down)
+    root = s[:rank].sqrt()
+    layer.to(linear.weight)
+    with torch.no_grad():
+        layer.up.copy_(u[:, :rank] * root)
+        layer.down.copy_(root[:, None] * v[:rank])
+    _copy_bias(linear, layer)
+    return layer, float((s[rank:].square().sum() / s.square().sum()).sqrt())
+
+
+def fit_kronecker(linear: nn.Linear, share: float) -> tuple[Kronecker, float]:
+    """The sum of two-mode NdLinear terms nearest to a dense layer, over the foldings (k, D/k) -> (k, H/k).
+
+    Small k is close to a dense layer with shared blocks, large k has many small terms. For each k that divides both sizes,
+    as many terms are taken as fit into the share, and into the multiply-adds of the dense layer; the k with the smallest
+    error is kept. Exact for each k: a singular value decomposition of the rearranged weight.
+
+    Args:
+        linear: the trained layer; its bias is copied.
+        share: at most this part of the dense layer's parameters.
+
+    Returns:
+        The layer and its relative error in the Frobenius norm.
+
+    Raises:
+        ValueError: no folding fits, for example because the sizes have no common divisor.
+    """
+    outputs, inputs = linear.weight.shape
+    weight = linear.weight.detach().double()
+    found = []
+    for k in range(2, math.gcd(inputs, outputs) + 1):
+        dims, hidden = (k, inputs // k), (k, outputs // k)
+        if inputs % k or outputs % k or 1 in (dims[1], hidden[1]):
+            continue
+        size = k * k + dims[1] * hidden[1]
+        macs = count_macs(dims, hidden, cheapest_order(dims, hidden))
+        terms = min(_budget(linear, share) // size, inputs * outputs // macs, k * k)
+        if terms >= 1:
+            found.append((_lost(weight, dims, hidden, terms), dims, hidden, terms))
+    if not found:
+        raise ValueError(
+            f"no folding (k, D/k) -> (k, H/k) of {linear} fits into {share:g} of its parameters"
+        )
+    error, dims, hidden, terms = min(found)
+    layer = Kronecker(dims, hidden, terms, linear.bias is not None).to(linear.weight)
+    fitted, _ = nearest_kronecker(weight, dims, hidden, terms)
+    with torch.no_grad():
+        for term, factors in zip(layer.map.terms, fitted):
+            for own, factor in zip(term.weights, factors):
+                own.copy_(factor)
+    _copy_bias(linear, layer)
+    return layer, error
+
+
+def _budget(linear: nn.Linear, share: float) -> int:
+    """Weights that a layer may have beside its bias."""
+    size = sum(p.numel() for p in linear.parameters())
+    return int(share * size) - (0 if linear.bias is None else len(linear.bias))
+
+
+def _lost(weight: Tensor, dims: Sequence[int], hidden: Sequence[int], terms: int) -> float:
+    """Relative error of the best sum of Kronecker terms, without forming it."""
+    table = rearrange(weight, dims, hidden)
+    table = table if table.shape[0] <= table.shape[1] else table.T
+    energy = torch.linalg.eigvalsh(table @ table.T).flip(0).clamp_min(0)
+    return float((energy[terms:].sum() / energy.sum()).sqrt())
+
+
+def _copy_bias(linear: nn.Linear, layer: Structured) -> None:
+    if linear.bias is not None:
+        with torch.no_grad():
+            layer.bias.copy_(linear.bias)

@@ -171,3 +171,18 @@ def test_layers_that_differ_in_their_number_are_one_kind():
     assert found["layer"].tolist() == ["block.i.up", "head"] and found["count"].tolist() == [2, 1]
     assert found["separable, %"].tolist() == ["2.0 to 3.0", "50.0 to 50.0"]
     assert found["times chance"][0] == "1.00 to 3.00" and found["size"][1] == "6 → 9"
+
+
+def test_a_conversion_is_drawn_with_its_means():
+    rows = [
+        {"kind": kind, "seed": seed, "before_accuracy": 0.8, "fitted_accuracy": low + seed / 100}
+        | {"accuracy": 0.7 + seed / 100}
+        for kind, low in (("dense", 0.8), ("ndlinear", 0.5), ("low-rank", 0.6))
+        for seed in range(3)
+    ]
+    _, axis = plt.subplots()
+    guide.draw_conversion(axis, pd.DataFrame(rows))
+    means = [line for line in axis.lines if line.get_label() in guide.CONVERTED.values()]
+    assert [line.get_label() for line in means] == list(guide.CONVERTED.values())
+    assert means[1].get_ydata() == pytest.approx([80, 51, 71]) and len(axis.lines) == 12
+    plt.close()

@@ -133,3 +133,62 @@ def test_sizes_that_do_not_divide_are_refused():
 def test_the_base_class_has_no_weights():
     with pytest.raises(NotImplementedError):
         layers.Structured(2, 3, bias=True).matrices()
+
+
+def kept_energy(table: torch.Tensor, terms: int) -> float:
+    """Relative error of the best matrix of a rank."""
+    s = torch.linalg.svdvals(table)
+    return float((s[terms:].square().sum() / s.square().sum()).sqrt().detach())
+
+
+@pytest.mark.parametrize("share", [0.25, 0.6])
+@pytest.mark.parametrize("bias", [True, False])
+def test_a_fitted_low_rank_layer_is_the_truncated_svd(share, bias):
+    torch.manual_seed(1)
+    linear = torch.nn.Linear(24, 36, bias=bias).double()
+    layer, error = layers.fit_low_rank(linear, share)
+    rank = len(layer.down)
+    size = sum(p.numel() for p in linear.parameters())
+    assert sum(p.numel() for p in layer.parameters()) <= share * size
+    assert (
+        sum(p.numel() for p in layers.LowRank(24, 36, rank + 1, bias).parameters()) > share * size
+    )
+    gap = (layers.dense_matrix(layer) - linear.weight).norm() / linear.weight.norm()
+    assert error == pytest.approx(gap.item()) == pytest.approx(kept_energy(linear.weight, rank))
+    assert (layer.bias is None) == (not bias)
+    assert not bias or torch.equal(layer.bias, linear.bias)
+
+
+@pytest.mark.parametrize("share", [0.25, 0.6])
+def test_a_fitted_sum_is_the_best_of_all_foldings_within_the_budget(share):
+    torch.manual_seed(1)
+    linear = torch.nn.Linear(24, 36).double()
+    layer, error = layers.fit_kronecker(linear, share)
+    gap = (layers.dense_matrix(layer) - linear.weight).norm() / linear.weight.norm()
+    assert error == pytest.approx(gap.item()) and torch.equal(layer.bias, linear.bias)
+    assert sum(p.numel() for p in layer.parameters()) <= share * 25 * 36
+    assert layer.multiply_adds() <= 24 * 36
+    errors = []
+    for k in (2, 3, 4, 6, 12):  # common divisors; with 24 the second axis would have length one
+        a, b = 36 // k, 24 // k
+        table = linear.weight.reshape(k, a, k, b).transpose(1, 2).reshape(k * k, a * b)
+        one_order = min(k * k * b + k * a * b, k * k * a + k * a * b)
+        terms = min((share * 25 * 36 - 36) // (k * k + a * b), 24 * 36 // one_order, k * k)
+        errors += [kept_energy(table, int(terms))] if terms >= 1 else []
+    assert error == pytest.approx(min(errors))
+
+
+def test_a_kronecker_product_is_found_exactly():
+    torch.manual_seed(1)
+    linear = torch.nn.Linear(24, 36).double()
+    linear.weight.data = torch.kron(torch.randn(4, 4), torch.randn(9, 6)).double()
+    layer, error = layers.fit_kronecker(linear, 0.25)
+    assert error < 1e-6 and layer.map.input_dims[0] == 4
+    x = torch.randn(5, 3, 24).double()
+    assert torch.allclose(layer(x), linear(x), atol=1e-6)
+
+
+@pytest.mark.parametrize("fit", [layers.fit_low_rank, layers.fit_kronecker])
+def test_a_share_into_which_nothing_fits_is_refused(fit):
+    with pytest.raises(ValueError, match="of its parameters"):
+        fit(torch.nn.Linear(7, 11), 0.1)

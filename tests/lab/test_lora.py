@@ -286,6 +286,43 @@ def test_tables_pair_by_seed():
     assert against["by accuracy"].iloc[1] == "worse"
 
 
+def test_losses_are_paired_by_seed_and_put_into_words():
+    runs = made_up_runs(("ndlinear", "lora-1", "all"))
+    runs["loss"] += 0.2 * runs["seed"]  # the seeds cancel in differences
+    table = lora.losses_against(runs, margin=0.015)
+    assert table["against"].tolist() == ["LoRA, rank 1", "all weights"]
+    assert table["loss"].tolist() == ["+0.010 [+0.010, +0.010]", "+0.020 [+0.020, +0.020]"]
+    assert table["by the rule"].tolist() == ["higher, equivalent", "higher"]
+    alone = lora.losses(runs)
+    assert alone["loss"].tolist() == pytest.approx([0.7, 0.69, 0.68])
+    spread = 0.2 * 4.302653 / math.sqrt(3)  # Student's t with two degrees of freedom
+    assert (alone["loss_high"] - alone["loss"]).tolist() == pytest.approx([spread] * 3, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("ends", "words"),
+    [
+        ((0.001, 0.004), "higher, equivalent"),
+        ((0.001, 0.04), "higher"),
+        ((-0.01, 0.01), "equivalent"),
+        ((-0.03, 0.01), "not inferior"),
+        ((-0.03, 0.03), "undecided"),
+        ((-0.01, -0.005), "lower, equivalent"),
+        ((-0.03, -0.005), "lower"),
+        ((-0.03, 0.02), "undecided"),
+    ],
+)
+def test_words_for_a_loss_with_a_margin(ends, words):
+    assert lora.loss_word((0.0, *ends), 0.02) == words
+
+
+@pytest.mark.parametrize(
+    ("ends", "word"), [((0.1, 0.2), "higher"), ((-0.2, -0.1), "lower"), ((-0.1, 0.1), "undecided")]
+)
+def test_words_for_a_loss_without_a_margin(ends, word):
+    assert lora.loss_word((0.0, *ends)) == word
+
+
 def test_the_rate_with_the_lowest_loss_is_taken():
     rows = [("t", "a", 1.0, 0.3), ("t", "a", 2.0, 0.2), ("t", "b", 1.0, 0.1), ("t", "b", 2.0, 0.4)]
     tuned = pd.DataFrame(rows, columns=["task", "arm", "lr", "val_loss"])
@@ -312,10 +349,21 @@ def test_drawings():
     assert [axis.get_title() for axis in axes] == ["SST-2", "CommonsenseQA"]
     plt.close(figure)
     figure, axis = plt.subplots()
-    lora.draw_runs(axis, made_up_runs())
-    assert {text.get_text() for text in axis.get_legend().get_texts()} == {
-        lora.NAMES[arm] for arm in ("ndlinear", "lora-1", "lora-8", "full")
+    arms = ("ndlinear", "lora-1", "lora-8", "full", "dora-1", "vera-256", "lokr-8-7", "all", "head")
+    lora.draw_runs(axis, made_up_runs(arms), "accuracy", 100)
+    labels = axis.get_legend_handles_labels()[1]
+    assert labels == [
+        "NdLinear-LoRA",
+        "LoRA",
+        *(lora.NAMES[a].partition(", rank")[0] for a in arms[3:]),
+    ]
+    assert [text.get_text() for text in axis.texts] == ["1", "8"], "ranks beside the line of LoRA"
+    assert axis.lines[-1].get_xdata().tolist() == [10, 100] and axis.get_xscale() == "log"
+    assert axis.lines[-1].get_ydata().tolist() == pytest.approx([81.1, 82.1])
+    looks = {
+        (line.get_marker(), line.get_color()) for line in axis.lines if line.get_label()[0] != "_"
     }
+    assert len(looks) == 8
     plt.close(figure)
 
 

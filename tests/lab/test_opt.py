@@ -16,6 +16,7 @@ from lab.data import choices
 from lab.data.bpe import BPE
 from lab.data.files import DataError
 from lab.decoder import FeedForward, NdFeedForward, learned_activation
+from lab.layers import dense_matrix
 from torch import nn
 
 SIZE = opt.Size(layers=2, width=48, heads=2)
@@ -50,6 +51,34 @@ def test_the_arms_start_as_their_names_say():
     size = {a: start(a).layers[0].block(x).std().item() for a in ("dense", "released", "ndlinear")}
     assert size["released"] < size["dense"] / 1000
     assert 0.5 < size["ndlinear"] / size["dense"] < 2
+
+
+def test_further_blocks_have_the_sizes_that_they_are_to_have():
+    count = {
+        arm: sum(p.numel() for p in opt.further_block(SIZE, arm).parameters())
+        for arm in opt.FURTHER
+    }
+    factors = 6 * 12 + 8 * 16
+    assert count["axes"] == 2 * factors + 4 * 48 + 48
+    assert count["squared"] == 2 * 48 * 192 + 5 * 48
+    assert count["tiny"] == 97 * 6 + 48 <= count["axes"] < 97 * 7 + 48
+    x = torch.randn(3, 5, 48)
+    for arm in opt.FURTHER:
+        assert opt.further_block(SIZE, arm)(x).shape == x.shape
+    squared = opt.further_block(SIZE, "squared")
+    wanted = squared.fc2(squared.fc1(x).clamp_min(0) ** 2)
+    assert torch.allclose(squared(x), wanted, atol=1e-6)
+
+
+def test_a_block_with_two_axes_starts_with_the_deviation_of_a_dense_one():
+    torch.manual_seed(0)
+    size = opt.Size(layers=3, width=256, heads=2)
+    model = opt.further_decoder(size, "axes", 50, 16)
+    first = [layer.block[0] for layer in model.layers]
+    entries = torch.cat([dense_matrix(layer).flatten() for layer in first])
+    dense = opt.further_decoder(size, "tiny", 50, 16).layers[0].block.fc1.weight
+    assert entries.std().item() == pytest.approx(dense.std().item(), rel=0.15)
+    assert model(torch.zeros(2, 7, dtype=torch.long)).shape == (2, 7, 50)
 
 
 def test_activations_are_noted_for_each_layer():

@@ -274,3 +274,45 @@ def test_the_chapters_that_the_tree_names_exist():
     cases = [guide.Case(foldable=False), guide.Case(separable=True), guide.Case(limit="parameters")]
     for case in [*cases, guide.Case()]:
         assert (modes.NOTEBOOKS / f"{guide.advise(case).chapter}.ipynb").is_file()
+
+
+@pytest.mark.parametrize("kind", ["ndlinear", "low-rank"])
+def test_a_converted_copy_computes_what_its_table_says_and_the_model_stays(kind):
+    torch.manual_seed(0)
+    model = cnn().eval()
+    before = copy.deepcopy(model.state_dict())
+    smaller, fits = guide.convert(model, ["5"], share=0.3, kind=kind)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert type(model[5]) is nn.Linear and type(smaller[5]) is not nn.Linear
+    assert fits["layer"].tolist() == ["5"] and smaller[8].weight is not model[8].weight
+    row = fits.iloc[0]
+    assert row["parameters"] == sum(p.numel() for p in smaller[5].parameters())
+    assert row["dense parameters"] == 1025 * 32 and row["parameters"] <= 0.3 * 1025 * 32
+    x = torch.randn(6, 1024)
+    wanted = model[5](x) - model[5].bias
+    lost = (smaller[5](x) - model[5](x)).norm() / wanted.norm()
+    assert lost.item() == pytest.approx(row["error"], rel=0.2)  # random inputs see all directions
+    assert not smaller[5].training and smaller(torch.randn(2, 3, 16, 16)).shape == (2, 10)
+
+
+def test_a_bare_layer_can_be_converted_and_trained():
+    layer, fits = guide.convert(nn.Linear(24, 36), ["(the model)"], share=0.5)
+    layer(torch.randn(3, 24)).square().sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+    assert "term" in fits["built"][0]
+
+
+@pytest.mark.parametrize(
+    ("made", "names", "options", "words"),
+    [
+        (cnn, ["0"], {}, "not a linear layer"),
+        (cnn, ["5"], {"kind": "monarch"}, "kind must be one of"),
+        (cnn, ["5"], {"share": 1e-4}, "of its parameters"),
+        (GPT, ["up"], {}, "shares its weight"),
+        (GPT, ["head"], {}, "shares its weight"),
+        (GPT, ["attention.out_proj"], {}, "nn.MultiheadAttention"),
+    ],
+)
+def test_what_cannot_be_converted_is_refused_in_plain_words(made, names, options, words):
+    with pytest.raises(ValueError, match=words):
+        guide.convert(made(), names, **options)

@@ -409,3 +409,30 @@ def test_the_seven_shapes_hold_many_small_equal_modes():
     assert len(names) == 7 and {"16^4", "8^5"} <= set(names)
     for case in bench.KRONECKER_CASES:
         assert max(case.dims + case.hidden) <= 128, "what FastKron has kernels for"
+
+
+@pytest.mark.parametrize(
+    ("dims", "hidden", "batch"),
+    [
+        ((5, 6), (4, 3), 7),
+        ((6, 4, 3), (5, 2, 4), 3),
+        ((11, 1), (11, 8), 4),
+        ((40, 40), (40, 40), 2),
+    ],
+)
+def test_the_products_alone_are_those_of_the_layer(dims, hidden, batch):
+    torch.manual_seed(0)
+    layer = ndlinear.NdLinear(dims, hidden, bias=False)
+    x = torch.randn(batch, *dims, requires_grad=True)
+    wanted = layer(x)
+    assert torch.allclose(
+        bench.products_alone(layer, x, False)()[-1].flatten(), wanted.flatten(), atol=1e-4
+    )
+    steps = layer.plan(batch, True).steps
+    found = bench.products_alone(layer, x, True)()
+    assert len(found) == 3 * len(steps)
+    ours = torch.autograd.grad(wanted, [x, *layer.weights], torch.ones_like(wanted))
+    assert torch.allclose(found[-1].flatten(), ours[0].flatten(), atol=1e-4)
+    for step, gradient in zip(reversed(steps), found[len(steps) :: 2]):
+        if len(step.modes) == 1:
+            assert torch.allclose(gradient, ours[1 + step.modes[0]], atol=1e-3)

@@ -403,3 +403,221 @@ def test_times_are_taken_by_the_bench_alone(monkeypatch, tmp_path, capsys):
     assert structured.may_time("made-up", grid)
     monkeypatch.setenv("NDL_BENCH", "1")
     assert structured.may_time("other", grid)
+
+
+# --------------------------------------------------------------------------------------------- tasks B and D
+class Pictures:
+    """40 pictures to train on and 10 to test, every pixel another number."""
+
+    x = np.random.default_rng(0).integers(0, 256, (50, 3, 32, 32)).astype(np.uint8)
+    y = np.arange(50) % 10
+    splits = {"train": slice(0, 40), "test": slice(40, 50)}  # noqa: RUF012
+
+
+@pytest.fixture
+def few_pictures(monkeypatch):
+    monkeypatch.setattr(structured, "load", lambda name: {"cifar10": Pictures}[name])
+    structured.grey.cache_clear()
+    yield
+    structured.grey.cache_clear()
+
+
+def test_grey_pictures_are_means_of_twelve_numbers(few_pictures):
+    found, labels = structured.grey()["test"]
+    assert found.shape == (10, 256) and (labels == Pictures.y[40:]).all()
+    patch = Pictures.x[43, :, 6:8, 10:12].astype(float)
+    assert found[3, 3 * 16 + 5] == pytest.approx(patch.mean(), rel=1e-6)
+
+
+def test_shuffled_pictures_are_the_same_ones_with_their_pixels_moved(few_pictures):
+    first, moved = (structured.pictures(5, 0.5, order) for order in ("in place", "shuffled"))
+    assert [len(first[part][0]) for part in ("train", "val", "test")] == [18, 4, 10]
+    columns = {tuple(column): i for i, column in enumerate(first["train"][0].T.tolist())}
+    pixels = [columns[tuple(column)] for column in moved["train"][0].T.tolist()]
+    assert sorted(pixels) == list(range(256)) != pixels
+    for part, (x, y) in first.items():  # one permutation for all parts
+        assert torch.equal(moved[part][0], x[:, pixels]) and torch.equal(moved[part][1], y)
+    x = first["train"][0]
+    assert x.mean().abs() < 1e-5 and x.std(correction=0) == pytest.approx(1, abs=1e-4)
+    again = structured.pictures(6, 0.5, "shuffled")["test"][0]
+    assert not torch.equal(again.argsort(dim=1), moved["test"][0].argsort(dim=1))
+
+
+def test_a_smaller_part_is_contained_in_a_larger_one(few_pictures):
+    small, large = (structured.pictures(1, part, "in place") for part in (0.5, 1.0))
+    assert len(large["train"][0]) == 36
+    assert torch.equal(small["train"][1], large["train"][1][:18])
+    assert torch.equal(small["val"][1], large["val"][1])
+
+
+def test_a_whole_run_on_pictures(few_pictures):
+    config = {"order": "shuffled", "arm": "ndlinear", "part": 1.0, "steps": 3, "lr": 0.01}
+    found = structured.train_pictures([config | {"seed": s} for s in (0, 1)])
+    assert [row["metrics"]["samples"] for row in found] == [36, 36]
+    assert found[0]["macs"] == 6 * 256 * 32 + 256 * 10
+    assert found[0]["metrics"]["test_loss"] != found[1]["metrics"]["test_loss"]
+
+
+class Texts:
+    x = np.array(["ab ab é", "", "abc"] * 40, dtype=object)
+    splits = {"train": slice(0, 60), "valid": slice(60, 90), "test": slice(90, 120)}  # noqa: RUF012
+
+
+@pytest.fixture
+def few_characters(monkeypatch):
+    monkeypatch.setattr(structured, "load", lambda name: {"wikitext2": Texts}[name])
+    monkeypatch.setattr(structured, "VOCABULARY", 5)
+    structured.characters.cache_clear()
+    yield
+    structured.characters.cache_clear()
+
+
+def test_characters_are_numbered_by_how_common_they_are(few_characters):
+    found = structured.characters()
+    text = "\n".join(Texts.x[Texts.splits["train"]])
+    order = sorted(set(text), key=lambda c: (-text.count(c), text.index(c)))
+    numbers = [min(order.index(c), 4) for c in text]
+    first, later = found["train"]
+    assert first.shape == later.shape == ((len(text) - 1) // 64, 64)
+    assert first.flatten().tolist() == numbers[: first.numel()]
+    assert later.flatten().tolist() == numbers[1 : first.numel() + 1]
+    assert set(found) == {"train", "val", "test"}
+
+
+def test_windows_are_evenly_spaced():
+    first, later = structured._windows(torch.arange(64 * 10 + 1), 4)
+    assert first[:, 0].tolist() == [0, 3 * 64, 6 * 64, 9 * 64]
+    assert torch.equal(later, first + 1)
+
+
+@pytest.mark.parametrize("arm", [*structured.WIDER, *structured.NARROW])
+def test_a_decoder_begins_without_its_blocks(arm):
+    torch.manual_seed(0)
+    model = structured.decoder(arm)
+    x = torch.randint(0, structured.VOCABULARY, (2, 9))
+    before = model(x)
+    for layer in model.layers:
+        assert isinstance(layer.block, structured.FeedForward)
+        nn.init.zeros_(layer.block.first.bias)
+        for weight, _, _ in layer.block.first.matrices():
+            nn.init.zeros_(weight)
+    assert torch.equal(model(x), before) and before.shape == (2, 9, structured.VOCABULARY)
+
+
+def test_counts_of_the_blocks():
+    sizes = {arm: structured.feed_forward(arm) for arm in (*structured.WIDER, *structured.NARROW)}
+    macs = {arm: structured.multiply_adds(block) for arm, block in sizes.items()}
+    weights = {arm: structured.size(block) for arm, block in sizes.items()}
+    # up: 8x8 to 16x16 by rows, then by columns; down: the same backwards
+    assert macs["ndlinear"] == macs["monarch"] == 2 * (8 * 8 * 16 + 8 * 16 * 16)
+    assert weights["ndlinear"] == 4 * 8 * 16 + 256 + 64 == weights["blocks-64"]
+    assert weights["monarch"] == macs["monarch"] + 320
+    for arm in ("low-rank", "blocks", "tied-4", "dense-macs", "ndlinear-3"):
+        assert macs[arm] <= macs["monarch"]
+    for arm, count in (("dense-params", structured.size), ("dense-macs", structured.multiply_adds)):
+        like = sizes[structured.NARROW[arm][1]]
+        hidden = structured.narrow_block(arm)
+        assert count(structured.dense_block(hidden)) <= count(like)
+        assert count(structured.dense_block(hidden + 1)) > count(like)
+    assert 10 * (64 + 256) > 6144 / 2 >= 9 * (64 + 256)  # the largest rank within Monarch's
+
+
+def test_a_decoder_trains_with_others_as_it_would_alone(few_characters):
+    config = {"arm": "monarch", "lr": 1e-3, "steps": 3}
+    pair = structured.train_characters([config | {"seed": s} for s in (0, 1)])
+    alone = structured.train_characters([config | {"seed": 1}])
+    assert pair[1]["metrics"]["test_loss"] == pytest.approx(alone[0]["metrics"]["test_loss"], 1e-4)
+    assert pair[0]["metrics"]["test_loss"] != pytest.approx(pair[1]["metrics"]["test_loss"], 1e-6)
+    logits = torch.randn(2, 64, 5)
+    target = torch.randint(0, 5, (2, 64))
+    wanted = -logits.log_softmax(-1).gather(2, target[..., None]).mean()
+    assert structured.next_character(logits, target).item() == pytest.approx(wanted.item())
+
+
+def test_the_gain_from_pixels_in_place():
+    draw = np.random.default_rng(2)
+    logs = {(arm, order): draw.normal(size=6) for arm in "ab" for order in ("in place", "shuffled")}
+    rows = [
+        {"arm": arm, "order": order, "seed": s, "test_loss": math.exp(v)}
+        for (arm, order), values in logs.items()
+        for s, v in enumerate(values)
+    ]
+    wanted = [logs[arm, "shuffled"] - logs[arm, "in place"] for arm in "ab"]
+    low, high = independent.ttest_rel(*wanted).confidence_interval()
+    found = structured.gain_in_place(pd.DataFrame(rows), "a", "b")
+    assert found == pytest.approx(((wanted[0] - wanted[1]).mean(), low, high))
+
+
+def test_scenarios_of_pictures_and_characters():
+    sizes = (900, 900), (90, 90), (300, 100), (50, 100), (40, 100)
+    counts = dict(zip(("dense", "blocks", "monarch", "ndlinear", "tiny"), sizes))
+    made = runs(dense=0.0, blocks=1.0, monarch=2.0, ndlinear=3.0, tiny=4.0)
+    for i, column in enumerate(("parameters", "macs")):
+        made[column] = made["arm"].map(lambda arm, i=i: counts[arm][i])
+    both = [
+        made.assign(order=order, part=part, samples=round(part * 800))
+        for order in ("in place", "shuffled")
+        for part in (0.25, 1.0)
+    ]
+    found = structured.picture_scenarios(pd.concat(both))
+    titles = [f"pixels {o}, {n} samples" for o in ("in place", "shuffled") for n in (200, 800)]
+    assert [s.name for s in found] == [title for title in titles for _ in range(3)]
+    text = structured.character_scenarios(made.assign(steps=50))
+    assert [(s.name, s.budget) for s in text[:2]] == [
+        ("characters, 800 samples", "equal operations"),
+        ("characters, 800 samples", "equal parameters"),
+    ]
+    counted = structured.right([*found, *text])
+    assert counted.loc["operations", "blocks"] == 5 and counted.loc["", "dense"] == 5
+    assert "monarch" not in counted
+
+
+def test_seconds_of_a_run_and_which_runs_are_beaten():
+    each = dict.fromkeys(structured.TIMED, 50.0) | {"dense": 100.0, "monarch": 10.0}
+    right = {"width": 64, "batch": structured.TEACHER_BATCH, "pass": "training"}
+    wrong = [right | {"pass": "forward"}, right | {"batch": 2048}]
+    times = pd.DataFrame(
+        [right | {arm: v * f for arm, v in each.items()} for f in (0.5, 1.0, 4.0)]
+        + [case | dict.fromkeys(structured.TIMED, 1e9) for case in wrong]
+    )
+    own = [0.0, 1.0, 0.5]  # what a seed does to all layers
+    cells = [("dense", 100, 0.0, 0.0), ("monarch", 1000, 0.0, 1e-3), ("blocks", 300, -0.5, 1e-3)]
+    made = [
+        {"arm": arm, "width": 64, "budget": 1e9, "steps": steps, "seed": s}
+        | {"test_loss": math.exp(mean + own[s] + s * noise)}
+        for arm, steps, mean, noise in [*cells, ("tied-4", 1, -9.0, 0.0)]
+        for s in range(3)
+    ]
+    found = structured.in_seconds(pd.DataFrame(made), times).set_index("arm")
+    assert set(found.index) == {"dense", "monarch", "blocks"}  # four groups were not timed
+    assert found["seconds"].to_dict() == pytest.approx(
+        {"dense": 0.06, "monarch": 0.06, "blocks": 0.09}
+    )
+    # dense and Monarch take as long and are not told apart; blocks take longer and are better
+    assert not found["beaten"].any()
+    assert found["loss"]["dense"] == pytest.approx(math.exp(0.5))
+    slow = times.assign(dense=200.0)
+    beaten = structured.in_seconds(pd.DataFrame(made), slow).set_index("arm")["beaten"]
+    assert beaten.to_dict() == {"dense": True, "monarch": False, "blocks": False}
+    figure, axis = plt.subplots()
+    structured.draw_seconds(axis, found.reset_index())
+    assert len(axis.lines) == 3 and len(axis.collections[0].get_offsets()) == 3
+    plt.close(figure)
+
+
+def test_what_shuffled_pixels_cost():
+    values = {("a", "in place"): 1.0, ("a", "shuffled"): 1.5, ("b", "in place"): 2.0}
+    values |= {("b", "shuffled"): 2.0}
+    made = [
+        {"arm": arm, "order": order, "seed": s, "samples": 8, "test_loss": v * (1 + 0.1 * s)}
+        for (arm, order), v in values.items()
+        for s in range(3)
+    ]
+    found = structured.losses_by_order(pd.DataFrame(made)).set_index("layer")
+    assert found["mean"].to_dict() == pytest.approx({"a": 50.0, "b": 0.0})
+    assert found["low"]["a"] == pytest.approx(50) and found["high"]["a"] == pytest.approx(50)
+    both = pd.concat([found.reset_index(), found.reset_index().assign(samples=9)])
+    figure, axis = plt.subplots()
+    structured.draw_orders(axis, both)
+    assert [tick.get_text() for tick in axis.get_yticklabels()] == ["b", "a"]
+    plt.close(figure)

@@ -273,6 +273,37 @@ def test_a_student_learns_and_the_same_seed_gives_the_same_student(stand_in):
     assert set(curve[0]) == {"epoch", "train_loss", "val_loss", "val_accuracy", "val_top_five"}
 
 
+def test_without_bfloat16_a_student_learns_in_float16_with_scaled_gradients(stand_in, monkeypatch):
+    seen, scalers = set(), []
+
+    class Scaler(torch.amp.GradScaler):
+        def scale(self, outputs):
+            scalers.append(self.get_scale())
+            return super().scale(outputs)
+
+    def watched(logits, *others):
+        seen.add(logits[0].dtype)
+        return plain(logits, *others)
+
+    plain = vit.distilled
+    monkeypatch.setattr(vit, "distilled", watched)
+    monkeypatch.setattr(torch.amp, "GradScaler", Scaler)
+    monkeypatch.setattr(vit, "half_type", lambda device: torch.float16)
+    net = student_of(configuration())
+    net.register_forward_hook(lambda module, args, out: seen.add(out[0].dtype))
+    curve, _ = vit.fitted(net, configuration())
+    assert curve[-1]["train_loss"] < curve[0]["train_loss"] - 0.2
+    assert seen == {torch.float16, torch.float32}  # inside and after autocast
+    assert min(scalers) > 1 and len(scalers) == 8 * 5  # epochs, batches
+
+
+def test_the_half_type_follows_the_device(monkeypatch):
+    assert vit.half_type(torch.device("cpu")) is torch.bfloat16
+    for capability, wanted in (((7, 5), torch.float16), ((8, 0), torch.bfloat16)):
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
+        assert vit.half_type(torch.device("cuda")) is wanted
+
+
 def test_a_student_trains_the_same_whether_its_teacher_was_at_hand_or_not(stand_in):
     c = configuration(teacher="random head", epochs=1)
     curves = [vit.fitted(student_of(c), c)[0] for _ in range(2)]  # the second finds it at hand

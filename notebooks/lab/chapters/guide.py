@@ -306,3 +306,20 @@ def kinds(report: pd.DataFrame) -> pd.DataFrame:
             }
         )
     return pd.DataFrame(rows)
+
+
+CONVERTED = {"dense": "dense", "ndlinear": "sum of NdLinear terms", "low-rank": "low rank"}
+STAGES = {"before": "before_accuracy", "fitted": "fitted_accuracy", "after": "accuracy"}
+
+
+def draw_conversion(axis, runs: pd.DataFrame) -> None:
+    """Accuracy of a network before some of its layers are exchanged, right after, and after a brief training: a line for each
+    kind of layer, thin lines for the seeds."""
+    for kind, part in runs.groupby("kind", sort=False):
+        look = {"color": figures.colour(kind)}
+        values = 100 * part[list(STAGES.values())].to_numpy()
+        axis.plot(range(3), values.T, lw=0.6, alpha=0.5, **look)
+        mark = figures.marker(kind)
+        axis.plot(range(3), values.mean(0), mark, ls="-", lw=1.6, label=CONVERTED[kind], **look)
+    axis.set_xticks(range(3), ["dense", "exchanged", "trained on"])
+    axis.set(ylabel="accuracy, percent")

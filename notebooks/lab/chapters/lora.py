@@ -26,6 +26,7 @@ from ndlinear import (
     rearrange,
 )
 
+from ..adapters import DoRA, LoKr, VeRA, vera_matrices
 from ..machine import require
 from ..models import DECODERS, TARGETS
 from ..modes import LabError
@@ -97,6 +98,34 @@ def adapt(model: nn.Module, arm: str, scale: float = 1.0, dropout: float = 0.0) 
         for module in model.modules():
             if isinstance(module, NdLinearLoRA):
                 module.adapter.reset_parameters()
+    return model
+
+
+def attach(model: nn.Module, targets: Mapping[str, nn.Linear], arm: str) -> nn.Module:
+    """Freeze any model and make some of its linear maps trainable in the way of an arm, in place; every scale is one.
+
+    Args:
+        targets: the maps by their names in the model. arm: "lora-<rank>", "dora-<rank>", "vera-<rank>", "lokr-<factor>-<rank>",
+            "ndlinear", "full" (the maps themselves) or "all" (every weight of the model).
+
+    Returns:
+        The model.
+    """
+    model.requires_grad_(arm == "all")
+    if arm == "ndlinear":
+        return apply_ndlinear_lora(model, list(targets))
+    kind, *sizes = arm.split("-")
+    numbers = [int(size) for size in sizes]
+    if kind == "vera":
+        numbers = [vera_matrices(list(targets.values()), *numbers)]
+    layers = {"lora": LowRank, "dora": DoRA, "vera": VeRA, "lokr": LoKr}
+    if kind not in (*layers, "full", "all"):
+        raise LabError(f"no arm {arm!r}; there are: {', '.join(layers)}, ndlinear, full, all")
+    for name, module in targets.items():
+        if kind in layers:
+            _replace(model, name, layers[kind](module, *numbers))
+        else:
+            module.requires_grad_(True)
     return model
 
 
@@ -304,17 +333,32 @@ NAMES = {
     "head": "head only",
     "ndlinear": "NdLinear-LoRA",
     "ndlinear-released": "NdLinear-LoRA, released start",
-    "lora-1": "LoRA, rank 1",
-    "lora-4": "LoRA, rank 4",
-    "lora-8": "LoRA, rank 8",
+    **{f"lora-{rank}": f"LoRA, rank {rank}" for rank in (1, 2, 4, 8, 16)},
+    "lokr-8-7": "LoKr, low rank",
+    "dora-1": "DoRA, rank 1",
+    "vera-256": "VeRA, rank 256",
     "full": "all maps",
+    "all": "all weights",
 }
 LOOKS = {"full": "dense", "ndlinear": "ndlinear", "ndlinear-released": "released", "head": "linear"}
+PEERS = {  # kinds of arms that no other chapter draws
+    "dora": {"marker": "s", "color": "#56b4e9"},
+    "vera": {"marker": "P", "color": "#7b6bb5"},
+    "all": {"marker": "X", "color": "#5a7fd6"},
+}
+ASIDE = {
+    "lokr-8-7": 0.8,
+    "ndlinear": 0.9,
+    "ndlinear-released": 1.2,
+}  # beside arms of about the same size
 
 
-def _look(arm: str) -> str:
-    """The method of the book's figures whose colour and marker an arm takes."""
-    return LOOKS.get(arm, "lora")
+def _style(arm: str) -> dict:
+    """Marker and colour of an arm: those of its method in the book's figures, where it has one."""
+    kind = arm.partition("-")[0]
+    if kind in PEERS:
+        return PEERS[kind]
+    return figures.key(LOOKS.get(arm, kind))
 
 
 def overview(runs: pd.DataFrame) -> pd.DataFrame:
@@ -330,6 +374,16 @@ def overview(runs: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def losses(runs: pd.DataFrame) -> pd.DataFrame:
+    """Of each arm the parameters, the rate, and the loss on the test part with the ends of its interval."""
+    rows = []
+    for arm, at in runs.groupby("arm", sort=False):
+        row = {"arm": NAMES[arm], "trained": int(at["parameters"].iloc[0])}
+        row |= {"rate": at["lr"].iloc[0], "seeds": len(at)}
+        rows.append(row | dict(zip(("loss", "loss_low", "loss_high"), interval(at["loss"]))))
+    return pd.DataFrame(rows)
+
+
 def word(found: tuple[float, float, float], margin: float = 1.0) -> str:
     """A difference in points by the chapter's rule: not inferior, worse, both, or undecided."""
     _, low, high = found
@@ -337,6 +391,32 @@ def word(found: tuple[float, float, float], margin: float = 1.0) -> str:
     if high < 0:
         words.append("worse")
     return ", ".join(words) or "undecided"
+
+
+def loss_word(found: tuple[float, float, float], margin: float = 0.0) -> str:
+    """A difference in loss by the chapter's rule: higher, lower, within the margin on both sides, on one, or undecided."""
+    _, low, high = found
+    words = []
+    if low > 0:
+        words.append("higher")
+    if high < 0:
+        words.append("lower")
+    if -margin < low and high < margin:
+        words.append("equivalent")
+    elif high < margin and "lower" not in words:
+        words.append("not inferior")
+    return ", ".join(words) or "undecided"
+
+
+def losses_against(runs: pd.DataFrame, arm: str = "ndlinear", margin: float = 0.0) -> pd.DataFrame:
+    """Loss of an arm minus that of each other arm, seed by seed, and what that means by the rule."""
+    rows = []
+    for other in dict.fromkeys(runs["arm"]):
+        if other != arm:
+            found = paired(runs, "loss", arm, other)
+            nats = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*found)
+            rows.append((NAMES[other], nats, loss_word(found, margin)))
+    return pd.DataFrame(rows, columns=["against", "loss", "by the rule"])
 
 
 def against(runs: pd.DataFrame, arm: str = "ndlinear") -> pd.DataFrame:
@@ -353,17 +433,27 @@ def against(runs: pd.DataFrame, arm: str = "ndlinear") -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def draw_runs(axis, runs: pd.DataFrame) -> None:
-    """Accuracy of each arm against its trained parameters, the latter on a log axis; every seed a point."""
+def draw_runs(axis, runs: pd.DataFrame, metric: str = "accuracy", factor: float = 1.0) -> None:
+    """A metric of each arm against its trained parameters, the latter on a log axis; every seed a point.
+
+    The ranks of LoRA are one line with the ranks beside it; arms of about the same size are drawn side by side (`ASIDE`).
+    """
+    line = []
     for arm, at in runs.groupby("arm", sort=False):
-        look = {"color": figures.colour(_look(arm)), "marker": figures.marker(_look(arm))}
-        x = at["parameters"].iloc[0]
-        mean, low, high = interval(100 * at["accuracy"])
-        axis.plot([x] * len(at), 100 * at["accuracy"], ls="none", alpha=0.45, ms=4, **look)
-        axis.plot([x * 1.12] * 2, [low, high], color=look["color"], lw=1.5)
-        axis.plot(x * 1.12, mean, ls="none", ms=7, label=NAMES[arm], **look)
-    axis.set(xscale="log", xlabel="trained parameters", ylabel="accuracy, percent")
-    axis.legend(loc="upper left", bbox_to_anchor=(1, 1), fontsize=8)
+        style, low_rank = _style(arm), arm.startswith("lora-")
+        x = at["parameters"].iloc[0] * ASIDE.get(arm, 1.0)
+        mean, low, high = interval(factor * at[metric])
+        axis.plot([x] * len(at), factor * at[metric], ls="none", alpha=0.4, ms=3, **style)
+        axis.plot([x, x], [low, high], color=style["color"], lw=1.5)
+        label = None if low_rank and line else NAMES[arm].partition(", rank")[0]
+        axis.plot(x, mean, ls="none", ms=7, label=label, **style)
+        if low_rank:
+            rank = arm.removeprefix("lora-")
+            axis.annotate(rank, (x, mean), (6, 4), textcoords="offset points", fontsize=8)
+            line.append((x, mean))
+    if line:
+        axis.plot(*zip(*sorted(line)), color=figures.colour("lora"), lw=1)
+    axis.set(xscale="log", xlabel="trained parameters")
 
 
 def draw_shares(axes, updates: pd.DataFrame, noise: Mapping[str, float]) -> None:

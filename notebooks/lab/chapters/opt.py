@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ndlinear import cheapest_order, count_macs
+from ndlinear import cheapest_order, count_macs, near_square
 
 from .. import models
 from ..data import SOURCES, load, tokens
@@ -27,6 +28,7 @@ from ..decoder import (
     spread_kinks,
     start_as_released,
 )
+from ..layers import Kronecker
 from ..machine import require
 from ..modes import mode
 from ..page import figures
@@ -84,6 +86,42 @@ def decoder(size: Size, arm: str, vocabulary: int, context: int) -> Decoder:
             spread_kinks(layer.block, std)
         if arm == "switched-off":
             nn.init.zeros_(layer.block.fc2.weight)
+    return model
+
+
+# ------------------------------------------------------------------------------------------- further blocks, not in the paper
+FURTHER = {
+    "squared": "dense, squared ReLU",
+    "axes": "NdLinear, two axes of channels",
+    "tiny": "dense, of that size",
+}
+
+
+def further_block(size: Size, arm: str) -> nn.Module:
+    """A block of `FURTHER`: "axes" folds the channels into a near-square table and has as many hidden numbers as the dense block of
+    four widths; "tiny" is a dense block with at most its parameters."""
+    if arm == "squared":
+        return FeedForward(size.width, size.wide, lambda x: F.relu(x).square())
+    fold = near_square(size.width)
+    wide = tuple(2 * n for n in fold)
+    folded = nn.Sequential(Kronecker(fold, wide), nn.ReLU(), Kronecker(wide, fold))
+    if arm == "axes":
+        return folded
+    most = sum(p.numel() for p in folded.parameters())
+    return FeedForward(size.width, (most - size.width) // (2 * size.width + 1))
+
+
+def further_decoder(size: Size, arm: str, vocabulary: int, context: int) -> Decoder:
+    """As `decoder`, with a block of `FURTHER`. The factors of a Kronecker product start with the root of the others' deviation, so
+    that the entries of the product start with that deviation."""
+    make = lambda: further_block(size, arm)  # noqa: E731
+    model = Decoder(vocabulary, context, size.width, size.layers, size.heads, make)
+    std = scaled_std(size.width)
+    start_as_released(model, std)
+    for module in model.modules():
+        if isinstance(module, Kronecker):
+            for weight in module.map.weights:
+                nn.init.normal_(weight, std=math.sqrt(std))
     return model
 
 

@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ndlinear
 
-from .. import memory
+from .. import memory, timing
 from ..counts import sizes
 from ..data import folder
 from ..machine import module_digest, require
@@ -391,6 +391,76 @@ def kronecker_peers(p: Problem) -> dict[str, Peer]:
 def has_kronecker_libraries() -> bool:
     """Whether both libraries are installed; they are large, so nothing asks for them by itself."""
     return all(importlib.util.find_spec(name) for name in KRONECKER_LIBRARIES)
+
+
+# What is left of a layer when everything but its products is free
+@torch.no_grad()
+def products_alone(layer: ndlinear.NdLinear, x: Tensor, training: bool) -> Callable[[], list]:
+    """The products of a layer's plan and nothing else: no biases, no autograd, no checks, merged matrices at hand, forward and
+    input gradients into memory at hand. Each product is done in the faster of the ways tried.
+
+    Args:
+        layer: of two axes or more. x: (B, D_1, ..., D_N). training: with the gradients of the input and of every matrix.
+
+    Returns:
+        A function without arguments that computes all products and returns the results, in order: of each step; in training
+        then, from the last step to the first, the gradient of its matrix and of its input, for an upstream gradient of ones.
+    """
+    plan = layer.plan(len(x), training)
+    weights = [weight.detach() for weight in layer.weights]
+    calls, kept = [], []
+    for step in plan.steps:
+        matrix = functools.reduce(torch.kron, [weights[k] for k in step.modes]).contiguous()
+        value = x.detach().reshape(*step.shape)
+        x = value.new_empty(len(value), step.hidden, *value.shape[2:])
+        kept.append((matrix, value, x))
+        calls.append(_fastest(_product_ways(value, matrix, x)))
+    upstream = torch.ones_like(x)
+    for matrix, value, out in reversed(kept if training else []):
+        upstream = upstream.reshape(out.shape)
+        calls.append(_fastest(_gradient_ways(value, upstream)))
+        below = torch.empty_like(value)
+        calls.append(_fastest(_product_ways(upstream, matrix.t(), below)))
+        upstream = below
+
+    @torch.no_grad()
+    def run() -> list:
+        return [call() for call in calls]
+
+    return run
+
+
+def _product_ways(x: Tensor, matrix: Tensor, out: Tensor) -> list[Callable[[], Tensor]]:
+    """(L, D) or (L, D, R) times a matrix (H, D), into (L, H) or (L, H, R)."""
+    if x.ndim == 2:
+        ways = [lambda: torch.mm(x, matrix.t(), out=out), lambda: out.copy_(F.linear(x, matrix))]
+        return [*ways, lambda: torch.mul(x, matrix.t(), out=out)] if x.shape[1] == 1 else ways
+    left, d, right = x.shape
+    many = matrix.expand(left, *matrix.shape)
+
+    def of_a_copy() -> Tensor:
+        flat = F.linear(x.transpose(1, 2).reshape(-1, d), matrix)
+        return out.copy_(flat.view(left, right, -1).transpose(1, 2))
+
+    return [lambda: torch.bmm(many, x, out=out), of_a_copy]
+
+
+def _gradient_ways(x: Tensor, upstream: Tensor) -> list[Callable[[], Tensor]]:
+    """The gradient (H, D) of the matrix of a product."""
+    if x.ndim == 2:
+        return [lambda: upstream.t() @ x, lambda: (x.t() @ upstream).t()]
+
+    def of_a_copy() -> Tensor:
+        rows = upstream.transpose(0, 1).flatten(1)
+        return rows @ x.transpose(0, 1).flatten(1).t()
+
+    return [lambda: torch.bmm(upstream, x.mT).sum(0), of_a_copy]
+
+
+def _fastest(ways: list[Callable]) -> Callable:
+    """The way with the shortest time; so that the first is warm, each is called before."""
+    times = timing.rounds(dict(enumerate(ways)), 3, at_least=1e-3)
+    return ways[min(times, key=lambda k: np.median(times[k]))]
 
 
 def problem(config: dict) -> Problem:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import itertools
 import math
@@ -17,6 +18,7 @@ from torch.nn import functional as F
 
 from .. import layers
 from ..data import load, split
+from ..decoder import Decoder
 from ..guide import Case, advise
 from ..modes import mode
 from ..page import figures
@@ -327,6 +329,176 @@ def train_share(configs: list[dict]) -> list[dict]:
     return [{"metrics": metrics, **costs(make())} for metrics in found]
 
 
+# --------------------------------------------------------------------------- task B: pictures, pixels in place or shuffled
+@functools.lru_cache(maxsize=1)
+def grey() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """CIFAR-10 as grey pictures of 16 x 16: the mean of the three colours and of two by two pixels; (n, 256) and labels."""
+    data = load("cifar10")
+    blocks = data.x.reshape(-1, 3, 16, 2, 16, 2)
+    x = blocks.mean((1, 3, 5), dtype=np.float32).reshape(len(data.x), -1)
+    return {part: (x[data.splits[part]], data.y[data.splits[part]]) for part in ("train", "test")}
+
+
+def pictures(seed: int, part: float, order: str) -> dict[str, tuple[Tensor, Tensor]]:
+    """Grey pictures for one seed: a tenth of the training pictures to validate, ``part`` of the others to train, the official test
+    part. ``order``: pixels "in place", or "shuffled", by one permutation for all pictures of the seed."""
+    draw = np.random.default_rng(9_000 + seed)
+    (x, y), test = grey()["train"], grey()["test"]
+    drawn = draw.permutation(len(x))
+    held_out = len(x) // 10
+    chosen = drawn[held_out : held_out + round(part * (len(x) - held_out))]
+    parts = {
+        "train": (x[chosen], y[chosen]),
+        "val": (x[drawn[:held_out]], y[drawn[:held_out]]),
+        "test": test,
+    }
+    pixels = draw.permutation(x.shape[1]) if order == "shuffled" else np.arange(x.shape[1])
+    mean, deviation = x[chosen].mean(), x[chosen].std()
+    return {
+        name: (torch.from_numpy((x[:, pixels] - mean) / deviation), torch.from_numpy(y))
+        for name, (x, y) in parts.items()
+    }
+
+
+def train_pictures(configs: list[dict]) -> list[dict]:
+    """Task B for all seeds of a configuration: order, arm, part, lr, steps."""
+    c, seeds = configs[0], [config["seed"] for config in configs]
+    drawn = [pictures(seed, c["part"], c["order"]) for seed in seeds]
+    parts = {name: stacked.stack_parts([own[name] for own in drawn]) for name in drawn[0]}
+    make = functools.partial(network, c["arm"], 256, 256, 10)
+    found = fit(
+        make,
+        parts,
+        seeds=seeds,
+        rate=functools.partial(rates, lr=c["lr"], how="rule"),
+        loss=F.cross_entropy,
+        scores={"accuracy": accuracy},
+        steps=c["steps"],
+        batch=128,
+        checks=10,
+    )
+    samples = {"samples": parts["train"][0].shape[1]}
+    return [{"metrics": metrics | samples, **costs(make())} for metrics in found]
+
+
+# --------------------------------------------------------------------------------------------------- task D: characters
+VOCABULARY = 96  # the commonest characters, and one number for all others
+CONTEXT = 64
+WINDOWS = {"train": 2**16, "valid": 512, "test": 1024}  # at most so many, evenly spaced
+
+
+@functools.lru_cache(maxsize=1)
+def characters() -> dict[str, tuple[Tensor, Tensor]]:
+    """WikiText-2 in windows of 64 characters: their numbers, and those of the characters that follow; (windows, 64) each."""
+    data = load("wikitext2")
+    texts = {part: "\n".join(data.x[data.splits[part]]) for part in WINDOWS}
+    common = collections.Counter(texts["train"]).most_common(VOCABULARY - 1)
+    numbers = np.full(0x110000, VOCABULARY - 1)
+    for i, (character, _) in enumerate(common):
+        numbers[ord(character)] = i
+    return {
+        "val" if part == "valid" else part: _windows(
+            torch.from_numpy(numbers[np.frombuffer(text.encode("utf-32-le"), np.uint32)]),
+            WINDOWS[part],
+        )
+        for part, text in texts.items()
+    }
+
+
+def _windows(numbers: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """At most so many windows of a text, side by side without overlap, and the same one character later."""
+    count = (len(numbers) - 1) // CONTEXT
+    kept = torch.linspace(0, count - 1, min(most, count)).round().long()
+    first, later = (
+        numbers[shift : shift + count * CONTEXT].view(count, CONTEXT)[kept] for shift in (0, 1)
+    )
+    return first, later
+
+
+class FeedForward(nn.Module):
+    """B(relu(A(x))), A and B of one kind; the last matrix of B starts at zero."""
+
+    def __init__(self, first: layers.Structured, second: layers.Structured):
+        super().__init__()
+        self.first = first
+        self.second = second
+        for weight in second.last():
+            nn.init.zeros_(weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(F.relu(self.first(x)))
+
+
+WIDER: dict[str, Callable[..., layers.Structured]] = {  # two tables (8, 8), (16, 16), either way
+    "dense": lambda t, u: layers.Dense(math.prod(t), math.prod(u)),
+    "low-rank": lambda t, u: layers.LowRank(math.prod(t), math.prod(u), 9),
+    "blocks": lambda t, u: layers.BlockDiagonal(math.prod(t), math.prod(u), 8),
+    "blocks-64": lambda t, u: layers.BlockDiagonal(math.prod(t), math.prod(u), 64),
+    "ndlinear": lambda t, u: layers.Kronecker(t, u),
+    "ndlinear-3": lambda t, u: layers.Kronecker(FOLDED[t], FOLDED[u]),
+    "tied-4": lambda t, u: layers.BlockTensorTrain(t, u, groups=4),
+    "monarch": lambda t, u: layers.BlockTensorTrain(t, u),
+}
+FOLDED = {(8, 8): (4, 4, 4), (16, 16): (8, 8, 4)}
+
+
+def feed_forward(arm: str) -> FeedForward:
+    """The feed-forward block of an arm, from 64 numbers to 256 and back; two are dense blocks with fewer than 256."""
+    if arm in NARROW:
+        return dense_block(narrow_block(arm))
+    up, down = WIDER[arm]((8, 8), (16, 16)), WIDER[arm]((16, 16), (8, 8))
+    return FeedForward(up, down)
+
+
+def dense_block(hidden: int) -> FeedForward:
+    """A dense feed-forward block."""
+    return FeedForward(layers.Dense(64, hidden), layers.Dense(hidden, 64))
+
+
+@functools.cache
+def narrow_block(arm: str) -> int:
+    """How many hidden numbers a dense block can have for the parameters of the NdLinear block ("dense-params") or the
+    multiply-adds of the Monarch block ("dense-macs")."""
+    count, like = NARROW[arm]
+    with torch.random.fork_rng():  # the sizes matter, the numbers are drawn for nothing
+        limit = count(feed_forward(like))
+        fits = [hidden for hidden in range(1, 256) if count(dense_block(hidden)) <= limit]
+    return fits[-1]
+
+
+def decoder(arm: str) -> Decoder:
+    """Two layers of width 64 with four heads, the output tied to the embedding; every feed-forward block is that of an arm."""
+    block = functools.partial(feed_forward, arm)
+    model = Decoder(VOCABULARY, CONTEXT, 64, layers=2, heads=4, block=block)
+    for embedding in (model.tokens, model.positions):
+        nn.init.normal_(embedding.weight, std=64**-0.5)
+    return model
+
+
+def next_character(out: Tensor, target: Tensor) -> Tensor:
+    """Mean cross-entropy of logits (windows, 64, vocabulary) in nats for each character."""
+    return F.cross_entropy(out.flatten(0, -2), target.flatten())
+
+
+def train_characters(configs: list[dict]) -> list[dict]:
+    """Task D for all seeds of a configuration: arm, lr, steps. The multiply-adds are those of the feed-forward blocks."""
+    c, seeds = configs[0], [config["seed"] for config in configs]
+    parts = {name: stacked.stack_parts([own] * len(seeds)) for name, own in characters().items()}
+    make = functools.partial(decoder, c["arm"])
+    found = fit(
+        make,
+        parts,
+        seeds=seeds,
+        rate=functools.partial(rates, lr=c["lr"], how="rule"),
+        loss=next_character,
+        scores={},
+        steps=c["steps"],
+        batch=16,
+        checks=1,
+    )
+    return [{"metrics": metrics, **costs(make())} for metrics in found]
+
+
 # ------------------------------------------------------------------------------------------------------ reading records
 def best_rates(runs: pd.DataFrame, by: list[str], metric: str) -> pd.DataFrame:
     """For each group the rate with the lowest mean logarithm of a loss, and whether it lies at an end of the grid."""
@@ -342,6 +514,14 @@ def log_ratio(
     """Mean and 95 % interval of the difference of two arms' log losses, paired by seed: negative where ``arm`` is better."""
     wide = np.log(runs.pivot(index="seed", columns="arm", values=metric))
     return interval((wide[arm] - wide[other]).dropna())
+
+
+def gain_in_place(runs: pd.DataFrame, arm: str, other: str) -> tuple[float, float, float]:
+    """Rule R4: by how much more the log loss of ``arm`` than that of ``other`` is lower with the pixels in place than shuffled;
+    mean and 95 % interval, paired by seed."""
+    logs = np.log(runs.pivot(index="seed", columns=["arm", "order"], values="test_loss"))
+    gain = {a: logs[a]["shuffled"] - logs[a]["in place"] for a in (arm, other)}
+    return interval((gain[arm] - gain[other]).dropna())
 
 
 WORDS = {True: "worse", False: "better", None: "not told apart"}
@@ -394,6 +574,7 @@ NAMES = {  # where the figures' style has another name, or none
     "low-rank-1": "low rank 1",
     "blocks": "√d blocks",
     "blocks-of-2": "blocks of 2",
+    "blocks-64": "64 blocks",
     "tied-4": "four groups",
     "monarch": "Monarch",
     "btt-2": "BTT, rank 2",
@@ -473,6 +654,21 @@ def share_scenarios(data: str, runs: pd.DataFrame, samples: int, axes: bool) -> 
     return found
 
 
+def picture_scenarios(runs: pd.DataFrame) -> list[Scenario]:
+    """Task B: for each order of the pixels and number of samples the three budgets of task C."""
+    found = []
+    for order, own in runs.groupby("order"):
+        most = int(own["samples"].max())
+        found += share_scenarios(f"pixels {order}", own, most, axes=order == "in place")
+    return found
+
+
+def character_scenarios(runs: pd.DataFrame) -> list[Scenario]:
+    """Task D: the three budgets; the samples are windows of 64 characters."""
+    windows = 16 * int(runs["steps"].iloc[0])
+    return share_scenarios("characters", runs.assign(part=1.0), windows, axes=False)
+
+
 def answers(scenarios: Sequence[Scenario]) -> pd.DataFrame:
     """One row for each scenario: the answer, by how many percent the best layer's loss is below the next one's, what the tree
     advises and what its first form did, and whether that is the best layer or not told apart from it."""
@@ -497,9 +693,45 @@ def answers(scenarios: Sequence[Scenario]) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def right(scenarios: Sequence[Scenario]) -> pd.DataFrame:
+    """In how many scenarios of each budget a layer has the lowest mean log loss of those admitted, or is not told apart from it."""
+    counts = collections.Counter()
+    for scenario in scenarios:
+        found = winner(scenario.runs, scenario.arms)
+        counts.update((scenario.case.limit, arm) for arm in (found["best"], *found["near"]))
+    return pd.Series(counts).unstack(fill_value=0)
+
+
 def percent(log: float) -> float:
     """A difference of logarithms as a change in percent."""
     return 100 * math.expm1(log)
+
+
+def in_seconds(runs: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
+    """Task A over seconds of layers: one row for each timed layer, width and budget.
+
+    Args:
+        runs: of task A. times: microseconds of one layer, rows of `time_layers`; the medians of the training pass at the
+            batch of task A are taken.
+
+    Returns:
+        ``seconds`` of the six structured layers in all steps of a run, each alone; ``loss``, the geometric mean; ``beaten``,
+        whether another row takes no more seconds and has a lower loss, by the 95 % interval paired by seed.
+    """
+    like = (times["batch"] == TEACHER_BATCH) & (times["pass"] == "training")
+    each = times[like].groupby("width")[TIMED].median()
+    rows = []
+    for (arm, width, budget), own in runs.groupby(["arm", "width", "budget"]):
+        if arm in TIMED:
+            seconds = 6 * own["steps"].iloc[0] * each.loc[width, arm] / 1e6
+            row = {"arm": arm, "width": width, "budget": budget, "seconds": seconds}
+            rows.append(row | {"logs": np.log(own.set_index("seed")["test_loss"])})
+    for row in rows:
+        quick = [other for other in rows if other["seconds"] <= row["seconds"]]
+        ahead = [below(interval((other["logs"] - row["logs"]).dropna())) for other in quick]
+        row["beaten"] = any(found is True for found in ahead)
+        row["loss"] = math.exp(row["logs"].mean())
+    return pd.DataFrame(rows).drop(columns="logs")
 
 
 def served(best: pd.DataFrame, grid: Sequence[float]) -> pd.Series:
@@ -615,3 +847,44 @@ def draw_rates(axes, runs: pd.DataFrame, arms: Sequence[str]) -> None:
             best = curve.idxmin()
             axis.plot(best, curve[best], figures.marker(arm), color=figures.colour(arm))
         axis.set(xscale="log", yscale="log", xlabel=f"base rate, width {width}")
+
+
+def draw_seconds(axis, found: pd.DataFrame) -> None:
+    """Rows of `in_seconds`, a line for each layer and width, its wider layer with hollow marks; a ring around those that no other
+    beats."""
+    for (arm, width), own in found.sort_values("seconds").groupby(["arm", "width"]):
+        look = {"color": figures.colour(arm), "marker": figures.marker(arm), "linewidth": 0.8}
+        if width > BASE:
+            look |= {"markerfacecolor": "none", "linestyle": ":"}
+        axis.plot(own["seconds"], own["loss"], label=name(arm) if width == BASE else None, **look)
+    front = found[~found["beaten"]]
+    ring = {"s": 150, "facecolors": "none", "edgecolors": "0.5"}
+    axis.scatter(front["seconds"], front["loss"], **ring)
+    axis.set(xscale="log", yscale="log", xlabel="seconds of the structured layers")
+
+
+def losses_by_order(runs: pd.DataFrame) -> pd.DataFrame:
+    """Task B: by how many percent the loss of each layer is higher with shuffled pixels, for each number of samples."""
+    rows = []
+    for (samples, arm), own in runs.groupby(["samples", "arm"]):
+        change = log_ratio(own.assign(arm=own["order"]), "shuffled", "in place")
+        mean, low, high = map(percent, change)
+        row = {"layer": arm, "samples": samples, "mean": mean, "low": low, "high": high}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def draw_orders(axis, found: pd.DataFrame) -> None:
+    """Rows of `losses_by_order`: a row for each layer, a mark with its interval for each number of samples."""
+    order = found.groupby("layer")["mean"].max().sort_values().index.tolist()
+    for shift, (samples, own) in zip((-0.15, 0.15), found.groupby("samples")):
+        at = [order.index(arm) + shift for arm in own["layer"]]
+        error = [own["mean"] - own["low"], own["high"] - own["mean"]]
+        look = {
+            "fmt": "o" if shift < 0 else "s",
+            "markersize": 5,
+            "label": f"{samples:,.0f} samples",
+        }
+        axis.errorbar(own["mean"], at, xerr=error, **look)
+    axis.axvline(0, color="0.5", linewidth=1)
+    axis.set_yticks(range(len(order)), [name(arm) for arm in order])

@@ -177,11 +177,18 @@ def _convolution(inputs: int, outputs: int) -> list[nn.Module]:
     return [layer, nn.BatchNorm2d(outputs), nn.ReLU()]
 
 
+def half_type(device: torch.device) -> torch.dtype:
+    """bfloat16; float16 on a GPU that only imitates the former, such as a T4."""
+    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
+        return torch.float16
+    return torch.bfloat16
+
+
 def half(model: nn.Module) -> Callable:
-    """A model under autocast to bfloat16, its answers in float32."""
+    """A model under autocast to the device's `half_type`, its answers in float32."""
 
     def forward(images: Tensor):
-        with torch.autocast(images.device.type, torch.bfloat16):
+        with torch.autocast(images.device.type, half_type(images.device)):
             out = model(images)
         return tuple(o.float() for o in out) if isinstance(out, tuple) else out.float()
 
@@ -195,9 +202,12 @@ TEACHER = {
 
 
 def trained_teacher(split: loop.Split, classes: int) -> Teacher:
-    """A teacher trained with Adam on the training pictures and their mirror images."""
+    """A teacher trained with Adam on the training pictures and their mirror images; in float32 where float16 would need its
+    gradients scaled."""
     loop.seed_everything(TEACHER["seed"])
-    teacher = Teacher(classes).to(loop.default_device(), memory_format=torch.channels_last)
+    device = loop.default_device()
+    teacher = Teacher(classes).to(device, memory_format=torch.channels_last)
+    forward = half(teacher) if half_type(device) is torch.bfloat16 else None
     x, y = split.train
     both = torch.cat([x, x.flip(-1)]), torch.cat([y, y])
     for lr, passes in TEACHER["rates"].items():
@@ -209,7 +219,7 @@ def trained_teacher(split: loop.Split, classes: int) -> Teacher:
             lr=lr,
             batch_size=128,
             seed=TEACHER["seed"],
-            forward=half(teacher),
+            forward=forward,
         )
     return teacher
 
@@ -340,6 +350,7 @@ def train(
     updates = torch.optim.AdamW(student.parameters(), lr=lr, weight_decay=WEIGHT_DECAY)
     steps = epochs * math.ceil(len(data[0]) / batch)
     rate = torch.optim.lr_scheduler.LambdaLR(updates, lambda now: schedule(now, steps))
+    scaler = torch.amp.GradScaler(device.type, enabled=half_type(device) is torch.float16)
     order, curve = torch.Generator().manual_seed(seed), []
     for now in range(1, epochs + 1):
         student.train()
@@ -348,8 +359,9 @@ def train(
             mirrored = torch.rand(len(index), generator=order) < 0.5
             value = _loss(student, data, index.to(device), mirrored.to(device))
             updates.zero_grad(set_to_none=True)
-            value.backward()
-            updates.step()
+            scaler.scale(value).backward()
+            scaler.step(updates)
+            scaler.update()
             rate.step()
             total += value.detach() * len(index)
         loop.check_finite(float(total), now, lr)

@@ -1,4 +1,4 @@
-"""Questions with choices: CommonsenseQA."""
+"""Questions with choices: CommonsenseQA; word problems with worked solutions: GSM8K."""
 
 from __future__ import annotations
 
@@ -57,6 +57,35 @@ def commonsenseqa_sample() -> tuple[bytes, ...]:
     return _made_up(40, 0), _made_up(20, 1)
 
 
+def read_gsm8k(*contents: bytes) -> Raw:
+    """A problem a case, as its line of JSON with "question" and "answer"; the answer ends with "#### " and a number."""
+    parts = [[line for line in part.decode("utf-8").splitlines() if line] for part in contents]
+    lines = [line for part in parts for line in part]
+    for line in lines:
+        row = json.loads(line)
+        if not row["question"] or "#### " not in row["answer"]:
+            raise DataError(f"a problem lacks its question or its final number: {line[:60]}")
+    n = len(parts[0])
+    splits = {"train": slice(0, n), "test": slice(n, len(lines))}
+    return Raw(np.array(lines, object), None, (), splits)
+
+
+def _made_up_sums(n: int, seed: int) -> bytes:
+    """Sums of two numbers in words, with the calculator's marks of the real set."""
+    rng = np.random.default_rng(seed)
+    lines = []
+    for a, b in rng.integers(2, 90, (n, 2)).tolist():
+        question = f"Ann has {a} eggs and buys {b} more. How many eggs does she have?"
+        answer = f"She has {a}+{b} = <<{a}+{b}={a + b}>>{a + b} eggs.\n#### {a + b}"
+        lines.append(json.dumps({"question": question, "answer": answer}) + "\n")
+    return "".join(lines).encode()
+
+
+def gsm8k_sample() -> tuple[bytes, ...]:
+    return _made_up_sums(40, 0), _made_up_sums(12, 1)
+
+
+_GSM8K = "https://raw.githubusercontent.com/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c"
 _ADDRESS = "https://s3.amazonaws.com/commonsensqa"
 _EXPECT = {
     "train": ((9741,), (1909, 1973, 1946, 1985, 1928)),
@@ -101,6 +130,35 @@ SOURCES = (
                 _EXPECT,
                 _NOTE + " A public copy of the two files.",
                 "a36c667d5d6a5e35",
+            ),
+        ),
+    ),
+    Source(
+        "gsm8k",
+        "GSM8K: word problems of school mathematics with worked solutions",
+        "https://github.com/openai/grade-school-math",
+        "MIT",
+        (
+            Layout(
+                (
+                    File(
+                        "reasoning/gsm8k_train.jsonl",
+                        f"{_GSM8K}/grade_school_math/data/train.jsonl",
+                        size=4_166_206,
+                        sha256="17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465",
+                    ),
+                    File(
+                        "reasoning/gsm8k_test.jsonl",
+                        f"{_GSM8K}/grade_school_math/data/test.jsonl",
+                        size=749_738,
+                        sha256="3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14",
+                    ),
+                ),
+                read_gsm8k,
+                gsm8k_sample,
+                {"train": ((7473,), None), "test": ((1319,), None)},
+                "Both official parts as published, with the calculator's marks in the solutions.",
+                "e1c783e708888cdc",
             ),
         ),
     ),
