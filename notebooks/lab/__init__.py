@@ -20,7 +20,7 @@ from .page.figures import colour, label, marker, style
 from .page.ledger import claim, finding, verdict
 from .page.recorded import recorded
 from .page.scale import at_scale, on_devices, places
-from .page.show import interactive, say, start, table
+from .page.show import baselines, interactive, say, start, table
 from .records import read, record
 from .stats import (
     above,
@@ -46,6 +46,7 @@ __all__ = [
     "any_of",
     "at_least",
     "at_scale",
+    "baselines",
     "below",
     "card",
     "chunked",

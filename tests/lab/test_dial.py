@@ -294,6 +294,18 @@ def test_readings_share_alpha_0_and_ratios_are_paired(runs):
     assert set(dial.of(runs, "text")["alpha"]) == {0.0, 1.0}
 
 
+def test_runs_are_told_apart_by_reading_and_number_of_steps(runs):
+    short, long = runs.assign(steps=1250), runs.assign(steps=20_000)
+    found = dial.by_budget(pd.concat([short, long]))
+    readings = set(runs["reading"])
+    assert set(found) == {f"{r}, {n} steps" for r in readings for n in ("1,250", "20,000")}
+    for name, part in found.items():
+        reading, steps = name.removesuffix(" steps").split(", ")
+        assert set(part["reading"]) == {reading}
+        assert set(part["steps"]) == {int(steps.replace(",", ""))}
+        assert len(part) == (runs["reading"] == reading).sum()
+
+
 def test_ends_lists_each_end_once(runs):
     found = dial.ends(runs).set_index(["reading", "alpha"])
     assert list(found.index) == [

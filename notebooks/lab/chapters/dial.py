@@ -390,10 +390,10 @@ def log_ratios(
 
 
 def ends(runs: pd.DataFrame, level: float = 0.95) -> pd.DataFrame:
-    """Both ends of the dial in each reading: geometric mean errors, and their ratio with a t
-    interval of its logarithm."""
+    """Both ends of the dial in each reading that has runs: geometric mean errors, and their ratio
+    with a t interval of its logarithm."""
     rows = []
-    for reading in READINGS:
+    for reading in [r for r in READINGS if len(of(runs, r))]:
         logs, found = log_ratios(runs, reading), of(runs, reading)
         for alpha in [a for a in (0, 1) if a in logs and not (a == 0 and reading in SHARED)]:
             at = found[found["alpha"] == alpha]
@@ -404,6 +404,12 @@ def ends(runs: pd.DataFrame, level: float = 0.95) -> pd.DataFrame:
             rows.append((reading, alpha, *errors, *np.exp(interval(logs[alpha], level=level))))
     names = ["reading", "alpha", "ndlinear", "dense", "ratio", "ratio_low", "ratio_high"]
     return pd.DataFrame(rows, columns=names)
+
+
+def by_budget(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
+    """The runs of each reading and number of steps, under a name that says both."""
+    groups = runs.groupby(["reading", "steps"], sort=False)
+    return {f"{reading}, {steps:,} steps": part for (reading, steps), part in groups}
 
 
 def over_readings(answers: dict[str, bool | None]) -> tuple[bool | None, bool | None]:

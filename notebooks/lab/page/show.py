@@ -79,6 +79,21 @@ def table(
     )
 
 
+def baselines(rows: list[tuple], form: str = "{:.3f}", caption: str = "") -> None:
+    """The paper's dense baselines beside ours, and why the two differ: the reader sees what our opponent is worth.
+
+    Args:
+        rows: (name, printed value, ours as (mean, low, high), reason in words).
+        form: of all numbers.
+    """
+    shown = [
+        (name, form.format(printed), f"{form} [{form}, {form}]".format(*ours), why)
+        for name, printed, ours, why in rows
+    ]
+    columns = ["dense baseline", "printed", "ours", "why not equal"]
+    table(pd.DataFrame(shown, columns=columns), caption=caption)
+
+
 def _in_one_piece(cell: re.Match) -> str:
     """The text of a cell with real minus signs, which do not break lines, and intervals kept together."""
     text = re.sub(r"(?<![\w.)])-(?=\d)|(?<=\de)-(?=\d)", "\N{MINUS SIGN}", cell[0])
