@@ -338,7 +338,7 @@ class NdLinear(nn.Module):
         """
         if device is None:
             device = next((p.device for p in self.parameters()), "cpu")
-        key = (batch.bit_length(), needs_grad, torch.device(device).type)
+        key = (batch.bit_length(), needs_grad, torch.device(device).type == "cuda")
         if key not in self._plans:
             sizes = (self.input_dims, self.hidden_size, self.order)
             self._plans[key] = _search(*sizes, *key, _has_bias(self))
@@ -347,8 +347,8 @@ class NdLinear(nn.Module):
     def _prepare(self) -> None:
         """What `forward` needs beside the parameters. It is made here: compilers then find it."""
         self._shapes = tuple(zip(self.hidden_size, self.input_dims))
-        self._plans: dict[tuple[int, bool, str], Plan] = {}
-        self._plans_for_any = {device: self.plan(device=device) for device in _COSTS}
+        self._plans: dict[tuple[int, bool, bool], Plan] = {}
+        self._plans_for_any = [self.plan(device=device) for device in ("cpu", "cuda")]
 
     def __getstate__(self) -> dict:
         made = ("_shapes", "_plans", "_plans_for_any")
@@ -938,7 +938,7 @@ class Plan(NamedTuple):
 
 
 class _Cost:
-    """Seconds that the parts of a plan take on a CPU.
+    """Seconds that the parts of a plan take on a CPU; what is not CUDA runs by them too.
 
     Fitted by hand to measured times of single products and of the layers of the paper, forward and
     with gradients, in float32 on two cores of an AMD EPYC (torch 2.13, November 2026). They decide
@@ -951,6 +951,7 @@ class _Cost:
     PRODUCT = 1e-5  # to start a product, and again for each factor merged into its matrix
     BATCHED = 5e-6  # more to start a product of many matrices, and again if they are thin
     BIAS = 7e-6  # to start what adds one bias to the total bias
+    ADD = 0.0  # more to start adding the total bias after the last product, where left > 1
 
     MULTIPLY_ADD = 1.6e-11
     MERGED_NUMBER = 1e-9  # for each entry of a merged matrix
@@ -971,43 +972,37 @@ class _Cost:
 
 
 class _CudaCost(_Cost):
-    """The same on a GPU: on paper, nothing here was measured.
+    """The same on CUDA: arithmetic on paper, nothing here was measured.
 
-    Three numbers and counting: 5 us until PyTorch has started one operation (a rule of thumb), and
-    from the data sheet of NVIDIA's H200 4.8 TB/s to read or write a number of four bytes and
-    67 TFLOP/s in float32. A bias (H,) added where no axes follow rides inside the product; where
-    axes follow, it is copied into the result first, which the product then reads. A thin product
-    copies its input before and its output after. The total bias takes row sums and an addition for
-    each mode, so that biases mode by mode cost less unless another order saves much.
+    Operations and numbers are counted, at 5 us until PyTorch has started an operation, a rule of
+    thumb, and what the data sheet of NVIDIA's A100 (40 GB) says of memory, 1,555 GB/s at four bytes
+    for a number, and of arithmetic in float32, 19.5 TFLOP/s. It lies between a T4 (320 GB/s,
+    8.1 TFLOP/s) and an H200 (4.8 TB/s, 67 TFLOP/s).
 
-    Merging is off: it starts more operations, in every call, to spare arithmetic that a GPU has in
-    plenty. Gradients are autograd's own: they start the same operations without steps in Python.
+    Where no axes follow a mode, its bias (H,) is added inside the product. Where axes follow, it
+    is copied into the result first, which the product then reads; so is a total bias, or it is
+    added in one more operation where left > 1. A thin product copies its input before and its
+    output after. The total bias takes row sums and an addition for each mode, so biases mode by
+    mode cost less unless another order saves much.
+
+    Merging is off: it starts more operations in every call, to spare what a GPU does quickly.
+    Gradients are autograd's: they start the same operations as ours, without steps in Python.
     """
 
     START = 5e-6
-    NUMBER = 4 / 4.8e12
+    NUMBER = 4 / 1.555e12
 
     MERGES = False
-    PRODUCT = START
-    BATCHED = START
+    PRODUCT = BATCHED = ADD = START
     BIAS = 2 * START
 
-    MULTIPLY_ADD = 2 / 67e12
-    ROW = 0.0
-    ROW_NUMBER = NUMBER
-    MATRIX = 0.0
-    MATRIX_NUMBER = NUMBER
+    MULTIPLY_ADD = 2 / 19.5e12
+    ROW = MATRIX = 0.0
+    ROW_NUMBER = MATRIX_NUMBER = NUMBER
     THIN_NUMBER = 3 * NUMBER
-    MATRIX_BIAS = 2 * NUMBER
-    MATRIX_BIAS_GRADIENT = 2 * NUMBER
-    TOTAL_LEFT = 2 * NUMBER
-    TOTAL_RIGHT = 2 * NUMBER
+    MATRIX_BIAS = MATRIX_BIAS_GRADIENT = TOTAL_LEFT = TOTAL_RIGHT = 2 * NUMBER
 
     BY_HAND_FROM = math.inf
-
-
-# By `torch.device.type`; other devices (mps, xpu, meta, ...) run as on the CPU: nobody has looked.
-_COSTS = {"cpu": _Cost, "cuda": _CudaCost}
 
 
 @lru_cache(4096)
@@ -1017,17 +1012,17 @@ def _search(
     order: tuple[int, ...],
     bits: int,
     grad: bool,
-    device: str,
+    on_cuda: bool,
     bias: bool,
 ) -> Plan:
-    """The fastest plan by estimate for about 2^bits samples on a type of device.
+    """The fastest plan by estimate for about 2^bits samples.
 
     Candidates are Algorithm 1, and neighbours merged in all ways (on CUDA: not merged), in all
     orders if there are at most four groups, else in the cheapest. None may keep more for backward
     than Algorithm 1 does.
     """
     n = len(dims)
-    cost = _COSTS.get(device, _Cost)
+    cost = _CudaCost if on_cuda else _Cost
     candidates = [(True, [(k,) for k in order])]
     all_cuts = [(True,) * (n - 1)]
     if cost.MERGES and n <= 8:
@@ -1088,6 +1083,7 @@ def _estimate(
         shape = (-1, d) if right == 1 else (-1, d, right)
         steps.append(Step(group, left, d, h, right, shape))
         sizes[first:behind] = hidden[first:behind]
+    starts += cost.ADD * (left > 1) * adds_total
     added = cost.TOTAL_LEFT * (left > 1) + cost.TOTAL_RIGHT * (right > 1)
     work += samples * math.prod(hidden) * added * adds_total
     seconds = starts + work
@@ -1138,18 +1134,17 @@ def _gather(layer: NdLinear, compiling: bool) -> tuple[list, list, bool]:
 def _planned(layer: NdLinear, x: Tensor, weights: list, biases: list, compiling: bool) -> Tensor:
     """Choose the plan for this call and run it."""
     batch = x.shape[: -len(weights)]
-    device = x.device.type
     ordinary = not compiling and _is_ordinary(x)
     trains = ordinary and torch.is_grad_enabled() and _any_requires_grad(x, weights, biases)
     if ordinary and not _any_autocast():
         samples = batch.numel()
-        key = (samples.bit_length(), trains, device)
-        plan = layer._plans.get(key) or layer.plan(samples, trains, device)
+        key = (samples.bit_length(), trains, x.is_cuda)
+        plan = layer._plans.get(key) or layer.plan(samples, trains, x.device)
         product = _fast_product
         if trains:
             product = _Product.apply if plan.by_hand else _product
     else:
-        plan = layer._plans_for_any.get(device) or layer._plans_for_any["cpu"]
+        plan = layer._plans_for_any[x.is_cuda]
         product = _product
     operands = _operands(layer, plan, weights, biases)
     if trains and layer.execution == "recompute":
