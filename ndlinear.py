@@ -162,7 +162,8 @@ class NdLinear(nn.Module):
             +-sqrt(3/D_k) per mode, which keeps the variance, biases zero.
         execution: "sequential": Algorithm 1 literally, the reference. "planned": the same function
             in the fastest way known, see `plan`. "recompute": so too, under
-            torch.utils.checkpoint: it keeps only its input and runs once more in backward.
+            torch.utils.checkpoint: it keeps only its input and runs once more in backward. What
+            compiles, traces or transforms the layer runs it as planned.
         device, dtype: of the parameters, as in torch.nn.Linear.
 
     Attributes:
@@ -323,6 +324,9 @@ class NdLinear(nn.Module):
 
         Made once per type of device and power of two, then kept. Whatever compiles, exports,
         traces, transforms or casts runs `plan()` for any batch: it sees one program. See part 3.
+
+        On CUDA no modes are merged, and biases are added inside the products where the layout
+        allows. Its constants come from data sheets; nothing was measured there.
 
         Args:
             batch: the number of samples.
@@ -982,8 +986,9 @@ class _CudaCost(_Cost):
     Where no axes follow a mode, its bias (H,) is added inside the product. Where axes follow, it
     is copied into the result first, which the product then reads; so is a total bias, or it is
     added in one more operation where left > 1. A thin product copies its input before and its
-    output after. The total bias takes row sums and an addition for each mode, so biases mode by
-    mode cost less unless another order saves much.
+    output after. Without biases, this counts a start too many where axes follow. The total bias
+    takes row sums and an addition for each mode, so biases mode by mode cost less unless another
+    order saves much.
 
     Merging is off: it starts more operations in every call, to spare what a GPU does quickly.
     Gradients are autograd's: they start the same operations as ours, without steps in Python.
