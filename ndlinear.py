@@ -162,7 +162,8 @@ class NdLinear(nn.Module):
             +-sqrt(3/D_k) per mode, which keeps the variance, biases zero.
         execution: "sequential": Algorithm 1 literally, the reference. "planned": the same function
             in the fastest way known, see `plan`. "recompute": so too, under
-            torch.utils.checkpoint: it keeps only its input and runs once more in backward.
+            torch.utils.checkpoint: it keeps only its input and runs once more in backward. What
+            compiles, traces or transforms the layer runs it as planned.
         device, dtype: of the parameters, as in torch.nn.Linear.
 
     Attributes:
@@ -313,17 +314,35 @@ class NdLinear(nn.Module):
         layer.approximation = KroneckerFit(weight_error, bias_error)
         return layer
 
-    def plan(self, batch: int = 256, needs_grad: bool = True) -> Plan:
+    def plan(
+        self,
+        batch: int = 256,
+        needs_grad: bool = True,
+        device: torch.device | str | None = None,
+    ) -> Plan:
         """How `batch` samples are computed, with or without gradients; print it.
 
-        Made once per power of two, then kept. Whatever compiles, exports, traces, transforms or
-        casts runs `plan()` for any batch: it sees one program. See part 3.
+        Made once per type of device and power of two, then kept. Whatever compiles, exports,
+        traces, transforms or casts runs `plan()` for any batch: it sees one program. See part 3.
 
-        >>> plan = NdLinear((64, 8, 8), (256, 2, 2)).plan(64)
-        >>> plan.groups, plan.macs  # modes 2 and 3 as one, then mode 1
+        On CUDA no modes are merged, and biases are added inside the products where the layout
+        allows. Its constants come from data sheets; nothing was measured there.
+
+        Args:
+            batch: the number of samples.
+            needs_grad: whether a gradient is wanted, of the input or of a parameter.
+            device: of the input, by default that of the parameters. It need not be there: a plan
+                for "cuda" can be read without a GPU.
+
+        >>> layer = NdLinear((64, 8, 8), (256, 2, 2))
+        >>> layer.plan(64).groups, layer.plan(64).macs  # modes 2 and 3 as one, then mode 1
         (((1, 2), (0,)), 81920)
+        >>> layer.plan(64, device="cuda").groups  # each by itself, in the cheapest order
+        ((1,), (2,), (0,))
         """
-        key = (batch.bit_length(), needs_grad)
+        if device is None:
+            device = next((p.device for p in self.parameters()), "cpu")
+        key = (batch.bit_length(), needs_grad, torch.device(device).type == "cuda")
         if key not in self._plans:
             sizes = (self.input_dims, self.hidden_size, self.order)
             self._plans[key] = _search(*sizes, *key, _has_bias(self))
@@ -332,11 +351,11 @@ class NdLinear(nn.Module):
     def _prepare(self) -> None:
         """What `forward` needs beside the parameters. It is made here: compilers then find it."""
         self._shapes = tuple(zip(self.hidden_size, self.input_dims))
-        self._plans: dict[tuple[int, bool], Plan] = {}
-        self._plan_for_any = self.plan()
+        self._plans: dict[tuple[int, bool, bool], Plan] = {}
+        self._plans_for_any = [self.plan(device=device) for device in ("cpu", "cuda")]
 
     def __getstate__(self) -> dict:
-        made = ("_shapes", "_plans", "_plan_for_any")
+        made = ("_shapes", "_plans", "_plans_for_any")
         return {name: value for name, value in self.__dict__.items() if name not in made}
 
     def __setstate__(self, state: dict) -> None:
@@ -923,18 +942,20 @@ class Plan(NamedTuple):
 
 
 class _Cost:
-    """Seconds that the parts of a plan take.
+    """Seconds that the parts of a plan take on a CPU; what is not CUDA runs by them too.
 
     Fitted by hand to measured times of single products and of the layers of the paper, forward and
     with gradients, in float32 on two cores of an AMD EPYC (torch 2.13, November 2026). They decide
     which plan runs, never what it computes; on another machine a plan may miss the fastest one.
     "Number": of the input and output of a product. "Matrix": where axes follow the mode, a product
-    is one of many matrices (dim, right); it is thin where right < min(hidden, 16).
+    is one of many matrices (dim, right), unless it is thin, see `_is_thin`.
     """
 
+    MERGES = True  # whether neighbouring modes may be merged into one matrix
     PRODUCT = 1e-5  # to start a product, and again for each factor merged into its matrix
     BATCHED = 5e-6  # more to start a product of many matrices, and again if they are thin
     BIAS = 7e-6  # to start what adds one bias to the total bias
+    ADD = 0.0  # more to start adding the total bias after the last product, where left > 1
 
     MULTIPLY_ADD = 1.6e-11
     MERGED_NUMBER = 1e-9  # for each entry of a merged matrix
@@ -954,6 +975,43 @@ class _Cost:
     BY_HAND_FROM = 3e-4  # from so many seconds on, `_Product` is worth its steps in Python
 
 
+class _CudaCost(_Cost):
+    """The same on CUDA: arithmetic on paper, nothing here was measured.
+
+    Operations and numbers are counted, at 5 us until PyTorch has started an operation, a rule of
+    thumb, and what the data sheet of NVIDIA's A100 (40 GB) says of memory, 1,555 GB/s at four bytes
+    for a number, and of arithmetic in float32, 19.5 TFLOP/s. It lies between a T4 (320 GB/s,
+    8.1 TFLOP/s) and an H200 (4.8 TB/s, 67 TFLOP/s).
+
+    Where no axes follow a mode, its bias (H,) is added inside the product. Where axes follow, it
+    is copied into the result first, which the product then reads; so is a total bias, or it is
+    added in one more operation where left > 1. A thin product copies its input before and its
+    output after. Without biases, this counts a start too many where axes follow. One of many
+    matrices occupies a block of threads for about 2 us, and 108 multiprocessors hold about eight
+    blocks each, both again rules of thumb. The total bias takes row sums and an addition for each
+    mode, so biases mode by mode cost less unless another order saves much.
+
+    Merging is off: it starts more operations in every call, to spare what a GPU does quickly.
+    Gradients are autograd's: they start the same operations as ours, without steps in Python.
+    """
+
+    START = 5e-6
+    NUMBER = 4 / 1.555e12
+
+    MERGES = False
+    PRODUCT = BATCHED = ADD = START
+    BIAS = 2 * START
+
+    MULTIPLY_ADD = 2 / 19.5e12
+    ROW = 0.0
+    MATRIX = 2e-6 / (8 * 108)
+    ROW_NUMBER = MATRIX_NUMBER = NUMBER
+    THIN_NUMBER = 3 * NUMBER
+    MATRIX_BIAS = MATRIX_BIAS_GRADIENT = TOTAL_LEFT = TOTAL_RIGHT = 2 * NUMBER
+
+    BY_HAND_FROM = math.inf
+
+
 @lru_cache(4096)
 def _search(
     dims: tuple[int, ...],
@@ -961,16 +1019,21 @@ def _search(
     order: tuple[int, ...],
     bits: int,
     grad: bool,
+    on_cuda: bool,
     bias: bool,
 ) -> Plan:
     """The fastest plan by estimate for about 2^bits samples.
 
-    Candidates are Algorithm 1, and neighbours merged in all ways, in all orders if there are at
-    most four groups, else in the cheapest. None may keep more for backward than Algorithm 1 does.
+    Candidates are Algorithm 1, and neighbours merged in all ways (on CUDA: not merged), in all
+    orders if there are at most four groups, else in the cheapest. None may keep more for backward
+    than Algorithm 1 does.
     """
     n = len(dims)
+    cost = _CudaCost if on_cuda else _Cost
     candidates = [(True, [(k,) for k in order])]
-    all_cuts = itertools.product((True, False), repeat=n - 1) if n <= 8 else [(True,) * (n - 1)]
+    all_cuts = [(True,) * (n - 1)]
+    if cost.MERGES and n <= 8:
+        all_cuts = itertools.product((True, False), repeat=n - 1)
     for cuts in all_cuts:
         edges = [0, *(k for k, cut in enumerate(cuts, 1) if cut), n]
         groups = [tuple(range(a, b)) for a, b in itertools.pairwise(edges)]
@@ -982,7 +1045,7 @@ def _search(
             orders = [[groups[k] for k in cheapest_order(merged_dims, merged_hidden)]]
         candidates += [(False, groups) for groups in orders]
     samples = 0.75 * 2**bits  # the middle of the batch sizes that share a plan
-    plans = [_estimate(dims, hidden, *one, samples, grad, bias) for one in candidates]
+    plans = [_estimate(dims, hidden, *one, samples, grad, bias, cost) for one in candidates]
     return min((p for p in plans if p.saved <= plans[0].saved), key=lambda plan: plan.seconds)
 
 
@@ -994,13 +1057,14 @@ def _estimate(
     samples: float,
     grad: bool,
     bias: bool,
+    cost: type[_Cost],
 ) -> Plan:
     """The plan that runs these groups one after the other, and how long that should take."""
     adds_inline = bias and inline
     adds_total = bias and not inline
     sizes = list(dims)
     steps = []
-    starts = _Cost.BIAS * len(dims) * adds_total
+    starts = cost.BIAS * len(dims) * adds_total
     work = 0.0
     many = 0.0
     for group in groups:
@@ -1011,29 +1075,30 @@ def _estimate(
         left = math.prod(sizes[:first])
         right = math.prod(sizes[behind:])
         merged = len(group) > 1
-        thin = 1 < right < min(h, 16)
+        thin = right > 1 and _is_thin(h, d, right, cost is _CudaCost)
         if right == 1:
-            moved = _Cost.ROW + _Cost.ROW_NUMBER * (d + h)
+            moved = cost.ROW + cost.ROW_NUMBER * (d + h)
         else:
-            number = _Cost.THIN_NUMBER if thin else _Cost.MATRIX_NUMBER
-            added = _Cost.MATRIX_BIAS_GRADIENT if grad else _Cost.MATRIX_BIAS
-            moved = _Cost.MATRIX + right * (d + h) * number
+            number = cost.THIN_NUMBER if thin else cost.MATRIX_NUMBER
+            added = cost.MATRIX_BIAS_GRADIENT if grad else cost.MATRIX_BIAS
+            moved = cost.MATRIX + right * (d + h) * number
             moved += right * h * added * adds_inline
-            many += _Cost.WEIGHT_GRADIENT * samples * left * d * h
-        starts += _Cost.PRODUCT * len(group) + _Cost.BATCHED * ((right > 1) + thin)
-        merging = _Cost.MERGED_NUMBER * d * h * merged
-        work += samples * left * (_Cost.MULTIPLY_ADD * d * h * right + moved) + merging
+            many += cost.WEIGHT_GRADIENT * samples * left * d * h
+        starts += cost.PRODUCT * len(group) + cost.BATCHED * ((right > 1) + thin)
+        merging = cost.MERGED_NUMBER * d * h * merged
+        work += samples * left * (cost.MULTIPLY_ADD * d * h * right + moved) + merging
         shape = (-1, d) if right == 1 else (-1, d, right)
         steps.append(Step(group, left, d, h, right, shape))
         sizes[first:behind] = hidden[first:behind]
-    added = _Cost.TOTAL_LEFT * (left > 1) + _Cost.TOTAL_RIGHT * (right > 1)
+    starts += cost.ADD * (left > 1) * adds_total
+    added = cost.TOTAL_LEFT * (left > 1) + cost.TOTAL_RIGHT * (right > 1)
     work += samples * math.prod(hidden) * added * adds_total
     seconds = starts + work
     if grad:
-        seconds = _Cost.BACKWARD_STARTS * starts + _Cost.BACKWARD_WORK * work
+        seconds = cost.BACKWARD_STARTS * starts + cost.BACKWARD_WORK * work
     total = (left,) * (left > 1) + (h,) + (right,) * (right > 1)
     order = tuple(k for group in groups for k in group)
-    by_hand = starts + work + many > _Cost.BY_HAND_FROM
+    by_hand = starts + work + many > cost.BY_HAND_FROM
     return Plan(tuple(steps), tuple(groups), order, inline, total, by_hand, seconds)
 
 
@@ -1076,27 +1141,24 @@ def _gather(layer: NdLinear, compiling: bool) -> tuple[list, list, bool]:
 def _planned(layer: NdLinear, x: Tensor, weights: list, biases: list, compiling: bool) -> Tensor:
     """Choose the plan for this call and run it."""
     batch = x.shape[: -len(weights)]
-    if compiling or not _is_ordinary(x):
-        y = _run(
-            layer._plan_for_any,
-            _product,
-            x,
-            *_operands(layer, layer._plan_for_any, weights, biases),
-        )
-        return y.reshape(*batch, *layer.hidden_size)
-    trains = torch.is_grad_enabled() and _any_requires_grad(x, weights, biases)
-    samples = batch.numel()
-    plan = layer._plans.get((samples.bit_length(), trains)) or layer.plan(samples, trains)
+    ordinary = not compiling and _is_ordinary(x)
+    trains = ordinary and torch.is_grad_enabled() and _any_requires_grad(x, weights, biases)
+    if ordinary and not _any_autocast():
+        samples = batch.numel()
+        key = (samples.bit_length(), trains, x.is_cuda)
+        plan = layer._plans.get(key) or layer.plan(samples, trains, x.device)
+        product = _fast_product
+        if trains:
+            product = _Product.apply if plan.by_hand else _product
+    else:
+        plan = layer._plans_for_any[x.is_cuda]
+        product = _product
     operands = _operands(layer, plan, weights, biases)
-    if not trains:
-        y = _run(plan, _fast_product, x, *operands)
-    elif layer.execution == "recompute":
+    if trains and layer.execution == "recompute":
         how = {"use_reentrant": False, "preserve_rng_state": False}
         y = checkpoint(_run, plan, _product, x, *operands, **how)
-    elif plan.by_hand:
-        y = _run(plan, _Product.apply, x, *operands)
     else:
-        y = _run(plan, _product, x, *operands)
+        y = _run(plan, product, x, *operands)
     return y.reshape(*batch, *layer.hidden_size)
 
 
@@ -1127,6 +1189,17 @@ def _run(plan: Plan, product, x: Tensor, *operands: Tensor | None) -> Tensor:
     return x
 
 
+def _is_thin(h: int, d: int, right: int, on_cuda: bool) -> bool:
+    """Whether a product of many matrices (d, right) is done as one, of a copy with axes swapped.
+
+    On CUDA where the matrix (h, d) holds more numbers than its input and output. Many products
+    would read it as often, and autograd's gradient of it, one for each, would be larger than both.
+    """
+    if on_cuda:
+        return right * (h + d) < h * d
+    return right < 16 and right < h
+
+
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """(L, D) -> (L, H) or (L, D, R) -> (L, H, R), with nothing copied.
 
@@ -1141,10 +1214,13 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     left, d, right = x.shape
     h = weight.shape[0]
     whole = bias is not None and bias.ndim == 2
-    if right < min(h, 16):  # many thin matrices: one product of a copy
+    on_cuda = x.is_cuda
+    if _is_thin(h, d, right, on_cuda):  # many thin matrices: one product of a copy
         y = F.linear(x.transpose(1, 2).reshape(-1, d), weight, None if whole else bias)
         y = y.view(left, right, h).transpose(1, 2)
         return (y + bias.to(y.dtype) if whole else y).contiguous()
+    if on_cuda and torch.is_autocast_enabled("cuda"):  # it would cast all `left` copies
+        weight = weight.to(torch.get_autocast_dtype("cuda"))
     weight = weight.expand(left, h, d)
     if bias is None:
         return torch.bmm(weight, x)
@@ -1256,14 +1332,13 @@ _REAL = frozenset([torch.float16, torch.bfloat16, torch.float32, torch.float64])
 
 
 def _is_ordinary(x: Tensor) -> bool:
-    """Whether this is an ordinary call: real numbers, and nothing traces, transforms or casts."""
+    """Whether this is an ordinary call: real numbers, and nothing traces or transforms."""
     return (
         type(x) in _PLAIN
         and x.dtype in _REAL
         and not _functorch_is_active()
         and _forward_mode._current_level < 0
         and _tracing_state() is None
-        and not _any_autocast()
     )
 
 

@@ -31,7 +31,9 @@ from ..stats import interval
 
 ROUNDING = 1e-6  # relative: what the interval of equal values allows
 FEWEST_SEEDS = 3  # from which on an interval is asked, not equality
-TIMES = re.compile(r"speed(?!-memory).*|overhead-time|cnn-latency")  # their numbers are times
+TIMES = re.compile(  # their numbers are times
+    r"speed(?!-memory).*|overhead-time|cnn-latency|scaling-steps|structured-time"
+)
 
 
 def owner(experiment: str) -> pathlib.Path:

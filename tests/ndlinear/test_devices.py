@@ -1,0 +1,346 @@
+"""Plans for CUDA, without a GPU: what they look like, what they start, and that they compute Algorithm 1.
+
+Fake tensors of torch stand for tensors on CUDA: they have a device, sizes and dtypes but no numbers, and autograd refuses them where
+torch is built without CUDA. So gradients are checked with numbers on the CPU, which runs the plan made for CUDA.
+"""
+
+import itertools
+import math
+
+import pytest
+import torch
+from ndlinear_cases import expected, randomise
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import ndlinear as nd
+
+KERNELS = {  # of CUDA, started by one operation: baddbmm copies what it adds to into its result first
+    "addmm": 1,
+    "mm": 1,
+    "bmm": 1,
+    "baddbmm": 2,
+    "sum": 1,
+    "add": 1,
+    "add_": 1,
+    "mul": 1,
+    "addcmul": 1,
+    "clone": 1,
+    "_to_copy": 1,
+}
+NOT_COMPUTED = {  # views, and what the tests make themselves
+    *("view", "_unsafe_view", "t", "transpose", "expand", "unsqueeze", "detach", "alias", "empty"),
+}
+SHAPES = [  # one to four modes; thin products, sizes of one, orders that pay
+    ((6,), (4,)),
+    ((64, 48), (40, 56)),
+    ((40, 6), (30, 1)),
+    ((200, 1), (200, 1)),
+    ((64, 8, 8), (256, 2, 2)),
+    ((3, 4, 5), (5, 1, 4)),
+    ((4, 3, 2, 5), (2, 3, 4, 5)),
+]
+layouts = pytest.mark.parametrize("dims, hidden", SHAPES, ids=str)
+biased = pytest.mark.parametrize("bias", [True, False], ids=["biases", "no biases"])
+
+
+class Log(TorchDispatchMode):
+    """What is computed: name, sizes and dtype of the result of each operation that is not a view."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        name = func.overloadpacket.__name__
+        if isinstance(result, torch.Tensor) and name not in NOT_COMPUTED:
+            self.operations.append((name, tuple(result.shape), result.dtype))
+        return result
+
+    @property
+    def kernels(self):
+        return sum(KERNELS[name] for name, *_ in self.operations)
+
+
+def contiguous(tensor):
+    """`Tensor.contiguous`, which first asks for the device and so fails where there is no CUDA."""
+    return tensor if tensor.is_contiguous() else tensor.clone(memory_format=torch.contiguous_format)
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """A fake CUDA: tensors made in it are on it, and the layer takes them for plain tensors."""
+    monkeypatch.setattr(nd, "_PLAIN", (*nd._PLAIN, FakeTensor))
+    monkeypatch.setattr(torch.Tensor, "contiguous", contiguous)
+    with FakeTensorMode(), torch.no_grad():
+        yield lambda *sizes, dtype=torch.float32: torch.empty(*sizes, device="cuda", dtype=dtype)
+
+
+def to_cuda(layer, cuda):
+    """The layer with its parameters on the fake device, as after `layer.to("cuda")`."""
+    for mode in layer.align_layers:
+        for name, value in mode._parameters.items():
+            if value is not None:
+                mode._parameters[name] = cuda(*value.shape, dtype=value.dtype)
+    return layer
+
+
+def planned_for_cuda(layer, batch):
+    """The layer that runs on the CPU what was planned for CUDA."""
+    for grad in (True, False):
+        layer._plans[batch.bit_length(), grad, False] = layer.plan(batch, grad, "cuda")
+    layer._plans_for_any = [layer.plan(device="cuda")] * 2
+    return layer
+
+
+@pytest.fixture
+def thin_as_on_cuda(monkeypatch):
+    is_thin = nd._is_thin
+    monkeypatch.setattr(nd, "_is_thin", lambda h, d, right, on_cuda: is_thin(h, d, right, True))
+
+
+# ---------------------------------------------------------------------------------------------------------- the plan
+@biased
+@layouts
+def test_a_plan_for_cuda_merges_nothing_and_leaves_gradients_to_autograd(dims, hidden, bias):
+    for outer, batch, grad in itertools.product((True, False), (1, 40, 3000), (True, False)):
+        layer = nd.NdLinear(dims, hidden, outer, bias)
+        plan = layer.plan(batch, grad, "cuda")
+        assert plan.groups == tuple((k,) for k in plan.order) and not plan.by_hand
+        assert sorted(plan.order) == list(range(len(dims)))
+        assert plan.macs == nd.count_macs(dims, hidden, plan.order)
+        assert plan.order == layer.order or not plan.inline
+
+
+def test_a_better_order_is_worth_the_total_bias_and_a_slightly_better_one_is_not():
+    first, then = nd.NdLinear((2800, 8), (768, 1)), nd.NdLinear((32, 64), (64, 96))
+    plan = first.plan(512, device="cuda")
+    assert plan.order == nd.cheapest_order((2800, 8), (768, 1)) == (1, 0)
+    assert not plan.inline and plan.total == (768,), "it rides inside the last product"
+    plan = then.plan(512, device="cuda")
+    assert plan.inline and plan.order == (0, 1) != nd.cheapest_order((32, 64), (64, 96))
+    assert nd.NdLinear((2800, 8), (768, 1)).plan(1, device="cuda").inline, "starts are all it costs"
+    assert "biases mode by mode" in str(plan)
+
+
+@pytest.mark.parametrize(
+    "dims, hidden",
+    [((64, 8, 8), (256, 2, 2)), ((2800, 8), (768, 1)), ((300, 7), (50, 90))],
+    ids=str,
+)
+def test_the_cheapest_order_where_samples_are_many(dims, hidden):
+    """Then starts count for nothing, and multiply-adds for more than the numbers that are moved."""
+    for outer in (True, False):
+        plan = nd.NdLinear(dims, hidden, outer).plan(10**5, device="cuda")
+        assert plan.macs == nd.count_macs(dims, hidden, nd.cheapest_order(dims, hidden))
+
+
+def test_plans_of_cpu_and_cuda_are_kept_apart():
+    layer = nd.NdLinear((64, 8, 8), (256, 2, 2))
+    cpu, cuda = layer.plan(64, device="cpu"), layer.plan(64, device="cuda")
+    assert len(cpu.groups) == 2 and len(cuda.groups) == 3
+    assert layer.plan(64) is cpu and layer.plan(100, device=torch.device("cuda:1")) is cuda
+    assert layer.plan(64, device="mps") == layer.plan(64, device="meta") == cpu
+    assert layer.to("meta").plan(64) == cpu
+    with pytest.raises(RuntimeError, match="device type"):
+        layer.plan(64, device="gpu")
+
+
+def test_a_layer_that_moves_to_cuda_leaves_its_plans_behind(cuda):
+    layer = nd.NdLinear((64, 8, 8), (256, 2, 2), bias=False)
+    with Log() as log:
+        layer(torch.empty(64, 64, 8, 8))
+    assert any(name == "mul" for name, *_ in log.operations), "two modes are merged"
+    to_cuda(layer, cuda)
+    assert layer.plan(64) is layer.plan(64, device="cuda")
+    with Log() as log:
+        layer(cuda(64, 64, 8, 8))
+    products = [name for name, *_ in log.operations if name in ("mm", "bmm")]
+    assert len(products) == 3 and not any(name == "mul" for name, *_ in log.operations)
+
+
+# ------------------------------------------------------------------------------------------------- what a plan starts
+@layouts
+def test_the_cost_model_counts_the_operations_that_start(dims, hidden, cuda):
+    """Biases mode by mode: exactly. The total bias: two for the first mode are too many, and one where axes follow but no bias
+    is added; one is missing where a thin product adds all of it."""
+    layer = to_cuda(nd.NdLinear(dims, hidden), cuda)
+    sequences = itertools.permutations(range(len(dims)))
+    for inline, order in [(True, layer.order), *((False, order) for order in sequences)]:
+        groups = [(k,) for k in order]
+        plan = nd._estimate(dims, hidden, inline, groups, 0, False, True, nd._CudaCost)
+        with Log() as log:
+            operands = nd._operands(layer, plan, layer.weights, layer.biases)
+            nd._run(plan, nd._product, cuda(7, *dims), *operands)
+        followed = [step for step in plan.steps if step.right > 1]
+        many = [s for s in followed if s.right * (s.dim + s.hidden) >= s.dim * s.hidden]
+        inside = [step for step in plan.steps[-1:] if step.left == 1]
+        idle = len(many) - sum(step in many for step in inside)
+        thin = sum(step in followed and step not in many for step in inside)
+        counted = log.kernels if inline else log.kernels + 2 + idle - thin
+        assert round(plan.seconds / 5e-6) == counted, (str(plan), log.operations)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@biased
+@layouts
+def test_sizes_dtype_and_device_on_cuda(dims, hidden, bias, dtype, cuda):
+    for outer, batch in itertools.product((True, False), [(), (0,), (7,), (2, 3)]):
+        layer = to_cuda(nd.NdLinear(dims, hidden, outer, bias, dtype=dtype), cuda)
+        y = layer(cuda(*batch, *dims, dtype=dtype))
+        assert y.shape == (*batch, *hidden) and y.dtype == dtype and y.device.type == "cuda"
+        assert y.is_contiguous()
+
+
+def test_biases_are_added_inside_the_products(cuda):
+    for dims, hidden in (((64, 48), (40, 56)), ((2800, 8), (768, 1)), ((32,) * 3, (32,) * 3)):
+        layer = to_cuda(nd.NdLinear(dims, hidden), cuda)
+        with Log() as log:
+            layer(cuda(512, *dims))
+        names = [name for name, *_ in log.operations]
+        assert "add" not in names and "add_" not in names
+        assert "addmm" in names or "baddbmm" in names
+
+
+def autocast(dtype):
+    """As inside `torch.autocast("cuda", dtype)`, which switches itself off where there is no CUDA."""
+    torch.set_autocast_enabled("cuda", dtype is not None)
+    torch.set_autocast_dtype("cuda", dtype or torch.float16)
+
+
+@pytest.mark.parametrize("execution", ["planned", "recompute"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_autocast_casts_each_weight_once_not_once_for_each_sample(dtype, execution, cuda):
+    for dims, hidden in (((64, 64), (64, 64)), ((2800, 16), (768, 16)), ((48, 6, 20), (40, 7, 20))):
+        layer = to_cuda(nd.NdLinear(dims, hidden, execution=execution), cuda)
+        autocast(dtype)
+        try:
+            with Log() as log:
+                y = layer(cuda(128, *dims))
+        finally:
+            autocast(None)
+        assert y.dtype == dtype and y.shape == (128, *hidden)
+        casts = [shape for name, shape, _ in log.operations if name == "_to_copy"]
+        for weight in layer.weights:
+            assert casts.count(tuple(weight.shape)) <= 2, "two modes may have equal weights"
+        sizes = [(math.prod(shape), name, shape) for name, shape, _ in log.operations]
+        steps = layer.plan(device="cuda").steps
+        most = max(128 * s.left * s.right * max(s.dim, s.hidden) for s in steps)
+        assert max(sizes)[0] <= most, max(sizes)
+
+
+def test_a_thin_product_is_one_product_of_a_copy(cuda):
+    """Where a matrix is larger than its data, it is not read for each sample, nor is its gradient made for each."""
+    with Log() as log:
+        nd._product(cuda(100, 50, 3), cuda(40, 50), cuda(40))
+    assert [name for name, *_ in log.operations] == ["clone", "addmm", "clone"]
+    with Log() as log:
+        nd._product(cuda(100, 8, 6), cuda(8, 8), cuda(8))
+    assert [name for name, *_ in log.operations] == ["baddbmm"]
+
+
+# --------------------------------------------------------------------------------------------- numbers, on the CPU
+@pytest.mark.parametrize("execution", ["planned", "recompute"])
+@biased
+@layouts
+def test_a_plan_for_cuda_computes_algorithm_1(dims, hidden, bias, execution, thin_as_on_cuda):
+    torch.manual_seed(0)
+    for outer, batch in itertools.product((True, False), (0, 1, 3, 40)):
+        layer = nd.NdLinear(dims, hidden, outer, bias, execution=execution, dtype=torch.float64)
+        planned_for_cuda(randomise(layer), batch)
+        x = torch.randn(batch, *dims, dtype=torch.float64, requires_grad=True)
+        g = torch.randn(batch, *hidden, dtype=torch.float64)
+        with torch.no_grad():
+            torch.testing.assert_close(layer(x), expected(layer, x), atol=1e-10, rtol=1e-10)
+        results = []
+        for y in (layer(x), expected(layer, x)):
+            results.append([y, *torch.autograd.grad(y, [x, *layer.parameters()], g)])
+        for ours, theirs in zip(*results):
+            assert (ours - theirs).norm() <= 1e-12 * theirs.norm(), (layer, batch)
+        if batch:  # what casts, compiles and transforms runs the plan for any batch
+            torch.testing.assert_close(torch.func.vmap(layer)(x), results[0][0])
+
+
+def test_a_sum_of_terms_computes_its_dense_layer(thin_as_on_cuda):
+    layer = randomise(nd.NdLinearSum((40, 6), (30, 2), rank=3, dtype=torch.float64))
+    dense = nd.to_linear(layer)
+    for term in layer.terms:
+        planned_for_cuda(term, 20)
+    x = torch.randn(20, 40, 6, dtype=torch.float64, requires_grad=True)
+    g = torch.randn(20, 30, 2, dtype=torch.float64)
+    ours = torch.autograd.grad(layer(x), x, g)[0]
+    theirs = torch.autograd.grad(dense(x.flatten(1)), x, g.flatten(1))[0]
+    torch.testing.assert_close(layer(x).flatten(1), dense(x.flatten(1)))
+    torch.testing.assert_close(ours, theirs)
+
+
+def kept(layer, x):
+    """Numbers kept for backward that are no parameters."""
+    found = {}
+
+    def pack(tensor):
+        storage = tensor.untyped_storage()
+        found[storage.data_ptr()] = storage.nbytes() // tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        y = layer(x)
+    del y
+    return sum(found.values()) - sum(
+        found.get(p.untyped_storage().data_ptr(), 0) for p in layer.parameters()
+    )
+
+
+@layouts
+def test_a_plan_for_cuda_keeps_no_more_than_algorithm_1(dims, hidden, thin_as_on_cuda):
+    layer = nd.NdLinear(dims, hidden)
+    x, sizes, steps = torch.randn(64, *dims, requires_grad=True), list(dims), 0
+    for k in range(len(dims)):
+        steps, sizes[k] = steps + math.prod(sizes), hidden[k]
+    assert layer.plan(64, device="cuda").saved <= steps
+    planned_for_cuda(layer, 64)
+    copied = 64 * math.prod(dims)  # a thin first product keeps its copy, and x is someone else's
+    once = 2 * math.prod(hidden) + sum(hidden) + sum(w.numel() for w in layer.weights)
+    assert kept(layer, x) <= 64 * steps + copied + once
+
+
+# ------------------------------------------------------------------------------------------------ under autocast
+def test_recompute_keeps_only_its_input_under_autocast():
+    """It is how large models train on CUDA. The products of mode 1, between, would be kept else."""
+    x = torch.randn(512, 8, 64, requires_grad=True)
+    numbers = {}
+    for execution in ("planned", "recompute"):
+        torch.manual_seed(0)
+        layer = nd.NdLinear((8, 64), (64, 64), execution=execution)
+        with torch.autocast("cpu", torch.bfloat16):
+            numbers[execution] = kept(layer, x)
+            y = layer(x)
+        numbers[f"{execution}, gradients"] = torch.autograd.grad(
+            y.float().square().sum(), [x, *layer.parameters()]
+        )
+    assert numbers["recompute"] <= x.numel() + 10_000 < numbers["planned"]
+    pairs = zip(numbers["planned, gradients"], numbers["recompute, gradients"])
+    assert all(torch.equal(a, b) for a, b in pairs)
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float16], ids=["float32", "autocast"])
+def test_a_compiled_layer_takes_the_plan_of_its_device(dtype, cuda):
+    """It is chosen while torch traces; so is the cast of a weight, before it is expanded."""
+    torch.compiler.reset()
+    layer, graphs = to_cuda(nd.NdLinear((64, 48), (40, 56)), cuda).requires_grad_(False), []
+
+    def note(module, inputs):
+        called = [node for node in module.graph.nodes if node.op.startswith("call")]
+        graphs.append([getattr(node.target, "__name__", node.target) for node in called])
+        return module.forward
+
+    autocast(dtype)
+    try:
+        y = torch.compile(layer, fullgraph=True, backend=note)(cuda(512, 64, 48))
+    finally:
+        autocast(None)
+    assert y.device.type == "cuda" and y.dtype == (dtype or torch.float32)
+    cast = [] if dtype is None else ["to"]
+    first = ["reshape", *cast, "expand", "unsqueeze", "baddbmm"]
+    assert graphs == [[*first, "reshape", "linear", "reshape"]]
