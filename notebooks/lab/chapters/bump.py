@@ -14,6 +14,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 import torch
+from scipy.stats import rankdata
 from torch import Tensor, nn
 
 from ndlinear import cheapest_order, count_macs, count_parameters
@@ -252,17 +253,18 @@ def rank_correlation(runs: pd.DataFrame, x: str, y: str) -> tuple[float, float, 
     """
     seeds = runs["seed"].unique()
     full = runs.groupby(GROUP).filter(lambda group: len(group) == len(seeds))
+    wide = [full.pivot(index=GROUP, columns="seed", values=v).to_numpy() for v in (x, y)]
 
-    def over_groups(frame: pd.DataFrame) -> np.ndarray:
-        ranks = frame.groupby(GROUP)[[x, y]].rank().join(frame[GROUP])
-        found = [
-            group[x].corr(group[y]) if group[[x, y]].nunique().gt(1).all() else 0.0
-            for _, group in ranks.groupby(GROUP)
-        ]
-        return np.array(found)
+    def over_groups(kept: np.ndarray) -> np.ndarray:
+        a, b = (rankdata(values[:, kept], axis=1) for values in wide)
+        a, b = (ranks - ranks.mean(axis=1, keepdims=True) for ranks in (a, b))
+        spread = np.sqrt((a**2).sum(axis=1) * (b**2).sum(axis=1))
+        return np.divide((a * b).sum(axis=1), spread, out=np.zeros(len(a)), where=spread > 0)
 
-    each, n = over_groups(full), len(seeds)
-    left = [over_groups(full[full["seed"] != seed]).mean() for seed in seeds]
+    n = len(seeds)
+    everyone = np.arange(n)
+    each = over_groups(everyone)
+    left = [over_groups(np.delete(everyone, k)).mean() for k in everyone]
     found = interval(each), interval([n * each.mean() - (n - 1) * v for v in left])
     widest = max(high - low for _, low, high in found) / 2
     return float(each.mean()), float(each.mean() - widest), float(each.mean() + widest)
