@@ -218,6 +218,13 @@ def test_table_merges_intervals(capsys):
     assert "1.2 [1.1, 1.3]" in out and "a b" in out and "low" not in out and "nan" not in out
 
 
+def test_baselines_stand_beside_the_printed_ones_with_the_reason(capsys):
+    lab.baselines([("dense", 0.7, (0.65, 0.6, 0.7), "Fewer epochs.")], "{:.2f}", caption="F1")
+    out = capsys.readouterr().out
+    assert "F1" in out and "0.70" in out and "0.65 [0.60, 0.70]" in out
+    assert "why not equal" in out and "Fewer epochs." in out
+
+
 @pytest.fixture
 def jupyter(monkeypatch):
     """Stands for a running kernel; collects what is displayed."""
