@@ -218,6 +218,19 @@ def test_evidence_that_agrees_is_shown(entries, capsys):
     )
 
 
+def test_a_long_rule_is_folded_and_a_short_one_is_not(entries, monkeypatch):
+    boxes = []
+    monkeypatch.setattr(ledger, "put", lambda text, html: boxes.append(html))
+    entries["noise"]["rule"] = "below & above " * 40
+    ledger.verdict("right", holds=True, note="seen")
+    ledger.verdict("noise", holds=None, note="the numbers")
+    short, long = boxes
+    assert "<b>Rule.</b> arithmetic" in short and "<details>" not in short
+    folded = long[long.index("<details>") :]
+    assert folded.count("below &amp; above") == 40 and "the numbers" not in folded
+    assert long.index("the numbers") < long.index("<summary>Rule</summary>")
+
+
 @pytest.mark.parametrize(
     ("id", "evidence"),
     [

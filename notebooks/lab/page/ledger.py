@@ -20,6 +20,7 @@ SIGNS = {
     "open": "○",
 }
 DIRECTION = "direction only"
+SHORT_RULE = 300  # characters; a longer rule is folded in the box of its verdict
 # What a settled claim must say beside its rule, notebook and scope.
 ALSO_NEEDS = {"holds-if": "condition", "fails": "correction", "untestable": "reason"}
 # First part of a claim's id -> the area it belongs to.
@@ -205,19 +206,25 @@ def finding(text: str, *, holds: bool | None) -> None:
 
 
 def _markup(id: str, entry: dict, note: str) -> str:
-    parts = [
+    """The box of a verdict. A rule that is longer than what it decides is folded, so that the evidence is what one sees."""
+    lines = [
         f'<span class="{classes(entry)}">{label(entry)}</span> <code>{id}</code>',
         f"<span>{html.escape(entry['statement'])}</span>",
     ]
-    parts += [
+    lines += [
         f"<span><b>{head}</b> {html.escape(text)}</span>"
         for head, text in (
             ("Right statement.", entry.get("correction")),
             ("Condition.", entry.get("condition")),
             ("Direction only.", entry.get("direction_only")),
-            ("Rule.", entry.get("rule")),
             ("Evidence.", note),
         )
         if text
     ]
-    return f'<div class="ndl-verdict" id="claim-{id}">{"<br>".join(parts)}</div>'
+    rule = html.escape(entry.get("rule") or "")
+    if 0 < len(rule) <= SHORT_RULE:
+        lines.append(f"<span><b>Rule.</b> {rule}</span>")
+    box = "<br>".join(lines)
+    if len(rule) > SHORT_RULE:
+        box += f"<details><summary>Rule</summary>{rule}</details>"
+    return f'<div class="ndl-verdict" id="claim-{id}">{box}</div>'
