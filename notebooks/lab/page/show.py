@@ -5,6 +5,7 @@ from __future__ import annotations
 import html as html_
 import json
 import re
+import string
 import sys
 
 import pandas as pd
@@ -82,16 +83,20 @@ def table(
 def baselines(rows: list[tuple], form: str = "{:.3f}", caption: str = "") -> None:
     """The paper's dense baselines beside ours, and why the two differ: the reader sees what our opponent is worth.
 
+    The reasons stand in a list under the table, each once, under the letter that its rows carry.
+
     Args:
         rows: (name, printed value, ours as (mean, low, high), reason in words).
         form: of all numbers.
     """
+    letters = dict(zip(dict.fromkeys(why for *_, why in rows), string.ascii_lowercase))
     shown = [
-        (name, form.format(printed), f"{form} [{form}, {form}]".format(*ours), why)
+        (name, form.format(printed), f"{form} [{form}, {form}]".format(*ours), letters[why])
         for name, printed, ours, why in rows
     ]
     columns = ["dense baseline", "printed", "ours", "why not equal"]
     table(pd.DataFrame(shown, columns=columns), caption=caption)
+    say("\n".join(f"- *{letter}*: {why}" for why, letter in letters.items()))
 
 
 def _in_one_piece(cell: re.Match) -> str:
