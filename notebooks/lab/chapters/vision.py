@@ -412,6 +412,7 @@ def draw_accuracies(axes, budgets: dict[str, pd.DataFrame]) -> None:
             for place, arm in enumerate(arms):
                 values = 100 * part[part["arm"] == arm][f"test_{metric}"]
                 dots(axis, place, values, LOOKS.get(arm, arm), stated(data, arm))
+            axis.set_visible(bool(arms))
             names = [NAMES[arm] for arm in arms]
             axis.set_xticks(range(len(arms)), names, rotation=40, ha="right", fontsize=8)
             axis.set(xlim=(-0.6, len(arms) - 0.4))
