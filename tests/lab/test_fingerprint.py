@@ -348,7 +348,7 @@ def other_optimiser(text: str) -> str:
 RECORDING = [path for path in CHAPTERS if "lab.record(" in reproduce.script(path)]
 WITHOUT_TRAINING = {"60_speed", "61_overhead", "63_behaviour"}
 NO_TRAINING = re.compile(
-    "classical|peers|memory|latency|axis-gain|lora-start|scaling-grid|dit-large|structured-time"
+    "classical|peers|memory|latency|axis-gain|axes-constant|lora-start|scaling-grid|dit-large|structured-time"
 )
 
 
