@@ -418,6 +418,19 @@ def test_the_panels_show_the_heads_that_were_run():
     plt.close(figure)
 
 
+def test_a_panel_without_runs_is_left_out_and_the_next_one_names_the_axis():
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 2, sharey="row")
+    both = pd.concat([made_runs("cifar10"), made_runs("cifar100")])
+    vision.draw_accuracies(axes, {"large": made_runs("cifar10"), "small": both})
+    assert [axis.get_visible() for axis in axes.flat] == [True, True, False, True]
+    named = [bool(axis.get_ylabel()) for axis in axes.flat]
+    assert named == [True, False, False, True]
+    assert axes[1, 1].yaxis.get_tick_params()["labelleft"]
+    plt.close(figure)
+
+
 def test_the_sweep_shows_every_cell_and_its_printed_value():
     import matplotlib.pyplot as plt
 

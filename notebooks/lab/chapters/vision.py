@@ -417,8 +417,10 @@ def draw_accuracies(axes, budgets: dict[str, pd.DataFrame]) -> None:
             axis.set_xticks(range(len(arms)), names, rotation=40, ha="right", fontsize=8)
             axis.set(xlim=(-0.6, len(arms) - 0.4))
         axes[0, column].set_title(budget, fontsize=10)
-    axes[0, 0].set(ylabel="CIFAR-10, Acc@1, percent")
-    axes[1, 0].set(ylabel="CIFAR-100, Acc@5, percent")
+    for row, label in zip(axes, ("CIFAR-10, Acc@1, percent", "CIFAR-100, Acc@5, percent")):
+        first = next(axis for axis in row if axis.get_visible())
+        first.set_ylabel(label)
+        first.tick_params(labelleft=True)
 
 
 def draw_sweep(axes, cell: pd.DataFrame, printed: pd.Series, looks: dict[str, str]) -> None:
