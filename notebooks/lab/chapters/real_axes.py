@@ -129,9 +129,9 @@ def behind(runs: pd.DataFrame, data: str, order: str) -> pd.Series:
     )
 
 
-def percent(logs) -> tuple[float, float, float]:
+def percent(logs, level: float = 0.95) -> tuple[float, float, float]:
     """Mean and interval of differences of logarithms, as changes in percent."""
-    return tuple(100 * np.expm1(value) for value in interval(logs))
+    return tuple(100 * np.expm1(value) for value in interval(logs, level=level))
 
 
 def draw(axis: plt.Axes, runs: pd.DataFrame, names: dict[str, str]) -> None:
