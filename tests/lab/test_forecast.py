@@ -510,6 +510,19 @@ def test_the_table_of_reductions_has_a_column_for_each_protocol():
     assert forecast.share((0.274, -0.011, 0.456)) == "27% [−1%, 46%]"
 
 
+def test_of_several_looks_the_last_one_of_each_family_and_set_is_kept():
+    first = many_runs()
+    here = "protocol == 'chronological' and family == 'RNN' and dataset == 'ETTm1'"
+    again = first.query(here).query("seed < 3").assign(seed=lambda rows: rows["seed"] + 10)
+    kept = forecast.last_look(first, again)
+    assert list(kept) == list(first)
+    assert set(kept.query(here)["seed"]) == {10, 11, 12}
+    pd.testing.assert_frame_equal(
+        kept.query(f"not ({here})").reset_index(drop=True),
+        first.query(f"not ({here})").reset_index(drop=True),
+    )
+
+
 def test_the_figures_show_every_seed_and_the_printed_factor():
     runs, printed = many_runs(), as_printed()
     figure, axis = plt.subplots()

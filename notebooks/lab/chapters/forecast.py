@@ -426,6 +426,13 @@ def reduction_table(found: dict[str, dict], printed: pd.DataFrame) -> pd.DataFra
     return pd.DataFrame(rows)
 
 
+def last_look(*looks: pd.DataFrame) -> pd.DataFrame:
+    """Of several runs, in the order in which they were made, the rows of the last one that has a protocol, family and set."""
+    cell = ["protocol", "family", "dataset"]
+    rows = pd.concat([look.assign(look=at) for at, look in enumerate(looks)], ignore_index=True)
+    return rows[rows["look"] == rows.groupby(cell)["look"].transform("max")].drop(columns="look")
+
+
 DRAWN = (  # protocol, arm, place within the row, fill, name
     ("chronological", "ndlinear", -0.22, 1.0, "chronological"),
     ("chronological", "ndlinear-paper", 0.0, 0.35, "chronological, start of the text"),
