@@ -11,7 +11,7 @@ from docutils import nodes
 from lab.page import ledger
 from ndltables import cell_link, place
 
-FIELDS = ("verdict", "direction_only", "scope", "condition", "correction", "reason")
+FIELDS = ("verdict", "direction_only", "scope", "condition", "correction", "would_take", "reason")
 
 
 def write(app) -> None:

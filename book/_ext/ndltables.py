@@ -72,6 +72,7 @@ def remarks(claim: dict) -> str:
     parts = (
         ("Holds if", "condition"),
         ("Right statement", "correction"),
+        ("What would decide it", "would_take"),
         ("Missing", "reason"),
         ("Direction only", "direction_only"),
     )

@@ -223,8 +223,10 @@ def test_a_long_rule_is_folded_and_a_short_one_is_not(entries, monkeypatch):
     monkeypatch.setattr(ledger, "put", lambda text, html: boxes.append(html))
     entries["noise"]["rule"] = "below & above " * 40
     ledger.verdict("right", holds=True, note="seen")
+    entries["noise"]["would_take"] = "ten more seeds"
     ledger.verdict("noise", holds=None, note="the numbers")
     short, long = boxes
+    assert "<b>What would decide it.</b> ten more seeds" in long and "would decide" not in short
     assert "<b>Rule.</b> arithmetic" in short and "<details>" not in short
     folded = long[long.index("<details>") :]
     assert folded.count("below &amp; above") == 40 and "the numbers" not in folded
@@ -324,6 +326,7 @@ def test_the_mark_of_a_verdict_on_the_direction_alone_is_another(entries):
         ({"verdict": "fails", "rule": "r", "scope": "s", "notebook": "n"}, "needs correction"),
         ({"verdict": "holds-if", "rule": "r", "scope": "s", "notebook": "n"}, "needs condition"),
         ({"verdict": "untestable"}, "needs reason"),
+        ({"verdict": "undecided", "rule": "r", "scope": "s", "notebook": "n"}, "needs would_take"),
         ({"verdict": "fails", "direction_only": "1 here, 2 printed"}, "not with 'fails'"),
         ({"verdict": "open", "direction_only": "1 here, 2 printed"}, "not with 'open'"),
         ({"verdict": "holds", "direction_only": True}, "a sentence with both numbers"),

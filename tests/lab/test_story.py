@@ -43,6 +43,7 @@ CLAIMS = {
     "dit-a": {
         "verdict": "undecided",
         "scope": "small",
+        "would_take": "forty seeds",
         "notebook": "53_x",
         "needs": ["gpu"],
         "kind": "measured",
@@ -100,7 +101,7 @@ def test_what_may_be_said():
         "memory-a": ("Holds if", "b is 1"),
         "lora-a": ("A test takes", "GPU; data: CIFAR-10; weights: BERT"),
         "lora-b": ("Missing", "no numbers"),
-        "dit-a": ("Scope", "small"),
+        "dit-a": ("What would decide it", "forty seeds"),
     }
 
 

@@ -106,6 +106,8 @@ def right(claim: dict) -> tuple[str, str]:
         return "Right statement", claim["correction"]
     if verdict == "holds-if":
         return "Holds if", claim["condition"]
+    if verdict == "undecided":
+        return "What would decide it", claim["would_take"]
     if verdict == "untestable":
         return "Missing", claim["reason"]
     if verdict == "open":

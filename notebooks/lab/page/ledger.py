@@ -22,7 +22,12 @@ SIGNS = {
 DIRECTION = "direction only"
 SHORT_RULE = 300  # characters; a longer rule is folded in the box of its verdict
 # What a settled claim must say beside its rule, notebook and scope.
-ALSO_NEEDS = {"holds-if": "condition", "fails": "correction", "untestable": "reason"}
+ALSO_NEEDS = {
+    "holds-if": "condition",
+    "fails": "correction",
+    "undecided": "would_take",
+    "untestable": "reason",
+}
 # First part of a claim's id -> the area it belongs to.
 AREAS = {
     "ablation": "ablations",
@@ -218,6 +223,7 @@ def _markup(id: str, entry: dict, note: str) -> str:
             ("Condition.", entry.get("condition")),
             ("Direction only.", entry.get("direction_only")),
             ("Evidence.", note),
+            ("What would decide it.", entry.get("would_take")),
         )
         if text
     ]
