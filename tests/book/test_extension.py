@@ -307,7 +307,11 @@ def test_the_log_is_escaped_and_newest_first():
 
 
 def test_an_undecided_claim_says_what_would_decide_it():
-    open_yet = WRONG | {"verdict": "undecided", "correction": None, "would_take": "ten <more> seeds"}
+    open_yet = WRONG | {
+        "verdict": "undecided",
+        "correction": None,
+        "would_take": "ten <more> seeds",
+    }
     remark = ndltables.remarks(open_yet)
     assert "<b>What would decide it:</b> ten &lt;more&gt; seeds" in remark
     assert ndlexport.claim_record(open_yet, set())["would_take"] == "ten <more> seeds"
