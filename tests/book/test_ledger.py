@@ -6,11 +6,13 @@ import itertools
 import json
 import math
 
+import numpy as np
 import pytest
-from lab import modes, records
+from lab import modes, records, stats
 from lab.page import ledger
 from lab.page.ledger import LedgerError
 from lab.tools.upkeep import CHAPTERS
+from scipy.special import stdtrit
 
 SETTLED = [c for c in ledger.claims() if c["verdict"] not in ("open", "untestable")]
 RUN_SECONDS_FOR_THREE_SEEDS = 600
@@ -354,3 +356,48 @@ def test_counts_add_up():
 
 def test_modes_point_into_the_book():
     assert (modes.ROOT / "ndlinear.py").name and (modes.PAPER / "claims.yml").is_file()
+
+
+def differences(experiment: str, metric: str, key: str, ours: str, other: str, log: bool, **where):
+    """Our arm minus another by seed, for the rows of a record with these settings."""
+    found = collections.defaultdict(dict)
+    for row in records.read(experiment):
+        config = row["config"]
+        if all(config[name] == value for name, value in where.items()):
+            value = row["metrics"][metric]
+            found[config["seed"]][config[key]] = math.log(value) if log else value
+    return np.array([pair[ours] - pair[other] for pair in found.values()])
+
+
+def seeds(values: np.ndarray, distance: float, level: float) -> int:
+    """The fewest seeds at which half the t interval, at the spread of these values, is below a distance."""
+    halves = (
+        stdtrit(n - 1, 0.5 + level / 2) * values.std(ddof=1) / n**0.5 for n in range(2, 10_000)
+    )
+    return next(n for n, half in enumerate(halves, 2) if half < distance)
+
+
+def test_what_would_decide_a_claim_has_the_numbers_of_the_records():
+    text = {c["id"]: c["would_take"] for c in ledger.claims() if c["verdict"] == "undecided"}
+    fid = differences("dit-digits", "frechet", "arm", "ndlinear", "dense", log=True)
+    told = "{:.3f} [{:.3f}, {:.3f}]".format(*map(math.exp, stats.interval(fid)))
+    assert f"The ratio is {told}" in text["dit-scratch-fid"]
+    needed = seeds(fid, -fid.mean(), 0.95)
+    assert f"about {needed} would do" in text["dit-scratch-fid"]
+
+    where = dict(size="XXS", lr=0.004)
+    pair = [
+        differences("opt-pretrain", loss, "arm", "ndlinear", "dense", log=False, **where)
+        for loss in ("test_loss", "train_loss")
+    ]
+    held_out = "{:.3f} nats [{:.3f}, {:.3f}]".format(*stats.interval(pair[0]))
+    assert held_out in text["opt-loss-curves"]
+    bound = max(seeds(loss, 0.005, 1 - 0.05 / 4) for loss in pair)
+    gain = max(seeds(loss, 0.0136, 0.95) for loss in pair)  # the smaller printed gain, OPT-Small
+    assert f"takes {bound} seeds" in text["opt-loss-curves"]
+    assert f"would show with {gain}" in text["opt-loss-curves"]
+
+    axes = differences(
+        "axes-spectra", "test_loss", "order", "both lost", "in place", log=True, arm="ndlinear"
+    )
+    assert f"about {seeds(axes, axes.mean(), 1 - 0.05 / 9)} would" in text["bias-aligned-domains"]
