@@ -385,7 +385,7 @@ def test_what_would_decide_a_claim_has_the_numbers_of_the_records():
     needed = seeds(fid, -fid.mean(), 0.95)
     assert f"about {needed} would do" in text["dit-scratch-fid"]
 
-    where = dict(size="XXS", lr=0.004)
+    where = {"size": "XXS", "lr": 0.004}
     pair = [
         differences("opt-pretrain", loss, "arm", "ndlinear", "dense", log=False, **where)
         for loss in ("test_loss", "train_loss")
