@@ -14,6 +14,8 @@ from lab.data import Data, splits
 from torch import nn
 from torch.nn import functional as F
 
+from ndlinear import NdLinear
+
 
 @pytest.fixture
 def small(monkeypatch):
@@ -97,6 +99,23 @@ def test_spread_keeps_the_variance_of_the_input():
     with torch.no_grad():
         squares = [each(torch.randn(200, 64)).square().mean().item() for each in draws]
     assert 0.8 < np.mean(squares) < 1.25
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda: NdLinear((4, 3), (4, 3), bias=False),
+        lambda: nn.Sequential(nn.Flatten(), models.CPLinear(12, 12, 5)),
+        lambda: nn.Sequential(nn.Flatten(), models.TTLinear((4, 3), (4, 3), 6)),
+    ],
+)
+def test_a_scaled_start_is_the_map_times_the_factor(made):
+    torch.manual_seed(0)
+    layer = made()
+    head = nn.Sequential(*layer) if isinstance(layer, nn.Sequential) else nn.Sequential(layer)
+    x = torch.randn(7, 4, 3)
+    before = head(x).detach()
+    torch.testing.assert_close(vision.scaled(head, 4.0)(x), 4 * before)
 
 
 def test_a_kept_map_is_the_map_and_holds_its_matrix():

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ndlinear import NdLinear
+
 from .. import memory, timing
 from ..counts import count_macs, operations
 from ..data import load
@@ -94,6 +96,16 @@ def spread(layer: TTLinear, outputs: int) -> TTLinear:
         for core in layer.cores[:outputs]:
             core.mul_(math.sqrt(core.shape[1]))
     return layer
+
+
+def scaled(head: nn.Sequential, factor: float) -> nn.Sequential:
+    """The head, the weight of its structured map multiplied by ``factor``, in equal parts by each of its factors."""
+    layer = next(part for part in head if isinstance(part, NdLinear | CPLinear | TTLinear))
+    factors = [p for p in layer.parameters() if p.ndim > 1]
+    with torch.no_grad():
+        for each in factors:
+            each.mul_(factor ** (1 / len(factors)))
+    return head
 
 
 def tcl() -> nn.Module:
