@@ -96,6 +96,28 @@ def runs():
     return pd.concat(frames, ignore_index=True)
 
 
+def test_cuts_that_share_cases_have_the_variance_of_nadeau_and_bengio():
+    values = np.random.default_rng(0).normal(size=15)
+    mean, low, high = stats.over_cuts(values, trained_on=164, tested_on=40, level=0.975)
+    spread = np.sqrt(values.var(ddof=1) * (1 / 15 + 40 / 164))
+    assert (low, high) == pytest.approx(scipy_stats.t.interval(0.975, 14, mean, spread))
+    with pytest.raises(LabError, match="both parts of a cut need cases"):
+        stats.over_cuts(values, trained_on=164, tested_on=0)
+
+
+def test_cuts_cover_the_truth_where_plain_intervals_do_not():
+    """A cut's value is the mean of its test cases, the sample mean predicts it: the mean error over all cases has mean zero."""
+    rng, plain, wide = np.random.default_rng(1), 0, 0
+    for _ in range(400):
+        cases = rng.normal(size=50)
+        values = [cases[rng.permutation(50)[:10]].mean() for _ in range(15)]
+        low, high = stats.interval(values)[1:]
+        plain += low <= 0 <= high
+        low, high = stats.over_cuts(values, trained_on=40, tested_on=10)[1:]
+        wide += low <= 0 <= high
+    assert plain < 0.75 * 400 and 0.9 * 400 < wide
+
+
 def test_compare_pairs_by_seed():
     row = lab.compare(runs(), "loss").iloc[0]
     assert (
