@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 from lab import modes, records, stats
+from lab.chapters import opt
 from lab.page import ledger
 from lab.page.ledger import LedgerError
 from lab.tools.upkeep import CHAPTERS
@@ -401,3 +402,18 @@ def test_what_would_decide_a_claim_has_the_numbers_of_the_records():
         "axes-spectra", "test_loss", "order", "both lost", "in place", log=True, arm="ndlinear"
     )
     assert f"about {seeds(axes, axes.mean(), 1 - 0.05 / 9)} would" in text["bias-aligned-domains"]
+
+
+def test_what_would_decide_the_zero_shot_claims_has_the_numbers_of_the_printed_table():
+    text = {c["id"]: c["would_take"] for c in ledger.claims() if c["verdict"] == "undecided"}
+    times = {}
+    for model, entry in (("OPT-Small", "opt-zero-shot-small"), ("OPT-Mid", "opt-zero-shot-mid")):
+        pairs = opt.printed_accuracies(model)
+        p, q, n = pairs["Linear"], pairs["NdLinear"], pairs["questions"]
+        errors = (p * (1 - p) + q * (1 - q)) / n  # squared, of each difference
+        mean, half = (q - p).mean(), 1.96 * math.sqrt(errors.sum()) / len(pairs)
+        assert f"are {mean:.3f} in the mean, with an interval of {half:.3f} to" in text[entry]
+        times[entry] = (half / mean) ** 2
+    assert f"About {times['opt-zero-shot-small']:.1f} times as" in text["opt-zero-shot-small"]
+    assert 100 < times["opt-zero-shot-mid"] < 1000
+    assert "hundreds of times as many questions" in text["opt-zero-shot-mid"]
