@@ -488,3 +488,12 @@ def test_dots_draw_every_seed_its_mean_and_the_printed_value():
     vision.dots(axis, 3, pd.Series([1.0, 2.0]), "dense")
     assert len(axis.lines) == 5 and len(axis.collections) == 1
     plt.close("all")
+
+
+def test_held_out_pictures_are_equally_many_of_each_class_and_no_others():
+    y = torch.arange(40) % 4
+    x = torch.arange(40.0)[:, None]
+    (kept, kept_y), (held, held_y) = vision.held_out((x, y), 8)
+    assert kept_y.bincount().tolist() == [8] * 4
+    assert held_y.bincount().tolist() == [2] * 4
+    assert sorted(torch.cat([kept, held]).flatten().tolist()) == x.flatten().tolist()

@@ -67,6 +67,18 @@ def pictures(
 
 
 # ---------------------------------------------------------------------------------------- the heads
+def held_out(
+    part: tuple[Tensor, Tensor], images: int
+) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Pictures and classes of `pictures` without the last ``images`` of them, equally many of each class, and these."""
+    x, y = part
+    each = images // len(y.unique())
+    last = torch.zeros(len(y), dtype=torch.bool)
+    for k in y.unique():
+        last[torch.nonzero(y == k).flatten()[-each:]] = True
+    return (x[~last], y[~last]), (x[last], y[last])
+
+
 class CPFactors(CPLinear):
     """The same map factor by factor: rank (D + H) multiply-adds a sample, and no D x H matrix."""
 
