@@ -381,6 +381,14 @@ def test_what_would_decide_a_claim_has_the_numbers_of_the_records():
     assert f"takes {bound} seeds" in text["opt-loss-curves"]
     assert f"would show with {gain}" in text["opt-loss-curves"]
 
+    sizes = differences(
+        "ablation-cifar-trained", "test_top_five", "arm", "256x2x2", "128x4x4", log=False
+    )
+    told = "{:.1f} [{:.1f}, {:.1f}]".format(*stats.interval(100 * sizes))
+    assert f"printed pair, with {told}" in text["ablation-hidden-doubling"]
+    needed = seeds(100 * sizes, 2 - 100 * sizes.mean(), 0.95)
+    assert f"about {needed} seeds would do" in text["ablation-hidden-doubling"]
+
     axes = differences(
         "axes-spectra", "test_loss", "order", "both lost", "in place", log=True, arm="ndlinear"
     )
