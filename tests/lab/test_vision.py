@@ -497,3 +497,6 @@ def test_held_out_pictures_are_equally_many_of_each_class_and_no_others():
     assert kept_y.bincount().tolist() == [8] * 4
     assert held_y.bincount().tolist() == [2] * 4
     assert sorted(torch.cat([kept, held]).flatten().tolist()) == x.flatten().tolist()
+    for wrong in (0, 3, 40):
+        with pytest.raises(lab.modes.LabError, match="cannot be held out"):
+            vision.held_out((x, y), wrong)

@@ -26,6 +26,7 @@ from ..data import load
 from ..data.splits import some_of_each
 from ..machine import require
 from ..models import CPLinear, TTLinear, cnn_features, size
+from ..modes import LabError
 from ..page import figures
 from ..page.facts import fact
 from ..stats import differences, interval
@@ -66,19 +67,21 @@ def pictures(
     return pair(x, y), pair(x_test, y_test)
 
 
-# ---------------------------------------------------------------------------------------- the heads
 def held_out(
     part: tuple[Tensor, Tensor], images: int
 ) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
     """Pictures and classes of `pictures` without the last ``images`` of them, equally many of each class, and these."""
     x, y = part
     each = images // len(y.unique())
+    if not 0 < each < len(y) // len(y.unique()):
+        raise LabError(f"{images:,} of {len(y):,} pictures cannot be held out class by class")
     last = torch.zeros(len(y), dtype=torch.bool)
     for k in y.unique():
         last[torch.nonzero(y == k).flatten()[-each:]] = True
     return (x[~last], y[~last]), (x[last], y[last])
 
 
+# ---------------------------------------------------------------------------------------- the heads
 class CPFactors(CPLinear):
     """The same map factor by factor: rank (D + H) multiply-adds a sample, and no D x H matrix."""
 
