@@ -365,6 +365,8 @@ def draw_arms(axes, runs: pd.DataFrame) -> None:
     for axis, (dataset, (metric, title)) in zip(axes, PANELS.items()):
         for place, (arm, (_, look)) in enumerate(NAMES.items()):
             values = runs[(runs["dataset"] == dataset) & (runs["arm"] == arm)]["score"]
+            if values.empty:
+                continue
             low, high = interval(values)[1:]
             figures.seeds(axis, place, values, look, low=low, high=high)
         for place, method in enumerate(("Linear", "NdLinear")):
