@@ -363,12 +363,6 @@ def seeds(values: np.ndarray, distance: float, level: float) -> int:
 
 def test_what_would_decide_a_claim_has_the_numbers_of_the_records():
     text = {c["id"]: c["would_take"] for c in ledger.claims() if c["verdict"] == "undecided"}
-    fid = differences("dit-digits", "frechet", "arm", "ndlinear", "dense", log=True)
-    told = "{:.3f} [{:.3f}, {:.3f}]".format(*map(math.exp, stats.interval(fid)))
-    assert f"The ratio is {told}" in text["dit-scratch-fid"]
-    needed = seeds(fid, -fid.mean(), 0.95)
-    assert f"about {needed} would do" in text["dit-scratch-fid"]
-
     where = {"size": "XXS", "lr": 0.004}
     pair = [
         differences("opt-pretrain", loss, "arm", "ndlinear", "dense", log=False, **where)

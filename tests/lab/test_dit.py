@@ -428,7 +428,8 @@ def test_figures_show_every_seed():
     assert axes[0].images[0].get_array().shape == (18, 90)
     dit.draw_arms(axes[1], runs, "frechet")
     assert len(axes[1].get_xticks()) == 5
-    dit.draw_pairs(axes[2], runs, [("ndlinear", "dense"), ("narrow", "dense")], "frechet")
+    cases = [(runs, "ndlinear", "dense"), (runs, "narrow", "dense")]
+    dit.draw_pairs(axes[2], cases, "frechet")
     points = [line.get_xdata() for line in axes[2].lines if len(line.get_xdata()) == 3]
     wanted = [100 * math.log((3 + s) / (2 + s)) for s in range(3)]
     assert np.allclose(points[0], wanted)

@@ -693,9 +693,10 @@ def in_both(runs: pd.DataFrame, arm: str, base: str) -> pd.DataFrame:
     return pair[pair.groupby("seed")["arm"].transform("nunique") == 2]
 
 
-def draw_pairs(axis, runs, pairs: list[tuple[str, str]], metric: str) -> None:
-    """Relative differences of arms in percent, paired by seed, with mean and interval."""
-    for y, (arm, base) in enumerate(pairs):
+def draw_pairs(axis, cases: list[tuple[pd.DataFrame, str, str]], metric: str) -> None:
+    """Relative differences in percent, paired by seed, with mean and interval; a case: runs, arm, the arm it is compared with."""
+    names = []
+    for y, (runs, arm, base) in enumerate(cases):
         pair = in_both(runs, arm, base)
         logs = pair.assign(log=100 * np.log(pair[metric]))
         found = differences(logs, "log", arm, base)
@@ -704,7 +705,7 @@ def draw_pairs(axis, runs, pairs: list[tuple[str, str]], metric: str) -> None:
         axis.plot(found, [y + 0.15] * len(found), "o", color=look, alpha=0.45, markersize=4)
         axis.plot([low, high], [y - 0.1] * 2, color=look, linewidth=2)
         axis.plot([mean], [y - 0.1], figures.marker(ARMS[arm][0]), color=look, markersize=7)
-    names = [f"{ARMS[arm][1]}\nminus {ARMS[base][1]}" for arm, base in pairs]
-    axis.set_yticks(range(len(pairs)), names)
+        names.append(f"{ARMS[arm][1]}\nminus {ARMS[base][1]},\n{len(found)} seeds")
+    axis.set_yticks(range(len(cases)), names)
     axis.axvline(0, color="#8a8a8a", linewidth=1)
     axis.invert_yaxis()
