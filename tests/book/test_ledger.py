@@ -383,6 +383,26 @@ def test_what_would_decide_a_claim_has_the_numbers_of_the_records():
     needed = seeds(100 * sizes, 2 - 100 * sizes.mean(), 0.95)
     assert f"about {needed} seeds would do" in text["ablation-hidden-doubling"]
 
+    behind = {
+        metric: differences(
+            "ett-last",
+            metric,
+            "model",
+            "ndlinear",
+            "dense",
+            True,
+            dataset="ETTm2",
+            family="Transformer",
+        )
+        for metric in ("mse", "mae")
+    }
+    mean, low, high = (100 * math.expm1(v) for v in stats.interval(behind["mse"], level=0.975))
+    assert f"higher by {mean:.0f} % [{low:.0f}, {high:.0f}]" in text["ett-transformer-ettm2"]
+    half = {"mse": (1 - 0.0141 / 0.0151) / 2, "mae": (1 - 0.0929 / 0.0965) / 2}  # as printed
+    needed = {m: seeds(v, v.mean() - math.log1p(-half[m]), 0.975) for m, v in behind.items()}
+    assert f"{needed['mae']} would do for the MAE" in text["ett-transformer-ettm2"]
+    assert needed["mae"] < needed["mse"]
+
     axes = differences(
         "axes-spectra", "test_loss", "order", "both lost", "in place", log=True, arm="ndlinear"
     )

@@ -368,16 +368,21 @@ def p_value(
 
 
 def seeds_needed(
-    runs: pd.DataFrame, metric: str, arm: str, least: float = 0.0, than: str = "dense"
+    runs: pd.DataFrame,
+    metric: str,
+    arm: str,
+    least: float = 0.0,
+    than: str = "dense",
+    level: float = 0.95,
 ) -> int | None:
-    """How many seeds it would take until the 95 % interval of the reduction by an arm ended at ``least``.
+    """How many seeds it would take until the interval of the reduction by an arm ended at ``least``.
 
     Mean and spread over seeds are taken to stay what they are; None if `MANY_SEEDS` would not be enough.
     """
     logs = -np.log(ratios(runs, metric, arm, than))
     distance = abs(logs.mean() + np.log1p(-least))
     for seeds in range(2, MANY_SEEDS + 1):
-        if stdtrit(seeds - 1, 0.975) * logs.std(ddof=1) / math.sqrt(seeds) <= distance:
+        if stdtrit(seeds - 1, 0.5 + level / 2) * logs.std(ddof=1) / math.sqrt(seeds) <= distance:
             return seeds
     return None
 

@@ -154,7 +154,7 @@ def _series(data: str, ours: str) -> Situation:
 
 
 def _forecast(data: str) -> Situation:
-    last = "ett-last" if data == "ETTm1" else "ett-windows"  # the run that decides there
+    last = "ett-last" if data in ("ETTm1", "ETTm2") else "ett-windows"  # the run that decides there
     return Situation(
         f"Forecast {data}, Transformer",
         "41_forecasting",
