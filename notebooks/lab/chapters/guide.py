@@ -114,15 +114,13 @@ def answer(row) -> str:
 
 # ------------------------------------------------------------------------------------------------------- the situations
 def _images() -> list[Situation]:
-    arms = ("ndlinear", "dense", ("linear", "narrow"))
+    pair, equal = ("ndlinear", "dense"), ("linear", "narrow")
     cnn = "Features after a CNN, CIFAR-"
+    own = ("cnn-own-rates",)  # with a rate of its own for each head
+    ten = {"data": "cifar10"}
     return [
-        Situation(
-            cnn + "100", "40_cnn", ("cnn-longer",), {"data": "cifar100"}, "test_top_five", *arms
-        ),
-        Situation(
-            cnn + "10", "40_cnn", ("cnn-longer",), {"data": "cifar10"}, "test_accuracy", *arms
-        ),
+        Situation(cnn + "100", "40_cnn", own, {}, "test_top_five", *pair, ("low-rank", *equal)),
+        Situation(cnn + "10", "40_cnn", ("cnn-longer",), ten, "test_accuracy", *pair, equal),
         Situation(
             "Pixels of digits",
             "10_one_layer",
