@@ -132,6 +132,8 @@ def test_the_front_page_agrees_with_the_records():
     )
     assert number(pattern) == [round(behind["cifar100"])]
     assert 0.4 < behind["cifar10"] < 0.6
+    six = recorded("cnn-longer").query("data == 'cifar100'")
+    assert stats.paired(six, "test_top_five", "ndlinear", "dense")[1] > 0
     cnn = rows.loc["Features after a CNN, CIFAR-100"]
     assert cnn["dense_low"] < 0 < cnn["dense_high"] and cnn["opponent"] == "low-rank"
     assert cnn["fair_high"] < 0

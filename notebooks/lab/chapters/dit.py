@@ -707,7 +707,5 @@ def draw_pairs(axis, cases: list[tuple[pd.DataFrame, str, str]], metric: str) ->
         axis.plot([mean], [y + 0.1], figures.marker(ARMS[arm][0]), color=look, markersize=7)
         names.append(f"{ARMS[arm][1]}\nminus {ARMS[base][1]},\n{len(found)} seeds")
     axis.set_yticks(range(len(cases)), names)
-    axis.set_ylim(
-        len(cases) - 0.5, -0.5
-    )  # the first case on top, also where two panels share the axis
+    axis.set_ylim(len(cases) - 0.5, -0.5)  # first case on top, on shared axes too
     axis.axvline(0, color="#8a8a8a", linewidth=1)
