@@ -7,6 +7,9 @@ PINS ?= constraints.txt
 RUN = $(VENV)/bin/python
 INSTALL = $(RUN) -m pip install --disable-pip-version-check -q -c $(PINS)
 
+# With another backend than that of the notebooks, which a shell may name here, the pages have no figures.
+unexport MPLBACKEND
+
 .PHONY: book test lint report links bench gpu engines environment stamp times reproduce clean
 
 $(VENV)/book.installed: pyproject.toml constraints.txt
