@@ -286,6 +286,17 @@ def train_quickly(
     return curve
 
 
+class FromMemory(nn.Module):
+    """A network that takes pictures of `in_memory`, (B, 32, 32, 3), in the precision of `forward`: for `lab.fit`."""
+
+    def __init__(self, net: nn.Module):
+        super().__init__()
+        self.net = net.to(memory_format=torch.channels_last)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return forward(self.net, images.permute(0, 3, 1, 2))
+
+
 # ----------------------------------------------------------------------------------------- the cost
 @torch.no_grad()
 def tensor_bytes(model: nn.Module, batch: int = 128) -> int:
