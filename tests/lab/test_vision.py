@@ -363,6 +363,32 @@ def test_the_quick_loop_stops_at_a_loss_that_is_not_finite():
         vision.train_quickly(toy(), data, epochs=1, lr=1e-3, batch_size=4, seed=0)
 
 
+def test_a_quick_run_repeats_itself_and_is_tested_on_the_other_pictures():
+    images = torch.randn(20, 3, 32, 32, generator=torch.Generator().manual_seed(1))
+    part, test = (images[:12], torch.arange(12) % 6), (images[12:], torch.arange(8) % 6)
+
+    def make_head():
+        return nn.Sequential(nn.Flatten(), nn.Linear(4096, 6))
+
+    how = {"epochs": 2, "lr": 1e-3, "batch_size": 4, "seed": 7}
+    row, again = (vision.run_quickly(make_head, part, test, **how) for _ in range(2))
+    assert row == again
+    assert row != vision.run_quickly(make_head, part, test, **how | {"seed": 8})
+    assert [point["epoch"] for point in row["curve"]] == [1, 2]
+    assert row["metrics"]["train_loss"] == row["curve"][-1]["train_loss"]
+    changed = vision.run_quickly(make_head, part, (test[0], (test[1] + 1) % 6), **how)
+    assert changed["curve"] == row["curve"] and changed["metrics"] != row["metrics"]
+    assert row["parameters"] == models.size(vision.quick_network(make_head())) and row["macs"] > 0
+
+
+def test_a_network_from_memory_answers_as_on_the_pictures_themselves():
+    images, classes = torch.randn(6, 3, 32, 32), torch.arange(6) % 3
+    net = vision.quick_network(nn.Sequential(nn.Flatten(), nn.Linear(4096, 3))).eval()
+    direct = vision.forward(net, images.to(torch.bfloat16))
+    in_memory, _ = vision.in_memory((images, classes), "cpu")
+    assert torch.equal(vision.FromMemory(net)(in_memory), direct)
+
+
 def test_baselines_have_a_row_where_the_dense_head_was_trained():
     runs = made_runs("cifar10")
     one = runs[runs["seed"] == 0]

@@ -11,6 +11,7 @@ import copy
 import functools
 import math
 import warnings
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -284,6 +285,41 @@ def train_quickly(
         loop.check_finite(mean_loss, now, lr)
         curve.append({"epoch": now, "train_loss": mean_loss})
     return curve
+
+
+def run_quickly(
+    make_head: Callable[[], nn.Module],
+    part: tuple[Tensor, Tensor],
+    test: tuple[Tensor, Tensor],
+    *,
+    epochs: int,
+    lr: float,
+    batch_size: int,
+    seed: int,
+) -> dict:
+    """One row of a record: `quick_network` with this head, trained on ``part`` by `train_quickly` and tested on ``test``.
+
+    Args:
+        part, test: pictures and classes, as `pictures` and `held_out` give them.
+        seed: the initial weights, those of the head first, and the order of the batches.
+
+    Returns:
+        ``metrics`` (`evaluate` with test_ in front of each name, and the last training loss),
+            ``curve``, ``parameters`` and ``macs`` of one picture.
+    """
+    loop.seed_everything(seed)
+    model = quick_network(make_head())
+    curve = train_quickly(
+        model, in_memory(part), epochs=epochs, lr=lr, batch_size=batch_size, seed=seed
+    )
+    found = {f"test_{name}": value for name, value in evaluate(model, test).items()}
+    one = test[0][:1].to(next(model.parameters()).device)
+    return {
+        "metrics": found | {"train_loss": curve[-1]["train_loss"]},
+        "curve": curve,
+        "parameters": size(model),
+        "macs": count_macs(model, one),
+    }
 
 
 class FromMemory(nn.Module):
