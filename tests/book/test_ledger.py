@@ -403,6 +403,20 @@ def test_what_would_decide_a_claim_has_the_numbers_of_the_records():
     assert f"{needed['mae']} would do for the MAE" in text["ett-transformer-ettm2"]
     assert needed["mae"] < needed["mse"]
 
+    where = {"dataset": "ETTm2", "family": "RNN"}
+    level, half_mae = 1 - 0.05 / 4, (1 - 0.0797 / 0.0825) / 2
+    most = 0
+    for arm, word in (("ndlinear", "lower"), ("ndlinear-paper", "higher")):
+        mse, mae = (
+            differences("ett-last", m, "model", arm, "dense", True, **where) for m in ("mse", "mae")
+        )
+        sign = 1 if word == "higher" else -1
+        ends = [100 * sign * math.expm1(v) for v in stats.interval(mse, level=level)]
+        told = "{:.0f} % [{:.0f}, {:.0f}]".format(ends[0], *sorted(ends[1:]))
+        assert f"{word} by {told}" in text["ett-rnn-ettm2"]
+        most = max(most, seeds(mae, abs(mae.mean() - math.log1p(-half_mae)), level))
+    assert f"{most} would do for the MAE" in text["ett-rnn-ettm2"]
+
     axes = differences(
         "axes-spectra", "test_loss", "order", "both lost", "in place", log=True, arm="ndlinear"
     )
