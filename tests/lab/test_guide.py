@@ -132,6 +132,9 @@ def test_the_front_page_agrees_with_the_records():
     )
     assert number(pattern) == [round(behind["cifar100"])]
     assert 0.4 < behind["cifar10"] < 0.6
+    chosen = recorded("cnn-printed-cifar100-chosen")
+    left = -100 * stats.paired(chosen, "test_top_five", "ndlinear", "dense")[0]
+    assert 0 < left < behind["cifar100"] / 2
     six = recorded("cnn-longer").query("data == 'cifar100'")
     assert stats.paired(six, "test_top_five", "ndlinear", "dense")[1] > 0
     cnn = rows.loc["Features after a CNN, CIFAR-100"]
