@@ -100,6 +100,17 @@ def test_alone_and_together_give_the_same_training(monkeypatch):
     assert two["accuracy"] == pytest.approx(alone["accuracy"], abs=0.01)
 
 
+def test_the_group_outlives_its_threads(monkeypatch):
+    """A thread of the group that drops the last reference to it waits for itself, which ends the process."""
+    task = {"task": "train", "arm": "dense", "rank": 1, "lr": 1e-2, "steps": 3, "batch": 8}
+    kept = []
+    monkeypatch.setattr(scaling.atexit, "register", lambda call, *given: kept.extend(given))
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    scaling.together(task | {"seeds": [0]})
+    assert [type(one).__name__ for one in kept] == ["ProcessGroup"]
+    assert not torch.distributed.is_initialized()
+
+
 def test_times_of_every_kind(monkeypatch):
     monkeypatch.setenv("NDL_MODE", "smoke")
     row = scaling.measured({"powers": [4, 6], "batch": 2, "rounds": 2, "repeat": 1, "seed": 0})

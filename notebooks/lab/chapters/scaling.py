@@ -8,6 +8,7 @@ Bytes are those that one process sends; times are in seconds.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import math
@@ -244,10 +245,15 @@ TASKS: dict[str, Callable[[dict], object]] = {"times": times, "train": train}
 
 
 def main(rank: int, world: int, store: str, task: dict) -> object:
-    """One of the processes."""
+    """One of the processes.
+
+    The group is kept until the process ends: the hook of PowerSGD leaves a reference to it with a thread of the group's own, and
+    if that were the last one, the thread would wait for itself and take the process down.
+    """
     torch.set_num_threads(1)
     rendezvous = {"init_method": f"file://{store}", "rank": rank, "world_size": world}
     distributed.init_process_group("gloo", **rendezvous)
+    atexit.register(id, distributed.group.WORLD)  # keeps it: see above
     try:
         return TASKS[task["task"]](task)
     finally:
