@@ -103,11 +103,16 @@ def test_alone_and_together_give_the_same_training(monkeypatch):
 def test_the_group_outlives_its_threads(monkeypatch):
     """A thread of the group that drops the last reference to it waits for itself, which ends the process."""
     task = {"task": "train", "arm": "dense", "rank": 1, "lr": 1e-2, "steps": 3, "batch": 8}
-    kept = []
-    monkeypatch.setattr(scaling.atexit, "register", lambda call, *given: kept.extend(given))
+    kept, register = [], scaling.atexit.register
+
+    def seen(call, *given, **named):
+        kept.extend(given)
+        return register(call, *given, **named)
+
+    monkeypatch.setattr(scaling.atexit, "register", seen)
     monkeypatch.setenv("NDL_MODE", "smoke")
     scaling.together(task | {"seeds": [0]})
-    assert [type(one).__name__ for one in kept] == ["ProcessGroup"]
+    assert "ProcessGroup" in {type(one).__name__ for one in kept}
     assert not torch.distributed.is_initialized()
 
 
