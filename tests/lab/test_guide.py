@@ -143,8 +143,22 @@ def test_the_front_page_agrees_with_the_records():
     assert number(r"low-rank head of equal size is about (\d+) points ahead") == [
         -round(cnn["fair"])
     ]
-    timed = rows.filter(like="time an axis", axis=0)["answer"]
-    assert number(r"on (\d+) of (\d+) data sets") == [(timed == "yes").sum(), len(timed)]
+    series = rows.filter(like="Series", axis=0)
+    assert (
+        number("On three sets of time series, logistic regression on the raw series is ahead") == []
+    )
+    assert (series["opponent"] == "linear").all() and (series["fair_high"] < 0).all()
+
+
+def test_a_model_without_chance_stands_beside_every_seed():
+    scores = {"nd": [0.5, 0.6], "linear": [0.7]}
+    rows = [
+        {"arm": a, "seed": s, "score": v}
+        for a, found in scores.items()
+        for s, v in enumerate(found)
+    ]
+    found = guide.runs(situation(), read=lambda *names: pd.DataFrame(rows))
+    assert guide.gain(found, situation(), "linear")[0] == pytest.approx(-15)
 
 
 def test_the_front_page_agrees_with_the_times():
