@@ -187,6 +187,7 @@ class Chapters(BookDirective):
                 self.root / "notebooks" / f"{name}.ipynb", self.uri("notebooks/"), ledger.claims()
             )
             for name in sorted(self.known)
+            if "/" not in name
         ]
         return (
             self.markdown("\n".join(lines), "notebooks", "ndl-chapters")
@@ -243,11 +244,12 @@ class Deviations(BookDirective):
 
     def box(self, name: str, heading: str, anchor: str, markdown: str) -> list[nodes.Node]:
         folder = self.uri("notebooks/")
+        within = folder + name[: name.rfind("/") + 1]
         link = (
             f'<p class="ndl-from">From <a href="{folder}{ndltables.escape(name)}.html#{anchor}">'
-            f"chapter {name[:2]}: {ndltables.escape(re.sub(r'[$*`]', '', heading))}</a></p>"
+            f"chapter {pathlib.Path(name).name[:2]}: {ndltables.escape(re.sub(r'[$*`]', '', heading))}</a></p>"
         )
-        text = ndltables.rebase_links(markdown, folder)
+        text = ndltables.rebase_links(markdown, within)
         return [
             nodes.raw("", link, format="html"),
             *self.markdown(text, f"notebooks/{name}.ipynb", "ndl-box"),

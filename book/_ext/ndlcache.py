@@ -16,6 +16,7 @@ import nbformat
 import yaml
 from jupyter_cache import get_cache
 from jupyter_cache.base import CacheBundleIn
+from lab.page.ledger import chapter_of
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from sphinx.util import logging
@@ -44,7 +45,7 @@ class State:
             return _digest(path.read_bytes()) if path.is_file() else "absent"
         chosen = {
             "claim": [c for c in self.claims if c["id"] == name],
-            "claims of": [c for c in self.claims if c.get("notebook") == name],
+            "claims of": [c for c in self.claims if chapter_of(c) == name.rpartition("/")[2]],
             "claims": self.claims,
         }[kind]
         return _digest(json.dumps(chosen, sort_keys=True, default=str).encode())
@@ -87,6 +88,11 @@ def _forget(cache, path: pathlib.Path) -> None:
         cache.remove_cache(cache.match_cache_notebook(nbformat.read(path, 4)).pk)
 
 
+def flat(path: pathlib.Path) -> str:
+    """A file name for what belongs to a notebook: a chapter and its evidence have the same stem."""
+    return f"{path.parent.name}-{path.stem}"
+
+
 def _in_cache(cache, path: pathlib.Path) -> bool:
     try:
         cache.match_cache_notebook(nbformat.read(path, 4))
@@ -103,7 +109,7 @@ def prepare(
     paths = {name: root / f"{name}.ipynb" for name in names}
     stale = []
     for name, path in paths.items():
-        kept = folder / "reads" / f"{path.stem}.json"
+        kept = folder / "reads" / f"{flat(path)}.json"
         if not (same(kept, state, versions) and _in_cache(cache, path)):
             _forget(cache, path)
             stale.append(name)
@@ -111,7 +117,7 @@ def prepare(
     with concurrent.futures.ThreadPoolExecutor(AT_A_TIME) as pool:
         futures = {
             pool.submit(
-                _run, paths[name], timeout, folder / "reads" / f"{paths[name].stem}.txt"
+                _run, paths[name], timeout, folder / "reads" / f"{flat(paths[name])}.txt"
             ): name
             for name in stale
         }
@@ -122,7 +128,7 @@ def prepare(
                 log.info("%s stopped with an error; it is run again to show it", path.name)
                 continue
             _keep(cache, path, *done)
-            trace = folder / "reads" / f"{path.stem}.txt"
+            trace = folder / "reads" / f"{flat(path)}.txt"
             lines = trace.read_text(encoding="utf-8").splitlines() if trace.is_file() else []
             pairs = [line.split("\t", 1) for line in lines]
             reads = [[kind, name, state.of(kind, name)] for kind, name in pairs]

@@ -33,6 +33,12 @@ def number(docname: str) -> str:
     return match[1] if match else ""
 
 
+def shown_number(docname: str) -> str:
+    """What stands before a title: '12', or 'E12' for the evidence of that chapter; '' for any other page."""
+    match = re.fullmatch(r"notebooks/(evidence/)?(\d\d)_\w+", docname)
+    return ("E" if match[1] else "") + match[2] if match else ""
+
+
 def by_number(docnames) -> dict[str, str]:
     """Number of a chapter -> its page."""
     return {number(name): name for name in sorted(docnames) if number(name)}
@@ -44,7 +50,7 @@ class NumberedTitle(SphinxTransform):
     default_priority = 830  # after MyST has named the anchors, before Sphinx collects the titles
 
     def apply(self, **kwargs) -> None:
-        found = number(self.env.docname)
+        found = shown_number(self.env.docname)
         title = next(self.document.findall(nodes.title), None)
         if found and title is not None:
             title.insert(0, nodes.Text(f"{found} · "))

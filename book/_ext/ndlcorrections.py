@@ -8,7 +8,7 @@ import itertools
 import pathlib
 
 import yaml
-from lab.page.ledger import VERDICTS
+from lab.page.ledger import VERDICTS, chapter_of
 from ndltables import badge, cell_link, escape
 
 FIELDS = {"date", "claim", "was", "now", "why"}
@@ -114,4 +114,4 @@ def chapter_link(claim: dict, notebooks: str, known: set[str]) -> str:
     link = cell_link(claim, notebooks) if claim.get("notebook") in known else None
     if not link:
         return "–"
-    return f'<a href="{escape(link)}">chapter {escape(claim["notebook"].split("_")[0])}</a>'
+    return f'<a href="{escape(link)}">chapter {escape(chapter_of(claim)[:2])}</a>'

@@ -12,7 +12,7 @@ import re
 
 import yaml
 from docutils import nodes
-from lab.page.ledger import DIRECTION, SIGNS, area, classes, label
+from lab.page.ledger import DIRECTION, SIGNS, area, chapter_of, classes, label
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -105,7 +105,7 @@ def claims_table(claims: list[dict], uri: str, known: set[str]) -> str:
         link = cell_link(claim, uri) if claim.get("notebook") in known else None
         verdict = claim_badge(claim)
         if link:
-            verdict += f' <a class="ndl-cell" href="{escape(link)}">chapter {escape(claim["notebook"].split("_")[0])}</a>'
+            verdict += f' <a class="ndl-cell" href="{escape(link)}">chapter {escape(chapter_of(claim)[:2])}</a>'
         cells = [
             (verdict, f' data-sort="{order[claim["verdict"]]}"'),
             (f'<a class="ndl-id" href="#{escape(claim["id"])}">{escape(claim["id"])}</a>', ""),
@@ -193,7 +193,7 @@ def chapter(path: pathlib.Path, folder: str, claims: list[dict]) -> str:
     ).partition("\n")
     sentences = re.split(r"(?<=[.!?])\s", " ".join(rest.strip().split("\n\n")[0].split()))
     answer = " ".join(sentences[: 1 if len(sentences[0]) > 60 else 2])
-    given = collections.Counter(c["verdict"] for c in claims if c.get("notebook") == path.stem)
+    given = collections.Counter(c["verdict"] for c in claims if chapter_of(c) == path.stem)
     marks = " ".join(
         f'<span class="ndl-badge ndl-{v}">{SIGNS[v]} {given[v]}<span class="ndl-hidden"> {v}</span></span>'
         for v in SETTLED

@@ -18,6 +18,17 @@ if str(ROOT) not in sys.path:
     )  # the book's ndlinear.py, also where a package of that name is installed
 
 
+def chapters() -> list[pathlib.Path]:
+    """Every notebook of the book: the main line, then the evidence."""
+    found = [*NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"), *NOTEBOOKS.glob("evidence/[0-9][0-9]_*.ipynb")]
+    return sorted(found, key=lambda path: (path.parent != NOTEBOOKS, path.name))
+
+
+def slug(path: pathlib.Path) -> str:
+    """How the ledger and the cards name a notebook: its path in `notebooks` without the ending."""
+    return path.relative_to(NOTEBOOKS).with_suffix("").as_posix()
+
+
 class LabError(RuntimeError):
     """Something a reader can put right; the message says how."""
 

@@ -21,7 +21,7 @@ from lab.page import facts, ledger
 import ndlinear
 
 ROOT = modes.ROOT
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = modes.chapters()
 
 
 def soup(html: str) -> BeautifulSoup:
@@ -79,7 +79,9 @@ def test_the_file_of_rates_runs_by_itself(tmp_path):
 
 
 def test_chapters_that_use_the_layer_are_found():
-    using = {p.stem for p in NOTEBOOKS if ndltake.uses_the_layer(json.loads(p.read_text("utf8")))}
+    using = {
+        modes.slug(p) for p in NOTEBOOKS if ndltake.uses_the_layer(json.loads(p.read_text("utf8")))
+    }
     assert {"10_one_layer", "22_approximation", "72_should_you_use_it"} <= using
     assert "71_all_claims" not in using
 

@@ -28,7 +28,7 @@ def calls(name: str) -> list[tuple[str, ast.Call]]:
             if cell["cell_type"] == "code":
                 nodes = ast.walk(ast.parse("".join(cell["source"])))
                 found += [
-                    (path.stem, n)
+                    (modes.slug(path), n)
                     for n in nodes
                     if isinstance(n, ast.Call) and ast.unparse(n.func) == f"lab.{name}"
                 ]
@@ -140,7 +140,7 @@ def test_the_factor_beside_the_entangled_samples_is_that_of_the_records():
 
 
 def test_notebooks_named_in_the_ledger_exist():
-    names = {p.stem for p in CHAPTERS}
+    names = {modes.slug(p) for p in CHAPTERS}
     assert {c["notebook"] for c in SETTLED} <= names
 
 

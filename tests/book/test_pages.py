@@ -17,12 +17,15 @@ import subprocess
 import sys
 
 import pytest
+from lab import modes
 from lab.tools.upkeep import folded_solutions
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+NOTEBOOKS = modes.chapters()
 TEMPLATE = ROOT / "notebooks" / "00_template.ipynb"
 SECTIONS = ("Limits", "Exercises", "What next", "References")
+LECTURE = ("What to take away", "Exercises", "What next", "References")
+EVIDENCE = ("Rules", "Runs", "Judgement", "Limits")
 BOX = ("**Paper.**", "**Released code.**", "**Here.**")
 HTML = {"details", "summary", "a", "br", "sub", "sup"}
 PRAISE = r"clearly|obviously|of course|trivially|dramatic\w*|remarkabl\w*|impressive\w*|amazing\w*|groundbreaking"
@@ -41,6 +44,11 @@ class Page:
     setup: str
     dois: frozenset = frozenset()
     neighbours: frozenset = frozenset()
+    has_evidence: bool = False
+
+    @property
+    def is_evidence(self) -> bool:
+        return self.slug.startswith("evidence/")
 
     def sources(self, kind: str) -> list[str]:
         return ["".join(c["source"]) for c in self.notebook["cells"] if c["cell_type"] == kind]
@@ -72,11 +80,12 @@ def standard_setup() -> str:
 
 
 def read_page(path: pathlib.Path) -> Page:
-    pages = {p.name for p in NOTEBOOKS} | {
-        f"../book/{p.name}" for p in (ROOT / "book").glob("*.md")
-    }
+    targets = [*NOTEBOOKS, *(ROOT / "book").glob("*.md")]
+    pages = {pathlib.Path(os.path.relpath(p, path.parent)).as_posix() for p in targets}
     notebook = json.loads(path.read_text(encoding="utf8"))
-    return Page(path.stem, notebook, standard_setup(), known_dois(), frozenset(pages))
+    beside = (path.parent / "evidence" / path.name).is_file()
+    slug = modes.slug(path)
+    return Page(slug, notebook, standard_setup(), known_dois(), frozenset(pages), beside)
 
 
 def headings(page: Page) -> list[tuple[int, str]]:
@@ -88,7 +97,7 @@ def headings(page: Page) -> list[tuple[int, str]]:
 
 
 def file_name(page):
-    if not re.fullmatch(r"\d\d_[a-z0-9]+(_[a-z0-9]+){0,3}", page.slug):
+    if not re.fullmatch(r"(evidence/)?\d\d_[a-z0-9]+(_[a-z0-9]+){0,3}", page.slug):
         yield "name the file NN_slug.ipynb: two digits, then lower-case words joined by underscores"
 
 
@@ -117,9 +126,24 @@ def answer_first(page):
         return
     _, _, rest = text.partition("\n")
     paragraph = rest.strip().split("\n\n")[0]
-    sentences = len(re.findall(r"[.!?](?=\s|$)", paragraph))
-    if not 2 <= sentences <= 4:
-        yield f"put the answer in two or three sentences below the title; the first paragraph has {sentences}"
+    sentences = len(re.findall(r"[.!?](?=\W*(\s|$))", paragraph))
+    if sentences == 1 and len(paragraph.split()) > 30:
+        yield f"an answer of one sentence has at most 30 words; this one has {len(paragraph.split())}"
+    if not 1 <= sentences <= 4 or (page.has_evidence and sentences != 1):
+        yield f"put the answer below the title, in one sentence; the first paragraph has {sentences}"
+    if len(re.findall(r"(?m)^[-*] ", rest)) > 3:
+        yield "at most three bullets go with the answer, one number each"
+
+
+def lecture(page):
+    """A chapter whose rules and runs stand in an evidence notebook judges nothing itself."""
+    if not page.has_evidence:
+        return
+    for name in ("record", "at_scale", "verdict", "finding"):
+        if any(f"lab.{name}(" in source for source in page.code):
+            yield f"lab.{name} belongs into evidence/{page.slug}.ipynb"
+    if not 400 <= len(page.plain.split()) <= 2600:
+        yield f"a lecture has 1,000 to 2,500 words; this one has {len(page.plain.split())}"
 
 
 def setup_cell(page):
@@ -135,7 +159,7 @@ def setup_cell(page):
 def card_cell(page):
     cells = page.notebook["cells"]
     source = "".join(cells[2]["source"]) if len(cells) > 2 else ""
-    found = re.match(r"""lab\.card\(\s*["'](\w+)["']""", source)
+    found = re.match(r"""lab\.card\(\s*["']([\w/]+)["']""", source)
     if not found:
         yield f'make the third cell lab.card("{page.slug}", ...)'
     elif found[1] != page.slug:
@@ -200,12 +224,13 @@ def heading_levels(page):
 
 def sections_present(page):
     titles = [text for level, text in headings(page) if level == 2]
-    places = [titles.index(name) if name in titles else -1 for name in SECTIONS]
-    for name, place in zip(SECTIONS, places):
+    wanted = EVIDENCE if page.is_evidence else LECTURE if page.has_evidence else SECTIONS
+    places = [titles.index(name) if name in titles else -1 for name in wanted]
+    for name, place in zip(wanted, places):
         if place < 0:
             yield f"add the section '## {name}'"
     if -1 not in places and places != sorted(places):
-        yield f"put the closing sections in this order: {', '.join(SECTIONS)}"
+        yield f"put these sections in this order: {', '.join(wanted)}"
 
 
 def section(page, name: str) -> str:
@@ -217,6 +242,8 @@ def exercises(page):
     text = section(page, "Exercises")
     folded = len(re.findall("<details", text))
     few = 1 if page.slug == "00_template" else 2
+    if page.is_evidence:
+        return
     if "Exercises" in [title for _, title in headings(page)] and not few <= folded <= 3:
         yield f"give two or three exercises with a solution in <details>; there are {folded}"
     if folded != len(re.findall("</details>", text)):
@@ -322,18 +349,22 @@ def plain_words(page):
 
 
 RULES = (
-    file_name, kernel, cell_ids, no_outputs, answer_first, setup_cell, card_cell, cell_lengths, plain_python,
+    file_name, kernel, cell_ids, no_outputs, answer_first, lecture, setup_cell, card_cell, cell_lengths, plain_python,
     something_is_checked, colab_markdown, heading_levels, sections_present, exercises, references, links, figures,
     no_typed_results, equations, boxes, plain_words,
 )  # fmt: skip
 
 
+MAIN_LINE = (answer_first, lecture)
+
 # --- the notebooks of the book -----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=modes.slug)
 @pytest.mark.parametrize("rule", RULES, ids=lambda r: r.__name__)
 def test_notebook_keeps_the_rule(rule, path):
+    if rule in MAIN_LINE and modes.slug(path).startswith("evidence/"):
+        return
     complaints = list(rule(read_page(path)))
     assert not complaints, f"notebooks/{path.name}:\n  " + "\n  ".join(complaints)
 
@@ -355,9 +386,9 @@ def test_figure_names_are_unique_in_the_book():
 
 def test_every_chapter_is_in_the_table_of_contents():
     listed = set(
-        re.findall(r"file:\s*notebooks/(\w+)", (ROOT / "_toc.yml").read_text(encoding="utf8"))
+        re.findall(r"file:\s*notebooks/([\w/]+)", (ROOT / "_toc.yml").read_text(encoding="utf8"))
     )
-    written = {path.stem for path in NOTEBOOKS if path != TEMPLATE}
+    written = {modes.slug(path) for path in NOTEBOOKS if path != TEMPLATE}
     assert listed == written, f"_toc.yml and notebooks/ differ in {sorted(listed ^ written)}"
 
 
@@ -457,8 +488,9 @@ def sound_notebook() -> dict:
     }
 
 
-def page_of(notebook: dict, slug: str = "11_sound") -> Page:
-    return Page(slug, notebook, SETUP, frozenset({"10.1000/(a)b"}), frozenset({"12_next.ipynb"}))
+def page_of(notebook: dict, slug: str = "11_sound", has_evidence: bool = False) -> Page:
+    dois, beside = frozenset({"10.1000/(a)b"}), frozenset({"12_next.ipynb"})
+    return Page(slug, notebook, SETUP, dois, beside, has_evidence)
 
 
 def text_added(text: str):
@@ -496,7 +528,9 @@ BREAKS = [
     (no_outputs, with_cell(4, outputs=[{"output_type": "stream"}]), "nbstripout"),
     (no_outputs, with_cell(4, execution_count=3), "nbstripout"),
     (answer_first, replaced(0, "# What", "## What"), "title"),
-    (answer_first, replaced(0, "It adds. It does so exactly.", "We study it."), "the answer"),
+    (answer_first, replaced(0, "It adds. It does so exactly.", "We study it"), "the answer"),
+    (answer_first, replaced(0, "It adds. It does so exactly.", "so " * 31 + "it is."), "30 words"),
+    (answer_first, replaced(0, "exactly.", "exactly.\n\n" + "- One.\n" * 4), "three bullets"),
     (answer_first, with_cell(0, cell_type="code"), "title"),
     (setup_cell, replaced(1, "lab.start()", "lab.start(1)"), "byte for byte"),
     (card_cell, replaced(2, "11_sound", "10_other"), "file's name"),
@@ -560,9 +594,21 @@ def test_each_rule_refuses_a_broken_notebook(rule, change, words):
 
 
 def test_every_rule_is_shown_to_fail():
-    assert {rule for rule, _, _ in BREAKS} | {file_name} == set(RULES)
+    assert {rule for rule, _, _ in BREAKS} | {file_name, lecture} == set(RULES)
     assert list(file_name(page_of(sound_notebook(), "Eleven"))) and not list(
         file_name(page_of(sound_notebook()))
+    )
+
+
+def test_a_lecture_leaves_judging_to_its_evidence():
+    notebook = sound_notebook()
+    notebook["cells"][3]["source"] += " word" * 500
+    good = page_of(notebook, has_evidence=True)
+    assert list(lecture(good)) == []
+    notebook["cells"][4]["source"] = "lab.verdict('a', holds=True)"
+    assert "evidence/11_sound" in next(lecture(page_of(notebook, has_evidence=True)))
+    assert any(
+        "words" in complaint for complaint in lecture(page_of(sound_notebook(), has_evidence=True))
     )
 
 

@@ -27,7 +27,7 @@ from lab.records.fingerprint import code_hash
 from lab.tools import reproduce
 from lab.train import chunked, loop, scores, stacked
 
-CHAPTERS = sorted(modes.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+CHAPTERS = modes.chapters()
 OPTIMISER = re.compile(r"\boptim\.(Adam|AdamW|SGD)\b")
 
 

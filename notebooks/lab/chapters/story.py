@@ -36,7 +36,7 @@ def frame() -> pd.DataFrame:
     """One row per claim: id, area, kind, verdict, notebook, part of the book, what it needs and its records."""
     rows = []
     for claim in ledger.claims():
-        notebook = claim.get("notebook") or ""
+        notebook = ledger.chapter_of(claim)
         rows.append(
             {
                 "id": claim["id"],

@@ -16,7 +16,7 @@ def card(slug: str, *, read_first: list[str] | None = None, gpu: bool = False) -
     settled = [c for c in ledger.of_chapter(slug) if c["verdict"] not in ("open", "untestable")]
     links = [
         (
-            f'<a href="#claim-{c["id"]}">{ledger.mark(c)}&nbsp;{c["id"]}</a>',
+            f'<a href="{cell(c, slug)}">{ledger.mark(c)}&nbsp;{c["id"]}</a>',
             f"{ledger.mark(c)} {c['id']}",
         )
         for c in settled
@@ -42,6 +42,12 @@ def card(slug: str, *, read_first: list[str] | None = None, gpu: bool = False) -
         "\n".join(f"{head:<11}{cell}" for head, _, cell in rows),
         html=f'<table class="ndl-card">{body}</table>',
     )
+
+
+def cell(claim: dict, slug: str) -> str:
+    """Address of the cell that judges a claim, seen from a chapter."""
+    page = "" if claim["notebook"] == slug else f"{claim['notebook']}.html"
+    return f"{page}#claim-{claim['id']}"
 
 
 def times_file() -> pathlib.Path:

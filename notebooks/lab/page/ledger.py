@@ -110,9 +110,15 @@ def claims() -> list[dict]:
 
 
 def of_chapter(notebook: str) -> list[dict]:
-    """The entries that a chapter settles, by the chapter's file name without its ending."""
+    """The entries that a chapter settles, it or its evidence, by the file name without its ending."""
     reads.note("claims of", notebook)
-    return [entry for entry in _load().values() if entry.get("notebook") == notebook]
+    name = notebook.rpartition("/")[2]
+    return [entry for entry in _load().values() if chapter_of(entry) == name]
+
+
+def chapter_of(claim: dict) -> str:
+    """The chapter in which a claim is treated, such as "40_cnn"; "" for none. Its evidence may judge it."""
+    return (claim.get("notebook") or "").rpartition("/")[2]
 
 
 def counts() -> dict[str, int]:

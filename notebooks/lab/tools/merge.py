@@ -7,7 +7,7 @@ import pathlib
 from collections import Counter
 
 from .. import data, modes
-from ..modes import NOTEBOOKS, LabError
+from ..modes import LabError
 from ..page.scale import on_gpu
 from ..records import store
 from . import cells, plan
@@ -60,10 +60,7 @@ def gathered(folder: pathlib.Path, without_torn: bool) -> list[dict]:
 
 def noted(experiments: list[str], rows: list[dict]) -> dict[str, dict]:
     """What each experiment is now, from the notebooks that record them, to which the new rows are known."""
-    owners = {
-        path: cells.words(path) & set(experiments)
-        for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
-    }
+    owners = {path: cells.words(path) & set(experiments) for path in modes.chapters()}
     notes: dict[str, dict] = {}
     for path, owned in owners.items():
         if owned:

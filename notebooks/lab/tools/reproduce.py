@@ -38,7 +38,7 @@ TIMES = re.compile(  # their numbers are times
 
 def owner(experiment: str) -> pathlib.Path:
     """The notebook that records an experiment."""
-    for path in sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb")):
+    for path in modes.chapters():
         code = script(path)
         if "lab.record(" in code and any(
             re.fullmatch(name, experiment) for name in _names(ast.parse(code))

@@ -9,11 +9,11 @@ import sys
 import time
 
 from ..machine import device, versions
-from ..modes import NOTEBOOKS, ROOT, LabError
+from ..modes import NOTEBOOKS, ROOT, LabError, chapters, slug
 from ..page.card import times_file
 from ..records.store import append
 
-CHAPTERS = sorted(NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
+CHAPTERS = chapters()
 HEAD = "# Generated from pyproject.toml by `make environment`; a test says whether it is current.\n"
 
 
@@ -75,7 +75,7 @@ def times() -> None:
                 "pytest",
                 "-q",
                 "--nbmake",
-                path.name,
+                f"{slug(path)}.ipynb",
                 "-p",
                 "no:cacheprovider",
             ]
@@ -88,7 +88,7 @@ def times() -> None:
             )
             row = {
                 "experiment": "notebook-times",
-                "notebook": path.stem,
+                "notebook": slug(path),
                 "mode": mode,
                 "seconds": round(time.perf_counter() - began, 1),
                 "device": device(),
@@ -96,7 +96,7 @@ def times() -> None:
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             }
             append(times_file(), row)
-            print(f"{path.stem}: {mode} {row['seconds']} s")
+            print(f"{slug(path)}: {mode} {row['seconds']} s")
 
 
 def main(arguments: list[str]) -> None:
