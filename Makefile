@@ -10,7 +10,7 @@ INSTALL = $(RUN) -m pip install --disable-pip-version-check -q -c $(PINS)
 # With another backend than that of the notebooks, which a shell may name here, the pages have no figures.
 unexport MPLBACKEND
 
-.PHONY: book test lint report links bench gpu engines environment stamp times reproduce clean
+.PHONY: book test check lint report links bench gpu engines environment stamp times reproduce clean
 
 $(VENV)/book.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -29,10 +29,16 @@ book: $(VENV)/book.installed
 test: $(VENV)/test.installed lint
 	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 2 --dist loadgroup --nbmake --cov --cov-report=term tests notebooks
 
+# Before each commit, in under two minutes: lint, the layer, the ground of the lab, one notebook, the rules of pages and the ledger.
+check: lint
+	OMP_NUM_THREADS=1 NDL_MODE=smoke $(RUN) -m pytest -q -n 2 --nbmake notebooks/10_one_layer.ipynb tests/ndlinear/test_layer.py \
+		tests/ndlinear/test_algebra.py tests/lab/test_loop.py tests/lab/test_counts.py tests/lab/test_records.py tests/lab/test_rooms.py \
+		tests/book/test_pages.py tests/book/test_ledger.py
+
 lint: $(VENV)/test.installed
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
-	$(RUN) -m nbstripout --verify --keep-id notebooks/*.ipynb
+	$(RUN) -m nbstripout --verify --keep-id notebooks/*.ipynb notebooks/evidence/*.ipynb
 	git ls-files | grep -vE '\.(csv|jsonl|svg)$$' | xargs $(VENV)/bin/codespell
 
 # The reproducibility report as one sheet of A4, printed by a Chromium on the path or in NDL_CHROMIUM.

@@ -25,8 +25,8 @@ def chapters() -> list[pathlib.Path]:
 
 
 def slug(path: pathlib.Path) -> str:
-    """How the ledger and the cards name a notebook: its path in `notebooks` without the ending."""
-    return path.relative_to(NOTEBOOKS).with_suffix("").as_posix()
+    """How the ledger and the cards name a notebook: "40_cnn", or "evidence/40_cnn"."""
+    return f"evidence/{path.stem}" if path.parent.name == "evidence" else path.stem
 
 
 class LabError(RuntimeError):

@@ -67,7 +67,8 @@ def test_module_imports_torch_and_the_standard_library_only():
 def notebooks(tmp_path, monkeypatch):
     copies = []
     for path in upkeep.CHAPTERS:
-        copies.append(tmp_path / path.name)
+        copies.append(tmp_path / modes.slug(path) / path.name)
+        copies[-1].parent.mkdir(parents=True)
         copies[-1].write_bytes(path.read_bytes())
     monkeypatch.setattr(upkeep, "CHAPTERS", copies)
     return copies
@@ -79,9 +80,7 @@ def test_stamp_writes_the_address_into_every_setup_cell(notebooks):
     assert all(f'BOOK = \\"{address}\\"' in path.read_text(encoding="utf-8") for path in notebooks)
     assert upkeep.stamp(address) == 0, "the second time nothing changes"
     assert upkeep.stamp("") == len(notebooks)
-    assert [p.read_bytes() for p in notebooks] == [
-        (modes.NOTEBOOKS / p.name).read_bytes() for p in notebooks
-    ]
+    assert [p.read_bytes() for p in notebooks] == [p.read_bytes() for p in modes.chapters()]
     with pytest.raises(LabError, match="not an https address"):
         upkeep.stamp("git@example.org:book")
     notebooks[0].write_text("{}")

@@ -34,6 +34,7 @@ def card(slug: str, *, read_first: list[str] | None = None, gpu: bool = False) -
                 for form in ('<a href="{0}.html">{0}</a>', "{0}")
             ],
         ),
+        *evidence(slug),
         ("Time", *[times_line(slug)] * 2),
         ("GPU", *["for a full run" if gpu else "not needed"] * 2),
     ]
@@ -42,6 +43,15 @@ def card(slug: str, *, read_first: list[str] | None = None, gpu: bool = False) -
         "\n".join(f"{head:<11}{cell}" for head, _, cell in rows),
         html=f'<table class="ndl-card">{body}</table>',
     )
+
+
+def evidence(slug: str) -> list[tuple[str, str, str]]:
+    """The row that leads from a lecture to its rules, runs and judgements, where they stand apart."""
+    page = f"evidence/{slug}"
+    if not (modes.NOTEBOOKS / f"{page}.ipynb").is_file():
+        return []
+    words = "rules, runs and judgements"
+    return [("Evidence", f'<a href="{page}.html">{words}</a>', f"{page}.ipynb: {words}")]
 
 
 def cell(claim: dict, slug: str) -> str:

@@ -1,0 +1,65 @@
+"""How much a reader has to read, and how long the sentences are: ``python tests/book/test_prose.py`` prints a table.
+
+The bounds are what the book has reached; lower them when it gets shorter, never raise them.
+"""
+
+import json
+import re
+
+from lab import modes
+
+WORDS = 101_000  # of the main line; the aim is 35,000
+LONG_SENTENCES = 0.09  # share above 35 words; the aim is 0.05
+
+
+def prose(notebook: dict) -> str:
+    """The running text: no headings, tables, quotations, code, equations, folded parts or references."""
+    text = "\n\n".join(
+        "".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "markdown"
+    )
+    text = text.partition("\n## References")[0]
+    text = re.sub(r"(?s)<details.*?</details>|```.*?```|\$\$.*?\$\$|<!--.*?-->", " ", text)
+    text = re.sub(r"(?m)^\s*(#.*|\|.*|>.*)$", "", text)
+    return re.sub(r"\]\([^)]*\)", "]", text)
+
+
+def sentences(text: str) -> list[list[str]]:
+    """The words of each sentence; a list's entry ends one too."""
+    parts = re.split(r"(?<=[.!?:])\s+(?=[A-Z*\[$`])|\n\s*\n|\n\s*[-*\d]+[.)]?\s", text)
+    return [words for part in parts if len(words := part.split()) > 1]
+
+
+def measured() -> dict[str, list[list[str]]]:
+    """The sentences of every chapter of the main line."""
+    main = [path for path in modes.chapters() if path.parent == modes.NOTEBOOKS]
+    return {
+        path.stem: sentences(prose(json.loads(path.read_text(encoding="utf8")))) for path in main
+    }
+
+
+def test_a_sentence_ends_at_its_point_and_at_a_list_entry():
+    assert [len(s) for s in sentences("It is so. Then not.\n\n- One two three\n- Four five")] == [
+        3,
+        2,
+        3,
+        2,
+    ]
+
+
+def test_the_main_line_gets_no_longer():
+    lengths = [len(words) for found in measured().values() for words in found]
+    assert sum(lengths) <= WORDS, (
+        f"{sum(lengths):,} words; move rules and histories to the evidence"
+    )
+    long = sum(length > 35 for length in lengths) / len(lengths)
+    assert long <= LONG_SENTENCES, f"{long:.1%} of the sentences have more than 35 words"
+
+
+if __name__ == "__main__":
+    for chapter, found in measured().items():
+        lengths = [len(words) for words in found]
+        print(f"{chapter:32}{sum(lengths):7,} words, longest sentence {max(lengths, default=0):3}")
+    every = [len(words) for found in measured().values() for words in found]
+    print(
+        f"{'together':32}{sum(every):7,} words, {sum(n > 35 for n in every) / len(every):.1%} above 35"
+    )
