@@ -13,7 +13,7 @@ import pytest
 import torch
 from lab import models as lab_models
 from lab.chapters import step_size, vision
-from lab.train.rates import factor_rates, layer_shapes, lr_groups
+from lab.train.rates import SIZE, factor_rates, layer_shapes, lr_groups
 from torch import nn
 
 from ndlinear import NdLinear, NdLinearLoRA, NdLinearSum, kronecker_weight
@@ -76,6 +76,48 @@ def test_an_aligned_step_moves_the_output_exactly_as_the_dense_one_does(name, di
     )
     got = step(layer, x, slope, lr_groups(layer, lr, optimiser=name), name)
     assert got == pytest.approx(wanted, rel=1e-4)
+
+
+SHAPES = [((2, 8), (4, 3)), ((5, 2), (3, 6)), ((3, 2, 4), (2, 5, 4)), ((4, 4), (4, 4))]
+MUTANTS = {
+    "adam": [lambda d, h: 1 / h, lambda d, h: h / d, lambda d, h: 1.0],
+    "sgd": [lambda d, h: 1.0, lambda d, h: d / h, lambda d, h: 1 / d],
+    "muon": [lambda d, h: 1.0, lambda d, h: math.sqrt(h / d), lambda d, h: 1 / d],
+}
+
+
+def worst_miss(name):
+    """How far the check of chapter 15 is from its aim, in the worst of the shapes."""
+    torch.manual_seed(0)
+    torch.set_default_dtype(torch.float64)
+    try:
+        pairs = [step_size.against_dense(step_size.aligned, D, H, name) for D, H in SHAPES]
+    finally:
+        torch.set_default_dtype(torch.float32)
+    return max(abs(pair - 1) for pair in pairs)
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "muon"])
+def test_the_rule_makes_rectangular_layers_with_biases_step_as_far_as_a_dense_one(name):
+    assert worst_miss(name) < 1e-4
+
+
+@pytest.mark.parametrize(("name", "which"), list(itertools.product(MUTANTS, range(3))))
+def test_the_check_of_chapter_15_sees_a_wrong_rule(name, which, monkeypatch):
+    monkeypatch.setitem(SIZE, name, MUTANTS[name][which])
+    assert worst_miss(name) > 0.01
+
+
+@pytest.mark.parametrize("name", ["adam", "sgd", "muon"])
+def test_the_check_of_chapter_15_sees_biases_at_the_wrong_rate(name, monkeypatch):
+    original = step_size.lr_groups
+
+    def slower_biases(layer, lr, **options):
+        groups = original(layer, lr, **options)
+        return [g | {"lr": g["lr"] * (0.5 if g["params"][0].ndim == 1 else 1)} for g in groups]
+
+    monkeypatch.setattr(step_size, "lr_groups", slower_biases)
+    assert worst_miss(name) > 0.01
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd"])

@@ -75,7 +75,10 @@ def _contract(tensors: np.ndarray, vectors: list[np.ndarray], skip: int) -> np.n
 
 # ------------------------------------------------------------------------------------- numbers to look at before training
 class Gain(NamedTuple):
-    """A ratio, its 95 % interval over the draws, and what it cannot exceed (nan where no bound is known)."""
+    """A ratio, its 95 % interval over the draws, and the ceiling of Theorem 24.3 (nan where none is known).
+
+    The ceiling bounds the quotient of root mean squares. The gain, a quotient of means, can exceed it by a factor of at most sqrt(2).
+    """
 
     gain: float
     low: float
@@ -108,8 +111,9 @@ def axis_gain(x: np.ndarray, draws: int = 200, seed: int = 0) -> Gain:
         draws: sign patterns; the interval is over them. seed: of the signs.
 
     Returns:
-        gain, low, high, and the ceiling that Theorem 24.3 reads off the covariances along the two axes. For N > 2 the gain comes
-        from a lower bound of the norm, so it may be too high; low comes from an upper bound, and there is no such ceiling.
+        gain, low, high, and the ceiling that Theorem 24.3 reads off the covariances along the two axes; the gain is at most
+        sqrt(2) times it. For N > 2 the gain comes from a lower bound of the norm, so it may be too high; low comes from an
+        upper bound, and there is no such ceiling.
     """
     x = np.asarray(x, float) - np.mean(x, axis=0, dtype=float)
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], (draws, len(x)))

@@ -38,37 +38,54 @@ Case = tuple[
 ]  # a layer, an input, the gradient of the loss with respect to the output
 
 
-def aligned(dims: Sequence[int]) -> Case:
-    """Permutations as matrices, an input that is an outer product of signs, the output as gradient: no two fibres disagree."""
-    layer = NdLinear(dims, dims, bias=False)
-    for mode, d in zip(layer.align_layers, dims):
-        mode.weight.data = torch.eye(d)[torch.randperm(d)]
-    signs = [torch.randint(0, 2, (d,)) * 2.0 - 1 for d in dims]
-    x = functools.reduce(torch.multiply, torch.meshgrid(*signs, indexing="ij"))[None]
-    return layer, x, layer(x).detach()
+def aligned(D: Sequence[int], H: Sequence[int]) -> Case:
+    """The largest step: matrices whose rows copy entries of the input, an input and a gradient of ones, biases zero."""
+    layer = NdLinear(D, H)
+    for mode, d, h in zip(layer.align_layers, D, H):
+        places = torch.cat([torch.randperm(d) for _ in range(h // d + 1)])[:h]
+        mode.weight.data = torch.eye(d)[places]
+        mode.bias.data.zero_()
+    return layer, torch.ones(1, *D), torch.ones(1, *H)
 
 
-def scattered(dims: Sequence[int]) -> Case:
-    """Orthogonal matrices, whose gain is one for every input; random input and gradient."""
-    layer = NdLinear(dims, dims, bias=False)
-    for mode in layer.align_layers:
-        nn.init.orthogonal_(mode.weight)
-    return layer, torch.randn(1, *dims), torch.randn(1, *dims)
+def scattered(D: Sequence[int], H: Sequence[int]) -> Case:
+    """For no mode that shrinks: matrices whose gain is one for every input; random input and gradient, biases zero."""
+    layer = NdLinear(D, H)
+    for mode, d, h in zip(layer.align_layers, D, H):
+        nn.init.orthogonal_(mode.weight, gain=math.sqrt(h / d))
+        mode.bias.data.zero_()
+    return layer, torch.randn(1, *D), torch.randn(1, *H)
 
 
 def largest_dense_step(x: Tensor, slope: Tensor, optimiser: str) -> float:
-    """Most that one step of rate 1 changes the output (rms) of a dense layer of this size, for one input of this rms."""
+    """Most that one step of rate 1 changes the output (rms) of a dense layer with bias, for one input and gradient of these rms."""
     rms, slope_rms = [t.square().mean().sqrt().item() for t in (x, slope)]
-    return {"adam": x.numel() * rms, "sgd": x.numel() * rms**2 * slope_rms, "muon": rms}[optimiser]
+    inputs, outputs = x.numel(), slope.numel()
+    return {
+        "adam": inputs * rms + 1,
+        "sgd": (inputs * rms**2 + 1) * slope_rms,
+        "muon": rms * math.sqrt(max(1, inputs / outputs)) + 1,
+    }[optimiser]
+
+
+def against_dense(case: Callable[..., Case], D, H, optimiser: str, lr: float = 1e-7) -> float:
+    """Change of the output (rms) by one step by rule, over the most that the dense layer's step can change it."""
+    layer, x, slope = case(D, H)
+    groups = lr_groups(layer, lr, optimiser=optimiser)
+    most = largest_dense_step(x, slope, optimiser)
+    return change(layer, x, slope, groups, optimiser) / (lr * most)
 
 
 @torch.no_grad()
 def _muon(groups: Sequence[Mapping]) -> None:
-    """One step of exact Muon without momentum: the nearest orthogonal matrix, scaled as torch.optim.Muon does."""
+    """One step of exact Muon without momentum: the nearest orthogonal matrix, scaled as torch.optim.Muon does.
+
+    A bias is a matrix with one input.
+    """
     for p, lr in ((p, group["lr"]) for group in groups for p in group["params"]):
-        u, s, v = torch.linalg.svd(p.grad, full_matrices=False)
-        scale = math.sqrt(max(1, p.shape[0] / p.shape[1]))
-        p -= lr * scale * (u * (s > 1e-9 * s.max())) @ v
+        u, s, v = torch.linalg.svd(p.grad.view(len(p), -1), full_matrices=False)
+        scale = math.sqrt(max(1, len(p) ** 2 / p.numel()))
+        p -= lr * scale * ((u * (s > 1e-9 * s.max())) @ v).view_as(p)
 
 
 def change(layer: nn.Module, x: Tensor, slope: Tensor, groups, optimiser: str) -> float:
