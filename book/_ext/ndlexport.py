@@ -11,7 +11,17 @@ from docutils import nodes
 from lab.page import ledger
 from ndltables import cell_link, place
 
-FIELDS = ("verdict", "direction_only", "scope", "condition", "correction", "would_take", "reason")
+FIELDS = (
+    "verdict",
+    "ground",
+    "direction_only",
+    "scope",
+    "condition",
+    "correction",
+    "would_take",
+    "reason",
+)
+FIELDS += ("another_reading",)
 
 
 def write(app) -> None:

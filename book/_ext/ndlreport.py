@@ -5,7 +5,7 @@ Plain functions without Sphinx, as in `ndltables.py`. Every number is counted he
 
 import collections
 
-from lab.page.ledger import SIGNS, VERDICTS
+from lab.page.ledger import OUTCOMES, SIGNS, tally
 from ndltables import SETTLED, are, escape
 
 COUNTS = ("arithmetic", "parameter-count", "flop-count")
@@ -113,11 +113,15 @@ def method(runs: dict[str, list[dict]]) -> str:
 
 def results(claims: list[dict], uses: tuple[str, int]) -> str:
     """Verdicts by group of claims, and what a user gets."""
-    heads = ["Claims", *(f"{SIGNS[v]} {v}" for v in VERDICTS), "all"]
-    body = []
-    for name, kinds in [*GROUPS.items(), ("All", tuple(k for ks in GROUPS.values() for k in ks))]:
-        some = of_kind(claims, *kinds)
-        body.append([name, *(len(with_verdict(some, v)) for v in VERDICTS), len(some)])
+    parts = {name: of_kind(claims, *kinds) for name, kinds in GROUPS.items()} | {"All": claims}
+    counts = {name: tally(some) for name, some in parts.items()}
+    heads = ["Outcome", *parts]
+    body = [
+        [f"{SIGNS[name]} {name}", *(found[name] for found in counts.values())]
+        for name in OUTCOMES
+        if counts["All"][name]
+    ]
+    body.append(["all", *map(len, parts.values())])
     head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
     rows = "".join(
         "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body
@@ -125,14 +129,19 @@ def results(claims: list[dict], uses: tuple[str, int]) -> str:
     gpu = [claim for claim in claims if needs_gpu(claim)]
     direction = [claim for claim in with_verdict(claims, "holds") if claim.get("direction_only")]
     text = (
-        f"Of {len(gpu)} claims whose test takes a graphics card, {are(len(with_verdict(gpu, 'open')))} open. "
-        f"{len(direction)} verdicts hold for the direction only, not for the printed size. Of {uses[1]} situations of use NdLinear, "
+        f"Of {len(gpu)} claims whose test takes a graphics card, {are(len(with_verdict(gpu, 'untestable')))} untestable here. "
+        f"{verdicts(len(direction))} for the direction only, not for the printed size. Of {uses[1]} situations of use NdLinear, "
         f"against the best fair opponent of no more parameters, is {uses[0]}."
     )
     return (
         '<div class="ndl-scroll" tabindex="0" role="region" aria-label="Verdicts"><table class="ndl-table">'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div><p>{escape(text)}</p>"
     )
+
+
+def verdicts(number: int) -> str:
+    """A number with its noun and verb: "1 verdict holds", "2 verdicts hold"."""
+    return f"{number} verdict holds" if number == 1 else f"{number or 'No'} verdicts hold"
 
 
 def easy(claims: list[dict]) -> list[str]:
@@ -158,13 +167,11 @@ def hard(claims: list[dict], protocols: dict, changed: int) -> list[str]:
         for name, word in GAPS.items()
     }
     most = sorted(missing, key=missing.get, reverse=True)[:3]
-    still_open = with_verdict(claims, "open")
     undecided = with_verdict(of_kind(claims, "measured"), "undecided")
     return [
         f"Settings: of {len(gaps)} experiments each leaves {min(map(len, gaps))} to {max(map(len, gaps))} unstated, most often "
         f"{', '.join(f'{name} ({missing[name]})' for name in most)}.",
-        f"Means: of the claims {are(len(still_open))} open, and {are(len(with_verdict(claims, 'untestable')))} "
-        "untestable, for reasons that the ledger names.",
+        f"Means: of the claims {are(len(with_verdict(claims, 'untestable')))} untestable, for reasons that the ledger names.",
         f"Chance: {len(undecided)} measured claims stay undecided after the runs that could be made.",
         f"Ourselves: {changed} times a verdict or a statement of this book was put right afterwards; the page of corrections "
         "lists each with its reason.",

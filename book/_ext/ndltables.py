@@ -12,15 +12,28 @@ import re
 
 import yaml
 from docutils import nodes
-from lab.page.ledger import DIRECTION, SIGNS, area, chapter_of, classes, label
+from lab.page.ledger import (
+    DIRECTION,
+    GROUNDS,
+    LATER,
+    MILD,
+    OUTCOMES,
+    SIGNS,
+    another_reading,
+    area,
+    chapter_of,
+    classes,
+    label,
+    outcome,
+)
 
 HERE = pathlib.Path(__file__).resolve().parent
 
-# What the verdicts mean. The word and the sign carry the verdict, the colour only repeats it.
+# What the outcomes mean. The word and the sign carry them, the colour only repeats it.
 MEANING = {
     "holds": "true as stated, within the scope given",
     "holds-if": "not true as printed, true under the condition given beside it",
-    "fails": "not true as stated; the right statement is given beside it",
+    **GROUNDS,
     "undecided": "tested, and the interval includes both answers",
     "untestable": "cannot be tested; what is missing is given beside it",
     "open": "not tested yet",
@@ -50,9 +63,15 @@ def place(labels: list[str] | str | None) -> str:
     return "; ".join(dict.fromkeys(str(places().get(label, label)) for label in labels))
 
 
-def badge(verdict: str) -> str:
-    """A verdict as sign and word."""
-    return f'<span class="ndl-badge ndl-{verdict}">{SIGNS[verdict]} {verdict}</span>'
+def badge(name: str, text: str = "") -> str:
+    """An outcome, or a verdict, as sign and word or other text."""
+    return f'<span class="ndl-badge {style(name)}">{text or f"{SIGNS[name]} {name}"}</span>'
+
+
+def style(name: str) -> str:
+    """The style class of an outcome or a verdict: every ground is a way to fail."""
+    mild = " ndl-mild" if name in MILD else ""
+    return f"ndl-{'fails' if name in GROUNDS else name}{mild}"
 
 
 def claim_badge(claim: dict) -> str:
@@ -75,7 +94,9 @@ def remarks(claim: dict) -> str:
         ("What would decide it", "would_take"),
         ("Missing", "reason"),
         ("Direction only", "direction_only"),
+        ("Another reading", "another_reading"),
     )
+    claim = claim | {"another_reading": another_reading(claim)}
     rows = [
         f'<div class="ndl-remark"><b>{head}:</b> {escape(claim[key])}</div>'
         for head, key in parts
@@ -99,7 +120,7 @@ def origin(claim: dict) -> str:
 
 def claims_table(claims: list[dict], uri: str, known: set[str]) -> str:
     """All claims as one table. `uri` leads to the notebooks, `known` are the notebooks that the book has."""
-    order = {verdict: rank for rank, verdict in enumerate(MEANING)}
+    order = {name: rank for rank, name in enumerate(OUTCOMES)}
     rows = []
     for claim in claims:
         link = cell_link(claim, uri) if claim.get("notebook") in known else None
@@ -107,14 +128,14 @@ def claims_table(claims: list[dict], uri: str, known: set[str]) -> str:
         if link:
             verdict += f' <a class="ndl-cell" href="{escape(link)}">chapter {escape(chapter_of(claim)[:2])}</a>'
         cells = [
-            (verdict, f' data-sort="{order[claim["verdict"]]}"'),
+            (verdict, f' data-sort="{order[outcome(claim)]}"'),
             (f'<a class="ndl-id" href="#{escape(claim["id"])}">{escape(claim["id"])}</a>', ""),
             (f"<div>{escape(claim['statement'])}</div>{remarks(claim)}{origin(claim)}", ""),
         ]
         tds = "".join(f'<td role="cell"{extra}>{body}</td>' for body, extra in cells)
         only = f' data-only="{DIRECTION}"' if claim.get("direction_only") else ""
         rows.append(
-            f'<tr role="row" id="{escape(claim["id"])}" data-verdict="{claim["verdict"]}"{only} '
+            f'<tr role="row" id="{escape(claim["id"])}" data-verdict="{outcome(claim)}"{only} '
             f'data-kind="{escape(claim.get("kind"))}" data-area="{escape(area(claim))}">{tds}</tr>'
         )
     heads = "".join(
@@ -136,7 +157,7 @@ def filter_form(claims: list[dict]) -> str:
         options = "".join(f'<option value="{escape(v)}">{escape(v)}</option>' for v in values)
         return f'<label>{title} <select name="{name}"><option value="">all</option>{options}</select></label>'
 
-    verdicts = [v for v in MEANING if any(c["verdict"] == v for c in claims)]
+    verdicts = [name for name in OUTCOMES if any(outcome(c) == name for c in claims)]
     verdicts += [DIRECTION] if any(c.get("direction_only") for c in claims) else []
     kinds = sorted({str(c.get("kind")) for c in claims})
     areas = sorted({area(c) for c in claims}, key=str.lower)
@@ -150,26 +171,36 @@ def filter_form(claims: list[dict]) -> str:
 
 
 def claims_counts(claims: list[dict], uri: str) -> str:
-    """How many claims have which verdict: a bar and a list whose entries lead to the filtered table."""
-    counts = collections.Counter(claim["verdict"] for claim in claims)
+    """How many claims have which outcome: a bar and a list whose entries lead to the filtered table."""
+    counts = collections.Counter(map(outcome, claims))
     total = len(claims)
-    shown = [verdict for verdict in MEANING if counts[verdict] or verdict != "untestable"]
+    shown = [name for name in OUTCOMES if counts[name]]
     bar = "".join(
-        f'<span class="ndl-bar-part ndl-{v}" style="flex-grow:{counts[v]}"></span>'
+        f'<span class="ndl-bar-part {style(v)}" style="flex-grow:{counts[v]}"></span>'
         for v in shown
-        if counts[v]
     )
     only = collections.Counter(c["verdict"] for c in claims if c.get("direction_only"))
     items = "".join(
-        f'<li><a href="{escape(uri)}?verdict={v}">{badge(v)} <b>{counts[v]}</b></a> '
+        f'<li><a href="{escape(uri)}?verdict={v.replace(" ", "+")}">{badge(v)} <b>{counts[v]}</b></a> '
         f'<span class="ndl-meaning">{MEANING[v]}{direction_count(only[v], uri)}</span></li>'
         for v in shown
     )
     done, left = total - counts["open"], counts["open"]
+    open_yet = f"; {are(left)} still open" if left else ""
     return (
-        f'<div class="ndl-counts"><p><b>{done} of {total}</b> claims have a verdict; '
-        f"{are(left)} still open.</p>"
-        f'<div class="ndl-bar" aria-hidden="true">{bar}</div><ul>{items}</ul></div>'
+        f'<div class="ndl-counts"><p><b>{done} of {total}</b> claims have a verdict{open_yet}.</p>'
+        f'<div class="ndl-bar" aria-hidden="true">{bar}</div><ul>{items}</ul>'
+        f"<p>{rules_sentence(claims)}</p></div>"
+    )
+
+
+def rules_sentence(claims: list[dict]) -> str:
+    """How many rules were not left as they were written before the first run."""
+    ruled = [claim for claim in claims if claim.get("rule")]
+    later = [claim for claim in ruled if LATER.search(claim["rule"])]
+    return (
+        f"The rule that decides is written before the first run, with exceptions: {len(later)} of {len(ruled)} rules were "
+        "written or changed when some results were known, and say so."
     )
 
 
@@ -193,10 +224,11 @@ def chapter(path: pathlib.Path, folder: str, claims: list[dict]) -> str:
     ).partition("\n")
     sentences = re.split(r"(?<=[.!?])\s", " ".join(rest.strip().split("\n\n")[0].split()))
     answer = " ".join(sentences[: 1 if len(sentences[0]) > 60 else 2])
-    given = collections.Counter(c["verdict"] for c in claims if chapter_of(c) == path.stem)
+    judged = [c for c in claims if chapter_of(c) == path.stem and c["verdict"] in SETTLED]
+    given = collections.Counter(map(outcome, judged))
     marks = " ".join(
-        f'<span class="ndl-badge ndl-{v}">{SIGNS[v]} {given[v]}<span class="ndl-hidden"> {v}</span></span>'
-        for v in SETTLED
+        badge(v, f'{SIGNS[v]} {given[v]}<span class="ndl-hidden"> {v}</span>')
+        for v in OUTCOMES
         if given[v]
     )
     link = f"[{path.stem[:2]} · {title.removeprefix('# ').strip()}]({folder}{path.name})"

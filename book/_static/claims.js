@@ -14,7 +14,7 @@
     let limit = AT_A_TIME;
     const words = new Map(rows.map((row) => [row, (row.textContent + " " + row.dataset.area).toLowerCase()]));
 
-    // "direction only" is offered among the verdicts; such a claim has its verdict as well
+    // "direction only" and the grounds of a claim that fails are offered among the verdicts; such a claim has its verdict as well
     function matches(row, name) {
       const value = form.elements[name].value;
       return !value || row.dataset[name] === value || (name === "verdict" && row.dataset.only === value);

@@ -38,6 +38,7 @@ CLAIM = {
 WRONG = CLAIM | {
     "id": "layer-y",
     "verdict": "fails",
+    "ground": "refuted",
     "correction": "<b>a > b</b>",
     "rule": "compare",
     "scope": "as printed",
@@ -72,7 +73,7 @@ def test_counts_add_up_and_name_every_verdict_in_use():
     counts = soup(ndltables.claims_counts([CLAIM, WRONG, WRONG | {"id": "z"}], "claims.html"))
     assert "2 of 3" in counts.text and "1 is still open" in counts.text
     numbers = {li.a["href"]: int(li.b.text) for li in counts.select("li")}
-    assert numbers["claims.html?verdict=fails"] == 2 and sum(numbers.values()) == 3
+    assert numbers["claims.html?verdict=refuted"] == 2 and sum(numbers.values()) == 3
 
 
 def test_every_place_of_the_ledger_has_a_readable_name():
@@ -95,7 +96,7 @@ def test_chapter_entry_gives_title_answer_and_verdicts(tmp_path):
     assert entry.startswith(
         "- **[11 · What?](../notebooks/11_sound.ipynb)** No. It maps $x$ as in [ten](../notebooks/10_x.ipynb), exactly. <"
     )
-    assert soup(entry).select_one(".ndl-fails").text == "✗ 2 fails" and "More" not in entry
+    assert soup(entry).select_one(".ndl-fails").text == "✗ 2 refuted" and "More" not in entry
 
 
 def test_corrections_show_both_statements():
@@ -152,6 +153,7 @@ def test_chapter_times_show_the_newest():
 DIRECTION = WRONG | {
     "id": "layer-z",
     "verdict": "holds",
+    "ground": None,
     "correction": None,
     "direction_only": "9 < 10 here, 2 printed.",
 }
@@ -165,13 +167,43 @@ def test_the_table_shows_a_direction_with_both_numbers():
     assert right["data-only"] == "direction only" and right["data-verdict"] == "holds"
     assert not wrong.select(".ndl-direction") and not wrong.has_attr("data-only")
     options = [option["value"] for option in table.select('select[name="verdict"] option')]
-    assert options == ["", "holds", "fails", "direction only"]
+    assert options == ["", "holds", "refuted", "direction only"]
     alone = soup(ndltables.claims_table([WRONG], "../notebooks/", set()))
     assert "direction only" not in alone.text
 
 
+def test_grounds_are_shown_filtered_and_counted_apart():
+    small = WRONG | {"id": "s", "ground": "not reproduced at small scale", "scope": "reduced"}
+    small["another_reading"] = {"reading": "by b < c alone", "verdict": "undecided"}
+    table = soup(ndltables.claims_table([WRONG, small], "../notebooks/", set()))
+    assert [row["data-verdict"] for row in table.select("tbody tr")] == [
+        "refuted",
+        "not reproduced at small scale",
+    ]
+    assert table.select_one(".ndl-mild").text == "✗ not reproduced at small scale"
+    assert "Another reading: By b < c alone: undecided." in table.text
+    items = soup(ndltables.claims_counts([WRONG, small, small], "claims.html")).select("li")
+    links = {item.a["href"]: item.b.text for item in items}
+    assert links == {
+        "claims.html?verdict=refuted": "1",
+        "claims.html?verdict=not+reproduced+at+small+scale": "2",
+    }
+    assert ndlexport.claim_record(small, set())["ground"] == small["ground"]
+
+
+def test_the_front_page_counts_the_rules_that_were_changed_later():
+    claims = [WRONG, WRONG | {"id": "b", "rule": "compare. Amended after the runs."}, CLAIM]
+    text = ndltables.claims_counts(claims, "claims.html")
+    assert "1 of 2 rules were written or changed when some results were known" in text
+
+
 def test_counts_say_how_many_hold_for_the_direction_only():
-    claims = [DIRECTION, DIRECTION | {"id": "b"}, WRONG | {"id": "c", "verdict": "holds"}, WRONG]
+    claims = [
+        DIRECTION,
+        DIRECTION | {"id": "b"},
+        DIRECTION | {"id": "c", "direction_only": ""},
+        WRONG,
+    ]
     items = soup(ndltables.claims_counts(claims, "claims.html")).select("li")
     holds = next(item for item in items if item.b.text == "3")
     assert "of these 2 direction only" in holds.text
@@ -244,7 +276,7 @@ def test_previews_are_cut_from_the_pages():
     chapter = "<h1>10 · T &amp; U</h1><p>Yes.</p><p>Why.</p>"
     assert ndlpreviews.chapter_preview(soup(chapter)) == "<p><b>10 · T &amp; U</b></p><p>Yes.</p>"
     claim = soup(ndlpreviews.claim_preview(WRONG)).text
-    assert "✗ fails" in claim and "a < b & c" in claim and "Cost analysis" in claim
+    assert "✗ refuted" in claim and "a < b & c" in claim and "Cost analysis" in claim
 
 
 # --- corrections -------------------------------------------------------------------------------------------------
@@ -309,6 +341,7 @@ def test_the_log_is_escaped_and_newest_first():
 def test_an_undecided_claim_says_what_would_decide_it():
     open_yet = WRONG | {
         "verdict": "undecided",
+        "ground": None,
         "correction": None,
         "would_take": "ten <more> seeds",
     }

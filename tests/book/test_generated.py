@@ -175,8 +175,9 @@ def test_the_report_has_its_five_sections_and_the_counts_of_the_ledger():
     names = [heading.text for heading in page.find_all("h2")]
     assert names == ["Scope", "Method", "Results", "What was easy", "What was hard"]
     rows = [[cell.text for cell in row.find_all("td")] for row in page.select("tbody tr")]
-    assert rows[-1][1:-1] == [str(count) for count in ledger.counts().values()]
-    assert sum(int(row[-1]) for row in rows[:-1]) == int(rows[-1][-1]) == len(ledger.claims())
+    counted = {row[0].split(" ", 1)[1]: int(row[-1]) for row in rows[:-1]}
+    assert counted == {k: n for k, n in ledger.tally(ledger.claims()).items() if n}
+    assert sum(map(int, rows[-1][1:-1])) == int(rows[-1][-1]) == len(ledger.claims())
     assert "1 runs of 1 experiments are recorded, 1 hours in all" in page.text
     assert "7 times a verdict" in page.text and "Of 2 situations of use" in page.text
 
@@ -184,15 +185,23 @@ def test_the_report_has_its_five_sections_and_the_counts_of_the_ledger():
 def test_the_report_follows_the_ledger():
     """A verdict that changes, changes the table and the sentences."""
     claims = [dict(claim) for claim in ledger.claims()]
-    for claim in claims:  # whatever is open in the ledger now
-        claim["verdict"] = "holds" if claim["verdict"] == "open" else claim["verdict"]
-    one, other = [claim for claim in claims if "gpu" in claim["needs"]][:2]
-    assert "Means: of the claims none is open" in report(claims).text
-    one["verdict"] = "open"
-    assert "Means: of the claims 1 is open" in report(claims).text
-    other["verdict"] = "open"
+    gpu = [claim for claim in claims if "gpu" in claim["needs"]]
+    for claim in gpu:
+        claim.update(verdict="holds", ground=None)
+    assert "takes a graphics card, none is untestable here" in report(claims).text
+    assert "open" not in report(claims).select_one("tbody").text
+    gpu[0]["verdict"] = "untestable"
+    gpu[1]["verdict"] = "open"
     text = report(claims).text
-    assert "Means: of the claims 2 are open" in text and "takes a graphics card, 2 are open" in text
+    assert "takes a graphics card, 1 is untestable here" in text and "○ open" in text
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [(0, "No verdicts hold"), (1, "1 verdict holds"), (2, "2 verdicts hold")],
+)
+def test_a_number_of_verdicts_has_its_verb(number, words):
+    assert ndlreport.verdicts(number) == words
 
 
 def test_every_kind_of_claim_is_in_the_report():

@@ -5,6 +5,7 @@ import collections
 import itertools
 import json
 import math
+import re
 
 import numpy as np
 import pytest
@@ -160,6 +161,7 @@ def entries(monkeypatch):
             "id": "wrong",
             "statement": "2 < 1",
             "verdict": "fails",
+            "ground": "refuted",
             "rule": "r",
             "scope": "s",
             "notebook": "x",
@@ -198,7 +200,7 @@ def test_evidence_that_agrees_is_shown(entries, capsys):
     assert (
         "✓ holds · right" in out
         and "seen" in out
-        and "✗ fails" in out
+        and "✗ refuted" in out
         and "holds if x is 1" in out
         and "≈ undecided" in out
     )
@@ -304,12 +306,97 @@ def test_the_mark_of_a_verdict_on_the_direction_alone_is_another(entries):
     assert {claim["id"] for claim in ledger.direction_only()} == {"right", "some"}
 
 
+FAILS = {
+    "verdict": "fails",
+    "ground": "refuted",
+    "rule": "r",
+    "scope": "as printed",
+    "where": ["sec:analysis"],
+    "notebook": "n",
+    "correction": "c",
+    "statement": "GELU has 6 of them",
+}
+
+
+@pytest.mark.parametrize(
+    ("evidence", "ground"),
+    [
+        ({}, "refuted"),
+        ({"cells": ["c"]}, "refuted"),
+        ({"records": ["r"]}, "not reproduced"),
+        ({"records": ["r"], "cells": ["c"]}, "refuted"),  # judged by the printed cells
+        ({"records": ["r"], "cells": ["c"], "scope": "as printed: 50 epochs"}, "not reproduced"),
+        ({"records": ["r"], "scope": "reduced: 6 epochs"}, "not reproduced at small scale"),
+        ({"slip": {"printed": 6, "right": 5.5}}, "slip"),
+        ({"slip": {"printed": 6, "right": 3.9}}, "refuted"),
+        ({"slip": {"printed": 3.9, "right": 6}}, "refuted"),
+        ({"slip": {"name": "GELU"}}, "slip"),
+        ({"slip": {"name": "ReLU"}}, "refuted"),
+        ({"slip": {"name": "GELU"}, "where": ["sec:analysis", "abstract"]}, "refuted"),
+        ({"slip": {"name": "GELU"}, "records": ["r"]}, "not reproduced"),
+    ],
+)
+def test_the_ground_follows_from_the_evidence(evidence, ground):
+    claim = FAILS | evidence
+    assert ledger.ground(claim) == ground
+    for given in ledger.GROUNDS:
+        problem = ledger._problem(claim | {"ground": given})
+        assert (problem is None) == (given == ground), (given, problem)
+
+
+def test_a_reduced_scope_is_called_so():
+    """Claims that need a graphics card, or data that are not here, and were run with something else."""
+    for claim in ledger.claims():
+        if claim["verdict"] == "fails" and claim.get("records") and claim["scope"] != "as printed":
+            substitute = re.search(
+                r"in place of [A-Z]|\d+,?\d* of \d+,?\d* (training )?(pictures|epochs)|two layers|digits",
+                claim["scope"],
+            )
+            assert not substitute or claim["ground"] == "not reproduced at small scale", claim["id"]
+
+
+def test_the_numbers_of_a_slip_stand_in_its_entry():
+    for claim in ledger.claims():
+        slip = claim.get("slip") or {}
+        if "printed" in slip:
+            text = claim["statement"].replace("six", "6") + claim["correction"]
+            found = {float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)}
+            assert {float(slip["printed"]), float(slip["right"])} <= found, claim["id"]
+
+
+def test_outcomes_are_the_verdicts_with_the_grounds_apart():
+    tally, counts = ledger.tally(ledger.claims()), ledger.counts()
+    assert sum(tally[ground] for ground in ledger.GROUNDS) == counts["fails"]
+    assert all(tally[name] == counts[name] for name in tally.keys() & counts.keys())
+    assert sum(tally.values()) == sum(counts.values())
+
+
+@pytest.mark.parametrize(
+    ("rule", "later"),
+    [
+        ("Holds if a is larger, fails if smaller. Five seeds.", False),
+        ("Holds if the number added to it is even.", False),
+        ("Holds if a is larger. Amended after the runs: b counts, too.", True),
+        ("Holds if a is larger. Added before the run of forty more seeds, which decide.", True),
+        ("Written on 23 November 2026 when ten seeds were known.", True),
+    ],
+)
+def test_a_rule_that_was_changed_later_is_counted(entries, rule, later):
+    entries["right"]["rule"] = rule
+    assert ("right" in {claim["id"] for claim in ledger.changed_later()}) == later
+
+
 @pytest.mark.parametrize(
     ("entry", "message"),
     [
         ({"verdict": "true"}, "not one of"),
         ({"verdict": "holds"}, "needs rule, scope, notebook"),
-        ({"verdict": "fails", "rule": "r", "scope": "s", "notebook": "n"}, "needs correction"),
+        (FAILS | {"correction": ""}, "needs correction"),
+        (FAILS | {"ground": None}, "needs `ground`"),
+        (FAILS | {"ground": "wrong"}, "needs `ground`"),
+        ({"verdict": "undecided", "ground": "refuted"}, "`ground` goes with fails"),
+        (FAILS | {"another_reading": {"reading": "b", "verdict": "fails"}}, "delete it"),
+        (FAILS | {"another_reading": {"reading": "b"}}, "needs a reading and a verdict"),
         ({"verdict": "holds-if", "rule": "r", "scope": "s", "notebook": "n"}, "needs condition"),
         ({"verdict": "untestable"}, "needs reason"),
         ({"verdict": "undecided", "rule": "r", "scope": "s", "notebook": "n"}, "needs would_take"),

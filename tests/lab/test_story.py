@@ -16,6 +16,7 @@ CLAIMS = {
     },
     "layer-b": {
         "verdict": "fails",
+        "ground": "not reproduced",
         "correction": "a < b",
         "notebook": "11_x",
         "needs": ["cpu", "data:CIFAR-10", "data:ETTh1"],
@@ -121,7 +122,7 @@ def test_questions_are_answered_by_claims(shown):
     story.tell({"layer-b": ("Is it <so>?", "One asks."), "lora-a": ("And that?", "")})
     ((text, page),) = shown
     assert (
-        "Is it <so>? (✗ fails · layer-b)" in text
+        "Is it <so>? (✗ not reproduced · layer-b)" in text
         and "Right statement: a < b" in text
         and "One asks." in text
     )
@@ -143,7 +144,7 @@ def test_lists_are_folded_by_area(shown):
 
 
 def test_every_verdict_has_a_colour():
-    assert set(story.COLOURS) == set(ledger.VERDICTS) and set(story.SETTLED) < set(ledger.VERDICTS)
+    assert set(story.COLOURS) == set(ledger.OUTCOMES) and set(story.SETTLED) < set(ledger.VERDICTS)
 
 
 def test_the_figure_has_one_square_for_each_claim():

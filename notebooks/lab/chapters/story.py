@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pandas as pd
 from matplotlib import patches
@@ -12,11 +12,14 @@ from .. import records
 from ..page import ledger
 from ..page.show import put
 
-# One colour per verdict, as on the page of claims; the sign says the same without colour.
+# One colour for each outcome, paler where it says less of the paper; sign and lists say the same without colour.
 COLOURS = {
     "holds": "#1a9862",
     "holds-if": "#94a63a",
-    "fails": "#d1543f",
+    "refuted": "#b8371f",
+    "not reproduced": "#d97a66",
+    "not reproduced at small scale": "#edb5a8",
+    "slip": "#f0d3cb",
     "undecided": "#dfa52c",
     "untestable": "#8a8a96",
     "open": "#ffffff00",
@@ -33,7 +36,7 @@ SETTLED = ("holds", "holds-if", "fails", "undecided")  # judged by a cell
 
 
 def frame() -> pd.DataFrame:
-    """One row per claim: id, area, kind, verdict, notebook, part of the book, what it needs and its records."""
+    """One row per claim: id, area, kind, verdict, outcome, notebook, part of the book, what it needs and its records."""
     rows = []
     for claim in ledger.claims():
         notebook = ledger.chapter_of(claim)
@@ -43,6 +46,7 @@ def frame() -> pd.DataFrame:
                 "area": ledger.area(claim),
                 "kind": claim["kind"],
                 "verdict": claim["verdict"],
+                "outcome": ledger.outcome(claim),
                 "notebook": notebook,
                 "part": PARTS.get(notebook[:1], ""),
                 "needs": needs(claim),
@@ -151,18 +155,18 @@ def tell(questions: dict[str, tuple[str, str]]) -> None:
     put("\n".join(text for text, _ in entries), html=_list(entry for _, entry in entries))
 
 
-def fold(ids: Iterable[str]) -> None:
-    """Show claims with statement and what may be said, folded by area."""
-    areas: dict[str, list[str]] = {}
+def fold(ids: Iterable[str], by: Callable[[dict], str] = ledger.area) -> None:
+    """Show claims with statement and what may be said, folded by area or by another property of a claim."""
+    groups: dict[str, list[str]] = {}
     for id in ids:
-        areas.setdefault(ledger.area(ledger.claim(id)), []).append(id)
+        groups.setdefault(by(ledger.claim(id)), []).append(id)
     lines, folded = [], []
-    for area, members in areas.items():
+    for name, members in groups.items():
         entries = [_entry(id, "", "") for id in members]
-        lines += [f"{area} ({len(members)})", *(text for text, _ in entries)]
+        lines += [f"{name} ({len(members)})", *(text for text, _ in entries)]
         body = _list(entry for _, entry in entries)
         folded.append(
-            f"<details><summary>{html.escape(area)} ({len(members)})</summary>{body}</details>"
+            f"<details><summary>{html.escape(name)} ({len(members)})</summary>{body}</details>"
         )
     put("\n".join(lines) or "None.", html="".join(folded) or "None.")
 
@@ -172,14 +176,14 @@ def _list(entries: Iterable[str]) -> str:
 
 
 def draw_claims(axis, claims: pd.DataFrame) -> None:
-    """One square for each claim, one row for each area, most settled first; colour and sign are the verdict."""
-    rank = {verdict: i for i, verdict in enumerate(ledger.VERDICTS)}
-    ordered = claims.sort_values("verdict", key=lambda v: v.map(rank))
-    rows = ordered.groupby("area")["verdict"].agg(list)
+    """One square for each claim, one row for each area, most settled first; colour and sign are the outcome."""
+    rank = {outcome: i for i, outcome in enumerate(ledger.OUTCOMES)}
+    ordered = claims.sort_values("outcome", key=lambda v: v.map(rank))
+    rows = ordered.groupby("area")["outcome"].agg(list)
     rows = rows.loc[rows.map(lambda v: (v.count("open") / len(v), -len(v))).sort_values().index]
-    for y, verdicts in enumerate(rows):
-        for x, verdict in enumerate(verdicts):
-            _square(axis, x, y, verdict)
+    for y, outcomes in enumerate(rows):
+        for x, outcome in enumerate(outcomes):
+            _square(axis, x, y, outcome)
     axis.set(xlim=(-0.6, rows.map(len).max() - 0.4), ylim=(len(rows) - 0.4, -0.6), xticks=[])
     axis.set_yticks(range(len(rows)), rows.index)
     axis.tick_params(length=0)
@@ -187,11 +191,11 @@ def draw_claims(axis, claims: pd.DataFrame) -> None:
     axis.spines[:].set_visible(False)
 
 
-def _square(axis, x: int, y: int, verdict: str) -> None:
+def _square(axis, x: int, y: int, outcome: str) -> None:
     """The square of a claim; an open one is empty."""
-    edge = "#8a8a8a" if verdict == "open" else "none"
-    box = {"width": 0.9, "height": 0.84, "facecolor": COLOURS[verdict], "edgecolor": edge}
+    edge = "#8a8a8a" if outcome == "open" else "none"
+    box = {"width": 0.9, "height": 0.84, "facecolor": COLOURS[outcome], "edgecolor": edge}
     axis.add_patch(patches.Rectangle((x - 0.45, y - 0.42), **box))
-    if verdict != "open":
-        ink = "k" if verdict in ("holds-if", "undecided") else "w"
-        axis.text(x, y, ledger.SIGNS[verdict], color=ink, size=7, ha="center", va="center")
+    if outcome != "open":
+        ink = "w" if outcome in ("holds", "refuted", "untestable") else "k"
+        axis.text(x, y, ledger.SIGNS[outcome], color=ink, size=7, ha="center", va="center")

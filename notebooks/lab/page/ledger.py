@@ -28,6 +28,26 @@ ALSO_NEEDS = {
     "undecided": "would_take",
     "untestable": "reason",
 }
+# The rule that sorts the claims that fail, in words; `ground` below applies it. A claim that holds under a condition has none: the
+# condition says what was missing.
+GROUNDS = {
+    "refuted": "a proof, a count or the paper's own printed cells contradict it",
+    "not reproduced": "runs with the printed model, data and budget contradict it",
+    "not reproduced at small scale": "runs far below the printed scale contradict it, "
+    "which says nothing about the printed size",
+    "slip": "a matter of rounding, typing or naming, without weight for the message: not a headline of abstract or "
+    "conclusion, and a number within a factor of 1.5 of the right one",
+}
+# What is counted: the verdicts, with the grounds in the place of "fails".
+OUTCOMES = ("holds", "holds-if", *GROUNDS, "undecided", "untestable", "open")
+SIGNS |= dict.fromkeys(GROUNDS, "✗")
+MILD = ("not reproduced at small scale", "slip")  # badges in a weaker look
+HEADLINES = {"abstract", "sec:conclusion", "Impact Statement"}
+SLIP_FACTOR = 1.5
+# In a rule: part of it was written when results, of these runs or of earlier ones, were known.
+LATER = re.compile(
+    r"\b(amended|added|written|decided on) (on|when|while|after|before|its|as)\b|were added", re.I
+)
 # First part of a claim's id -> the area it belongs to.
 AREAS = {
     "ablation": "ablations",
@@ -82,6 +102,8 @@ def _problem(entry: dict) -> str | None:
         return f"verdict {verdict!r} is not one of {', '.join(VERDICTS)}"
     if "direction_only" in entry and (problem := _size_problem(entry)):
         return problem
+    if problem := _ground_problem(entry) or _reading_problem(entry):
+        return problem
     if verdict == "open":
         return None
     needed = ["reason"] if verdict == "untestable" else ["rule", "scope", "notebook"]
@@ -91,6 +113,68 @@ def _problem(entry: dict) -> str | None:
         if key and not entry.get(key)
     ]
     return f"verdict {verdict!r} needs {', '.join(missing)}" if missing else None
+
+
+def ground(claim: dict) -> str:
+    """The ground on which a claim fails, from what the verdict rests on: the rule in `GROUNDS`, applied.
+
+    Runs decide where the claim names records, unless its scope is "as printed" and it points to cells of the paper's tables; a
+    scope with the word "reduced" says that they are far below print. All else is decided by pencil: a slip, or refuted.
+    """
+    printed = claim["scope"] == "as printed" and claim.get("cells")
+    if claim.get("records") and not printed:
+        return "not reproduced at small scale" if "reduced" in claim["scope"] else "not reproduced"
+    return "slip" if is_slip(claim) else "refuted"
+
+
+def is_slip(claim: dict) -> bool:
+    """Whether the field `slip` names a small thing: no headline, and two near numbers or a word."""
+    slip = claim.get("slip")
+    if not slip or claim.get("records") or HEADLINES & set(claim["where"]):
+        return False
+    if "name" in slip:
+        return slip["name"].lower() in claim["statement"].lower()
+    ratio = slip["printed"] / slip["right"]
+    return 1 / SLIP_FACTOR <= ratio <= SLIP_FACTOR
+
+
+def _ground_problem(entry: dict) -> str | None:
+    """What is wrong with the field `ground` of one entry, or None."""
+    if entry["verdict"] != "fails":
+        stray = [key for key in ("ground", "slip") if key in entry]
+        return f"`{stray[0]}` goes with fails, not with {entry['verdict']!r}" if stray else None
+    if entry.get("ground") not in GROUNDS:
+        return f"a claim that fails needs `ground`: one of {', '.join(GROUNDS)}"
+    if not entry.get("scope"):
+        return None  # reported as missing
+    found = ground(entry)
+    if found != entry["ground"]:
+        return (
+            f"`ground` is {entry['ground']!r}; its records, scope, place and slip make it {found!r}"
+        )
+    return None
+
+
+def _reading_problem(entry: dict) -> str | None:
+    """What is wrong with the field `another_reading` of one entry, or None."""
+    other = entry.get("another_reading")
+    if other is None:
+        return None
+    if set(other) != {"reading", "verdict"} or other["verdict"] not in VERDICTS:
+        return "`another_reading` needs a reading and a verdict"
+    if other["verdict"] == entry["verdict"]:
+        return "`another_reading` gives the same verdict: delete it"
+    return None
+
+
+def another_reading(claim: dict) -> str | None:
+    """What the verdict would be by another reasonable reading, as a sentence, or None."""
+    other = claim.get("another_reading")
+    return (
+        f"{other['reading'][:1].upper()}{other['reading'][1:]}: {other['verdict']}."
+        if other
+        else None
+    )
 
 
 def _size_problem(entry: dict) -> str | None:
@@ -126,6 +210,21 @@ def counts() -> dict[str, int]:
     return {verdict: sum(c["verdict"] == verdict for c in claims()) for verdict in VERDICTS}
 
 
+def outcome(claim: dict) -> str:
+    """The verdict of a claim, or the ground on which it fails."""
+    return claim.get("ground") or claim["verdict"]
+
+
+def tally(some: list[dict]) -> dict[str, int]:
+    """How many of some claims have which outcome."""
+    return {name: sum(outcome(c) == name for c in some) for name in OUTCOMES}
+
+
+def changed_later() -> list[dict]:
+    """The claims whose rule was written, or changed, when some results were known; the rule says when."""
+    return [claim for claim in claims() if LATER.search(claim.get("rule") or "")]
+
+
 def direction_only() -> list[dict]:
     """The claims that hold for the direction of an effect and not for its size or level."""
     return [claim for claim in claims() if claim.get("direction_only")]
@@ -138,15 +237,16 @@ def mark(claim: dict) -> str:
 
 
 def label(claim: dict) -> str:
-    """Sign and word of a claim's verdict, such as "✓ holds" or "✓ holds, direction only"."""
-    words = f"{SIGNS[claim['verdict']]} {claim['verdict']}"
+    """Sign and word of a claim's verdict, such as "✓ holds, direction only"; the ground in place of "fails"."""
+    words = f"{SIGNS[claim['verdict']]} {outcome(claim)}"
     return f"{words}, {DIRECTION}" if claim.get("direction_only") else words
 
 
 def classes(claim: dict) -> str:
     """The style classes of a claim's badge."""
-    only = " ndl-direction" if claim.get("direction_only") else ""
-    return f"ndl-badge ndl-{claim['verdict']}{only}"
+    more = " ndl-direction" if claim.get("direction_only") else ""
+    more += " ndl-mild" if claim.get("ground") in MILD else ""
+    return f"ndl-badge ndl-{claim['verdict']}{more}"
 
 
 def area(claim: dict) -> str:
@@ -229,6 +329,7 @@ def _markup(id: str, entry: dict, note: str) -> str:
             ("Condition.", entry.get("condition")),
             ("Direction only.", entry.get("direction_only")),
             ("Evidence.", note),
+            ("Another reading.", another_reading(entry)),
             ("What would decide it.", entry.get("would_take")),
         )
         if text
