@@ -17,12 +17,11 @@ Modes are counted 1..N in text and 0..N-1 in code. Costs are parameters, and mul
     Part 1   the layer: Algorithm 1, complete
     Part 2   exact algebra and costs: the dense equivalent, the nearest Kronecker product, counts
     Part 3   the engine, which computes the same function faster; skip it at first reading
-    Part 4   adapters: NdLinear-LoRA
     Checks   what every part asks of its arguments
 
 Source: "NdLinear: Preserving Multi-Dimensional Structure for Parameter-Efficient Neural Networks",
 arXiv:2503.17353. Checkpoints, seeded weights and values agree with its released package
-`ndlinear` 1.0.0. Needs torch only; `save_lora` and `load_lora` also need safetensors.
+`ndlinear` 1.0.0. Needs torch only. Adapters stand in `ndlinear_lora.py`, a second file.
 
 What it does not do: put activations between modes; make a bias-free stack richer than one layer;
 keep the channels_last layout (the result is contiguous); record the order of the biases in a
@@ -31,12 +30,9 @@ checkpoint (load with the same `transform_outer`); torch.jit.script.
 
 from __future__ import annotations
 
-import importlib
 import itertools
-import json
 import math
-from collections.abc import Iterable, Sequence
-from fnmatch import fnmatchcase
+from collections.abc import Sequence
 from functools import lru_cache, reduce
 from operator import index
 from types import SimpleNamespace
@@ -51,21 +47,16 @@ __version__ = "0.1.0"
 __all__ = [
     "KroneckerFit",
     "NdLinear",
-    "NdLinearLoRA",
     "NdLinearSum",
-    "apply_ndlinear_lora",
     "cheapest_order",
     "count_macs",
     "count_parameters",
     "kronecker_weight",
-    "load_lora",
-    "lora_state_dict",
     "mode_product",
     "ndlinear",
     "near_square",
     "nearest_kronecker",
     "rearrange",
-    "save_lora",
     "to_linear",
     "total_bias",
 ]
@@ -460,14 +451,14 @@ def _total_bias(weights: Sequence[Tensor], biases: Sequence[Tensor], order: Shap
     return beta
 
 
-def _has_bias(layer: NdLinear | NdLinearSum | NdLinearLoRA) -> bool:
+def _has_bias(layer: NdLinear | NdLinearSum) -> bool:
     if isinstance(layer, NdLinear):
         return any(bias is not None for bias in layer.biases)
     return layer.bias is not None
 
 
 @torch.no_grad()
-def to_linear(layer: NdLinear | NdLinearSum | NdLinearLoRA) -> nn.Linear:
+def to_linear(layer: NdLinear | NdLinearSum) -> nn.Linear:
     """The same function on flattened axes as one torch.nn.Linear, with copies of the numbers.
 
     Args:
@@ -483,7 +474,7 @@ def to_linear(layer: NdLinear | NdLinearSum | NdLinearLoRA) -> nn.Linear:
     >>> torch.allclose(to_linear(layer)(x.flatten(-2)), layer(x).flatten(-2), atol=1e-6)
     True
     """
-    adapted = isinstance(layer, NdLinearLoRA)
+    adapted = not hasattr(layer, "terms")  # it has a weight and a bias of its own
     has_bias = _has_bias(layer)
     weight = layer.weight if adapted else kronecker_weight(layer)
     hidden, dims = weight.shape
@@ -789,6 +780,18 @@ def _allocate(cls, linear: nn.Linear, dims: Shape, hidden: Shape, **options):
 def _copy_into(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     for target, value in zip(targets, values):
         target.copy_(value)
+
+
+def near_square(n: int) -> tuple[int, int]:
+    """n = a * b with a <= b as close as possible; a prime gives (1, n).
+
+    >>> near_square(14336)
+    (112, 128)
+    """
+    for a in range(math.isqrt(n), 0, -1):
+        if n % a == 0:
+            return a, n // a
+    return 1, n
 
 
 def cheapest_order(input_dims: Shape, hidden_size: Shape) -> tuple[int, ...]:
@@ -1349,317 +1352,6 @@ def _is_watched() -> bool:
     """
     owners = [getattr(hook, "__self__", None) for hooks in _GLOBAL_HOOKS for hook in hooks.values()]
     return any(type(owner).__name__ != "ModuleTracker" for owner in owners)
-
-
-# ================================================================================================
-# Part 4: adapters
-# ================================================================================================
-def near_square(n: int) -> tuple[int, int]:
-    """n = a * b with a <= b as close as possible; a prime gives (1, n).
-
-    >>> near_square(14336)
-    (112, 128)
-    """
-    for a in range(math.isqrt(n), 0, -1):
-        if n % a == 0:
-            return a, n // a
-    return 1, n
-
-
-class NdLinearLoRA(nn.Module):
-    """A frozen torch.nn.Linear plus a trainable update: y = base(x) + alpha * vec(NdLinear(x)).
-
-    (..., prod D) -> (..., prod H); x is folded into (..., D_1, ..., D_N) for the update. It trains
-    count_parameters(input_dims, hidden_size, bias) numbers and costs the multiply-adds of its
-    `adapter`, an NdLinear, on top of the dense layer's; merged, those of the dense layer alone. The
-    update is zero at start: the mode executed last (in the defined order) is zero, the others are
-    drawn. Without biases it is KronA, or LoKr with two full factors. While merged, the adapter gets
-    no gradient. Source: NdLinear-LoRA in the paper.
-
-    Args:
-        base_layer: the Linear(prod D, prod H) to adapt; it is kept and its parameters are frozen.
-        input_dims: how prod D folds; by default into two near-square factors.
-        hidden_size: how prod H folds; by default into two near-square factors.
-        alpha: factor of the update.
-        dropout: probability of dropout on the input of the update, in training.
-        bias: per-mode biases in the update; the paper's counts have none.
-        options: of the NdLinear `adapter`: transform_outer, init, dtype (by default that of the
-            base layer).
-
-    Raises:
-        ValueError, TypeError: sizes that do not fit, or no torch.nn.Linear.
-
-    >>> layer = NdLinearLoRA(nn.Linear(20, 6), alpha=2.0)
-    >>> layer(torch.randn(7, 20)).shape
-    torch.Size([7, 6])
-    >>> layer.adapter
-    NdLinear((4, 5), (2, 3), transform_outer=True, bias=False, init='linear')
-    """
-
-    def __init__(
-        self,
-        base_layer: nn.Linear,
-        input_dims: Shape | None = None,
-        hidden_size: Shape | None = None,
-        *,
-        alpha: float = 1.0,
-        dropout: float = 0.0,
-        bias: bool = False,
-        **options,
-    ):
-        super().__init__()
-        if not isinstance(base_layer, nn.Linear):
-            raise TypeError(
-                f"NdLinearLoRA adapts a torch.nn.Linear, got {type(base_layer).__name__}"
-            )
-        sizes = (base_layer.in_features, base_layer.out_features)
-        folded = (near_square(sizes[0]), near_square(sizes[1]))
-        dims, hidden = _shapes(
-            folded[0] if input_dims is None else input_dims,
-            folded[1] if hidden_size is None else hidden_size,
-        )
-        if (math.prod(dims), math.prod(hidden)) != sizes:
-            raise ValueError(
-                f"input_dims {dims} and hidden_size {hidden} do not multiply to the wrapped "
-                f"layer's {sizes}; choose for example {folded[0]} and {folded[1]}"
-            )
-        like = {"device": base_layer.weight.device, "dtype": base_layer.weight.dtype}
-        self.in_features, self.out_features = sizes
-        self.base_layer = base_layer
-        self.adapter = NdLinear(dims, hidden, bias=bias, **(like | options))
-        self.alpha = float(alpha)
-        self.dropout = nn.Dropout(dropout)
-        self.merged = False
-        self.register_buffer("merged_weight", None, persistent=False)
-        self.register_buffer("merged_bias", None, persistent=False)
-        for parameter in self.adapter.align_layers[self.adapter.order[-1]].parameters():
-            nn.init.zeros_(parameter)
-        base_layer.requires_grad_(False)  # last: whatever fails before leaves it as it was
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(..., prod D) -> (..., prod H)."""
-        if self.merged:
-            return F.linear(x, self.merged_weight, self.merged_bias)
-        y = self.base_layer(x)
-        adapter = self.adapter
-        folded = self.dropout(x).to(adapter.weights[0].dtype).unflatten(-1, adapter.input_dims)
-        update = adapter(folded).flatten(-len(adapter.hidden_size))
-        return y + (self.alpha * update).to(y.dtype)
-
-    @property
-    def config(self) -> dict:
-        """What rebuilds the function of this adapter: NdLinearLoRA(base, **config)."""
-        return {
-            "input_dims": list(self.adapter.input_dims),
-            "hidden_size": list(self.adapter.hidden_size),
-            "alpha": self.alpha,
-            "bias": _has_bias(self.adapter),
-            "transform_outer": self.adapter.transform_outer,
-        }
-
-    @property
-    def weight(self) -> Tensor:
-        """The weight in effect, (prod H, prod D), for code that reads weights."""
-        base = self.base_layer.weight
-        return (base + self.alpha * kronecker_weight(self.adapter)).to(base.dtype)
-
-    @property
-    def bias(self) -> Tensor | None:
-        """The bias in effect, (prod H,), or None."""
-        base = self.base_layer.bias
-        if not _has_bias(self.adapter):
-            return base
-        update = self.alpha * total_bias(self.adapter).flatten()
-        total = update if base is None else base + update
-        return total.to(self.base_layer.weight.dtype)
-
-    def merge(self) -> None:
-        """Compute with one dense matrix from now on.
-
-        It is a copy: the base layer is not touched, and `unmerge` is exact.
-        """
-        linear = to_linear(self)
-        self.merged = True
-        self.merged_weight = linear.weight.data
-        self.merged_bias = None if linear.bias is None else linear.bias.data
-
-    def unmerge(self) -> None:
-        """Undo `merge`; loading a state_dict does it too, and none holds merged weights."""
-        self.merged = False
-        self.merged_weight = None
-        self.merged_bias = None
-
-    def _load_from_state_dict(self, *args, **kwargs) -> None:
-        self.unmerge()
-        super()._load_from_state_dict(*args, **kwargs)
-
-    def extra_repr(self) -> str:
-        return f"alpha={self.alpha}, merged={self.merged}"
-
-
-def apply_ndlinear_lora(
-    model: nn.Module, target_modules: str | Iterable[str], *, freeze: bool = True, **options
-) -> nn.Module:
-    """Put an NdLinearLoRA in place of each nn.Linear of a model whose name matches.
-
-    Args:
-        model: changed in place.
-        target_modules: one or more patterns with shell wildcards for a whole dotted name or its
-            last parts: "q_proj", "layers.[01].*".
-        freeze: also freeze everything outside the adapters.
-        options: of each NdLinearLoRA.
-
-    Returns:
-        The model.
-
-    Raises:
-        ValueError, TypeError: no name matches, or a layer cannot be adapted. Nothing is changed.
-
-    >>> model = nn.Sequential(nn.Linear(20, 6), nn.ReLU(), nn.Linear(6, 4))
-    >>> model = apply_ndlinear_lora(model, "0", alpha=2.0)
-    >>> [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-    ['0.adapter.align_layers.0.weight', '0.adapter.align_layers.1.weight']
-    """
-    patterns = [target_modules] if isinstance(target_modules, str) else list(target_modules)
-    taken = {model}
-    for module in model.modules():
-        if isinstance(module, (NdLinear, NdLinearLoRA)):
-            taken.update(module.modules())
-    linears = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, nn.Linear) and module not in taken:
-            linears[name] = module
-    found = []
-    for name, module in linears.items():
-        matches = any(fnmatchcase(f".{name}", f"*.{pattern}") for pattern in patterns)
-        if matches and module not in found:
-            found.append(module)
-    if not found:
-        raise ValueError(
-            f"target_modules {patterns} match none of the nn.Linear layers: {list(linears)[:20]}"
-        )
-    for layer in found:
-        _rehearse(layer, options)
-    _swap(model, {layer: NdLinearLoRA(layer, **options) for layer in found})
-    if freeze:
-        model.requires_grad_(False)
-    for layer in _adapters(model).values():
-        layer.adapter.requires_grad_(True)
-    return model
-
-
-def _rehearse(layer: nn.Linear, options: dict) -> NdLinearLoRA:
-    """The adapter of a layer without its numbers; raises what the real one would raise."""
-    like = nn.Linear(layer.in_features, layer.out_features, device="meta", dtype=layer.weight.dtype)
-    return NdLinearLoRA(like, **(options | {"device": "meta"}))
-
-
-def _swap(model: nn.Module, new: dict[nn.Module, nn.Module]) -> None:
-    for parent in list(model.modules()):
-        for name, child in parent._modules.items():
-            if child in new:  # under all its names
-                setattr(parent, name, new[child])
-
-
-def _adapters(model: nn.Module) -> dict[str, NdLinearLoRA]:
-    found = {name: m for name, m in model.named_modules() if isinstance(m, NdLinearLoRA)}
-    if not found:
-        raise ValueError(
-            "this model has no NdLinearLoRA; call apply_ndlinear_lora(model, target_modules) first"
-        )
-    return found
-
-
-def lora_state_dict(model: nn.Module) -> dict[str, Tensor]:
-    """The parameters of the adapters alone, under their names in `model.state_dict()`.
-
-    Raises:
-        ValueError: the model has no adapters.
-
-    >>> model = apply_ndlinear_lora(nn.Sequential(nn.Linear(20, 6)), "0")
-    >>> {name: tuple(value.shape) for name, value in lora_state_dict(model).items()}
-    {'0.adapter.align_layers.0.weight': (2, 4), '0.adapter.align_layers.1.weight': (3, 5)}
-    """
-    starts = tuple(f"{name}.adapter.".removeprefix(".") for name in _adapters(model))
-    return {name: value for name, value in model.state_dict().items() if name.startswith(starts)}
-
-
-def save_lora(model: nn.Module, path) -> None:
-    """Write the adapters alone to a safetensors file, with how to rebuild them in its metadata.
-
-    Raises:
-        ValueError: the model has no adapters.
-        ImportError: safetensors is not installed.
-
-    >>> model = apply_ndlinear_lora(nn.Sequential(nn.Linear(20, 6)), "0")
-    >>> save_lora(model, "adapter.safetensors")  # doctest: +SKIP
-    """
-    configs = json.dumps({name: layer.config for name, layer in _adapters(model).items()})
-    tensors = {name: value.contiguous() for name, value in lora_state_dict(model).items()}
-    _safetensors().save_file(tensors, path, {"ndlinear_lora": configs})
-
-
-def load_lora(model: nn.Module, path) -> nn.Module:
-    """Read a file of `save_lora` into a model, in place.
-
-    Layers that are not adapted yet become NdLinearLoRA; those that are keep their parameters.
-
-    Returns:
-        The model.
-
-    Raises:
-        ValueError: the file does not fit the model, or holds anything but the parameters of the
-            adapters that it names. Nothing is changed.
-        ImportError: safetensors is not installed.
-
-    >>> model = nn.Sequential(nn.Linear(20, 6))
-    >>> model = load_lora(model, "adapter.safetensors")  # doctest: +SKIP
-    """
-    with _safetensors().safe_open(path, "pt") as file:
-        configs = json.loads((file.metadata() or {}).get("ndlinear_lora", "{}"))
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    modules = dict(model.named_modules(remove_duplicate=False))
-    new = [name for name in configs if name and isinstance(modules.get(name), nn.Linear)]
-    wrong = []
-    for name in configs:
-        if name not in new and getattr(modules.get(name), "config", None) != configs[name]:
-            wrong.append(name)
-    if wrong or not configs:
-        raise ValueError(
-            f"{path} adapts {configs}; this model does not fit in {wrong}: is it the right file?"
-        )
-    wanted = {}
-    for name in configs:
-        layer = modules[name]
-        if name in new:
-            try:
-                layer = _rehearse(layer, configs[name])
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{path} does not fit layer {name}: {error}") from error
-        for key, value in layer.adapter.state_dict().items():
-            wanted[f"{name}.adapter.{key}".removeprefix(".")] = tuple(value.shape)
-    held = {name: tuple(value.shape) for name, value in tensors.items()}
-    if held != wanted:
-        missing = sorted(wanted.keys() - held.keys())
-        foreign = sorted(held.keys() - wanted.keys())
-        common = wanted.keys() & held.keys()
-        sizes = [f"{k} {held[k]}, not {wanted[k]}" for k in sorted(common) if held[k] != wanted[k]]
-        raise ValueError(
-            f"{path} is not a file of its adapters alone: missing {missing}, foreign {foreign}, "
-            f"of other sizes {sizes}; write it with save_lora"
-        )
-    _swap(model, {modules[name]: NdLinearLoRA(modules[name], **configs[name]) for name in new})
-    model.load_state_dict(tensors, strict=False)
-    return model
-
-
-def _safetensors():
-    try:
-        return importlib.import_module("safetensors.torch")
-    except ImportError as error:
-        raise ImportError(
-            "save_lora and load_lora need safetensors: pip install safetensors"
-        ) from error
 
 
 # ================================================================================================

@@ -30,7 +30,7 @@ PACKAGES = (
     "ipykernel",
     "myst-nb",
 )
-SOURCES = ("ndlinear.py", "notebooks/lab", "notebooks/results", "book/paper")
+SOURCES = ("ndlinear.py", "ndlinear_lora.py", "notebooks/lab", "notebooks/results", "book/paper")
 MATHJAX = (
     "tex-chtml.js",
     "output/chtml/fonts/woff-v2",

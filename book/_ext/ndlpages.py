@@ -1,6 +1,6 @@
 """The second Sphinx extension of the book: what is made for readers from the sources, beside the pages that they wrote.
 
-    {take-with-you} ndlinear | lr_groups   a link to a file, with version and checksum
+    {take-with-you} ndlinear | lr_groups | …   a link to a file, with version and checksum
     {cite-this}                            BibTeX, from CITATION.cff
     {results-figure}                       the situations of chapter 72 in one figure
     {reproducibility-report}               one page, from ledger and records

@@ -25,6 +25,10 @@ class File(NamedTuple):
 
 FILES = {
     "ndlinear": File("ndlinear.py", "ndlinear.py", "one file, needs torch only"),
+    "ndlinear_lora": File(
+        "ndlinear_lora.py", "ndlinear_lora.py", "beside ndlinear.py; files need safetensors"
+    ),
+    "ndlinear_peft": File("ndlinear_peft.py", "ndlinear_peft.py", "beside ndlinear.py; needs peft"),
     "lr_groups": File("lr_groups.py", "notebooks/lab/train/rates.py", "one file, needs torch only"),
 }
 

@@ -8,6 +8,7 @@ import ndlapi
 import pytest
 
 import ndlinear
+import ndlinear_lora
 
 PLAIN = """Multiply *args by weight_ |x| and `**search`: see `load_lora` and back\\slash.
 name, other   the first one, in columns
@@ -63,9 +64,11 @@ def test_sections_are_read_by_napoleon():
     assert ">>> 2 * 3\n6" in text and "ValueError" in text and "Args:" not in text
 
 
-@pytest.mark.parametrize("name", ndlinear.__all__)
-def test_docstrings_of_the_module_give_no_warning(name):
-    public = getattr(ndlinear, name)
+PUBLIC = [getattr(file, name) for file in (ndlinear, ndlinear_lora) for name in file.__all__]
+
+
+@pytest.mark.parametrize("public", PUBLIC, ids=lambda thing: thing.__name__)
+def test_docstrings_of_the_module_give_no_warning(public):
     members = (
         [m for n, m in vars(public).items() if n[:1] != "_"] if inspect.isclass(public) else []
     )

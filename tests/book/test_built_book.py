@@ -22,6 +22,7 @@ from lab.page import ledger
 from lab.tools import report
 
 import ndlinear
+import ndlinear_lora
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HTML = ROOT / "book" / "_build" / "html"
@@ -233,8 +234,10 @@ def test_files_to_take_along_are_there(html):
 
 def test_every_public_name_of_the_module_is_documented(html):
     page = soup(html / "book" / "api.html")
-    for name in ndlinear.__all__:
-        entry = page.find(id=f"ndlinear.{name}")
+    names = [f"ndlinear.{name}" for name in ndlinear.__all__]
+    names += [f"ndlinear_lora.{name}" for name in ndlinear_lora.__all__]
+    for name in names:
+        entry = page.find(id=name)
         assert entry is not None and entry.find_next("dd").text.strip(), f"{name} has no docstring"
 
 

@@ -377,6 +377,7 @@ def test_first_sentence(text, sentence):
 def tree(tmp_path):
     for name in (
         "ndlinear.py",
+        "ndlinear_lora.py",
         "notebooks/lab/a.py",
         "notebooks/results/x.jsonl",
         "book/paper/claims.yml",

@@ -208,6 +208,7 @@ def test_the_changelog_ends_at_the_version_of_the_module():
 
 def test_the_top_level_holds_the_book_and_what_tools_look_for_there():
     book = {"book", "notebooks", "ndlinear.py", "tests", "environment.yml", "_config.yml"}
+    book |= {"ndlinear_lora.py", "ndlinear_peft.py"}
     book |= {"README.md", "_toc.yml", "Makefile", "LICENSE", "pyproject.toml", "constraints.txt"}
     tools = {".ci", ".github", ".gitignore", ".pre-commit-config.yaml", ".zenodo.json"}
     listed = subprocess.run(
@@ -225,7 +226,7 @@ def test_a_second_checkout_is_tested_by_its_own_code(tmp_path):
     (other / "tests").mkdir(parents=True)
     shutil.copytree(ROOT / "notebooks" / "lab", other / "notebooks" / "lab")
     shutil.copytree(ROOT / "book" / "paper", other / "book" / "paper")
-    for name in ("ndlinear.py", "pyproject.toml", "tests/conftest.py"):
+    for name in ("ndlinear.py", "ndlinear_lora.py", "pyproject.toml", "tests/conftest.py"):
         shutil.copy(ROOT / name, other / name)
     (other / "tests" / "test_where.py").write_text(
         "import lab, ndlinear\n"

@@ -149,7 +149,7 @@ def test_setup_cell_in_an_empty_folder_fetches_the_book(tmp_path):
     bare = tmp_path / "book.git"
     work = tmp_path / "work"
     subprocess.run(["git", "init", "-q", "--initial-branch=main", work], check=True)
-    for part in ("ndlinear.py", "book/paper", "notebooks/lab"):
+    for part in ("ndlinear.py", "ndlinear_lora.py", "book/paper", "notebooks/lab"):
         (work / part).parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["cp", "-r", ROOT / part, work / part], check=True)
     git = ["git", "-C", work, "-c", "user.name=t", "-c", "user.email=t@example.org"]

@@ -13,7 +13,8 @@ from lab import LabError, facts, models
 from lab.chapters import encoder, lora
 from torch import nn
 
-from ndlinear import NdLinearLoRA, apply_ndlinear_lora, nearest_kronecker
+from ndlinear import nearest_kronecker
+from ndlinear_lora import NdLinearLoRA, apply_ndlinear_lora
 
 matplotlib.use("agg")
 import matplotlib.pyplot as plt

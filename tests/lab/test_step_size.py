@@ -16,7 +16,8 @@ from lab.chapters import step_size, vision
 from lab.train.rates import SIZE, factor_rates, layer_shapes, lr_groups
 from torch import nn
 
-from ndlinear import NdLinear, NdLinearLoRA, NdLinearSum, kronecker_weight
+from ndlinear import NdLinear, NdLinearSum, kronecker_weight
+from ndlinear_lora import NdLinearLoRA
 
 RATE = 1e-3
 

@@ -22,6 +22,7 @@ from ndlinear_cases import (
 from torch import nn
 
 import ndlinear as nd
+import ndlinear_lora
 
 close = {"atol": 1e-10, "rtol": 1e-10}
 
@@ -80,7 +81,7 @@ def test_to_linear_copies():
     for layer in (
         nd.NdLinear((4,), (3,)),
         nd.NdLinearSum((2, 2), (3, 1), 2),
-        nd.NdLinearLoRA(nn.Linear(4, 6)),
+        ndlinear_lora.NdLinearLoRA(nn.Linear(4, 6)),
     ):
         linear = nd.to_linear(layer)
         before = layer(torch.ones(*getattr(layer, "input_dims", (4,))))
@@ -359,7 +360,7 @@ def test_dense_equivalents_and_fits_draw_no_random_numbers():
     linear, layer, adapter = (
         nn.Linear(12, 8),
         nd.NdLinear((2, 3), (3, 2)),
-        nd.NdLinearLoRA(nn.Linear(4, 6)),
+        ndlinear_lora.NdLinearLoRA(nn.Linear(4, 6)),
     )
     state = torch.get_rng_state()
     nd.to_linear(layer)
@@ -469,4 +470,4 @@ def test_near_square_by_trying_all():
 
 def test_a_layer_without_inputs_is_refused_by_an_adapter():
     with pytest.raises(ValueError, match=r"input_dims=\(1, 0\)"):
-        nd.NdLinearLoRA(nn.Linear(0, 6, device="meta"))
+        ndlinear_lora.NdLinearLoRA(nn.Linear(0, 6, device="meta"))

@@ -16,6 +16,7 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn.utils import prune
 
 import ndlinear as nd
+import ndlinear_lora
 
 # One layer that runs as defined, one that runs reordered with its bias folded, one without bias.
 KINDS = {
@@ -188,7 +189,7 @@ def test_compile_the_other_layers(kind):
         layer, x = randomise(nd.NdLinearSum((4, 5), (3, 2), 2)), torch.randn(6, 4, 5)
     else:
         layer, x = (
-            randomise(nd.NdLinearLoRA(nn.Linear(20, 6), alpha=3.0, bias=True)),
+            randomise(ndlinear_lora.NdLinearLoRA(nn.Linear(20, 6), alpha=3.0, bias=True)),
             torch.randn(6, 20),
         )
     same(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x), 1e-5)

@@ -1,4 +1,4 @@
-"""The examples in the docstrings of ndlinear.py run, and every public name has one."""
+"""The examples in the docstrings of the layer and its adapters run, and every public name has one."""
 
 import doctest
 import inspect
@@ -6,19 +6,23 @@ import inspect
 import pytest
 
 import ndlinear as nd
+import ndlinear_lora
+
+FILES = [nd, ndlinear_lora]
+PUBLIC = [getattr(file, name) for file in FILES for name in file.__all__]
 
 
 def test_examples_run():
-    failed, run = doctest.testmod(nd)
-    assert not failed and run > 40
+    found = [doctest.testmod(file) for file in FILES]
+    assert not any(failed for failed, _ in found) and sum(run for _, run in found) > 40
 
 
-@pytest.mark.parametrize("name", nd.__all__)
-def test_every_public_name_has_an_example(name):
-    thing = getattr(nd, name)
+@pytest.mark.parametrize("thing", PUBLIC, ids=lambda thing: thing.__name__)
+def test_every_public_name_has_an_example(thing):
     text = inspect.getdoc(thing)
     assert ">>> " in text
 
 
 def test_lines_are_no_longer_than_100_columns():
-    assert max(map(len, inspect.getsource(nd).splitlines())) <= 100
+    for file in FILES:
+        assert max(map(len, inspect.getsource(file).splitlines())) <= 100

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 import ndlinear as nd
+import ndlinear_lora
 
 PAIRS = [
     # different lengths
@@ -56,7 +57,7 @@ def test_shapes(make, dims, hidden, error, parts):
 
 @pytest.mark.parametrize("dims, hidden, error, parts", [p for p in PAIRS if p[0] is not None])
 def test_shapes_of_an_adapter(dims, hidden, error, parts):
-    check(error, lambda: nd.NdLinearLoRA(nn.Linear(20, 6), dims, hidden), parts)
+    check(error, lambda: ndlinear_lora.NdLinearLoRA(nn.Linear(20, 6), dims, hidden), parts)
 
 
 def test_numpy_integers_and_sizes_are_fine():
@@ -233,21 +234,31 @@ def test_from_linear_wants_a_linear_layer():
 
 def test_factorisations_of_an_adapter():
     parts = ["(4, 4)", "(3, 2)", "(20, 6)", "(4, 5) and (2, 3)"]
-    check(ValueError, lambda: nd.NdLinearLoRA(nn.Linear(20, 6), (4, 4), (3, 2)), parts)
+    check(ValueError, lambda: ndlinear_lora.NdLinearLoRA(nn.Linear(20, 6), (4, 4), (3, 2)), parts)
     check(
         ValueError,
-        lambda: nd.NdLinearLoRA(nn.Linear(20, 6), (4, 5), (3, 3)),
+        lambda: ndlinear_lora.NdLinearLoRA(nn.Linear(20, 6), (4, 5), (3, 3)),
         ["(4, 5)", "(3, 3)", "(20, 6)"],
     )
     check(
-        ValueError, lambda: nd.NdLinearLoRA(nn.Linear(20, 6), hidden_size=(6,)), ["(4, 5)", "(6,)"]
+        ValueError,
+        lambda: ndlinear_lora.NdLinearLoRA(nn.Linear(20, 6), hidden_size=(6,)),
+        ["(4, 5)", "(6,)"],
     )
 
 
 def test_adapters_want_a_linear_layer():
-    check(TypeError, lambda: nd.NdLinearLoRA(nn.Conv1d(4, 4, 1)), ["nn.Linear", "Conv1d"])
-    check(TypeError, lambda: nd.NdLinearLoRA(nd.NdLinear((4,), (4,))), ["nn.Linear", "NdLinear"])
+    check(
+        TypeError, lambda: ndlinear_lora.NdLinearLoRA(nn.Conv1d(4, 4, 1)), ["nn.Linear", "Conv1d"]
+    )
+    check(
+        TypeError,
+        lambda: ndlinear_lora.NdLinearLoRA(nd.NdLinear((4,), (4,))),
+        ["nn.Linear", "NdLinear"],
+    )
 
 
 def test_a_lone_linear_layer_is_no_model():
-    check(ValueError, lambda: nd.apply_ndlinear_lora(nn.Linear(4, 4), "*"), ["match none"])
+    check(
+        ValueError, lambda: ndlinear_lora.apply_ndlinear_lora(nn.Linear(4, 4), "*"), ["match none"]
+    )

@@ -21,6 +21,7 @@ from ndlinear_cases import (
 from torch.utils.flop_counter import FlopCounterMode
 
 import ndlinear as nd
+import ndlinear_lora
 
 close = {"atol": 1e-10, "rtol": 1e-10}
 
@@ -266,7 +267,7 @@ def test_public_names_are_documented():
     assert nd.__all__ == sorted(nd.__all__)
     for name in nd.__all__:
         assert getattr(nd, name).__doc__, name
-    for cls in (nd.NdLinear, nd.NdLinearSum, nd.NdLinearLoRA):
+    for cls in (nd.NdLinear, nd.NdLinearSum, ndlinear_lora.NdLinearLoRA):
         own = [
             v
             for n, v in vars(cls).items()

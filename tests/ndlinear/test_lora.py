@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import ndlinear as nd
+import ndlinear_lora
 
 OPTIONS = [
     {},
@@ -28,7 +30,7 @@ base_bias = pytest.mark.parametrize("base_bias", [True, False], ids=["with bias"
 
 def trained(base, **options):
     """An adapter that does something: all its parameters drawn anew."""
-    layer = nd.NdLinearLoRA(base, **options)
+    layer = ndlinear_lora.NdLinearLoRA(base, **options)
     randomise(layer.adapter)
     return layer
 
@@ -72,7 +74,7 @@ def test_the_formula(options, base_bias):
 @options
 def test_zero_at_start_and_the_first_step_moves_the_last_mode(options):
     base = nn.Linear(24, 30)
-    layer = nd.NdLinearLoRA(base, **options)
+    layer = ndlinear_lora.NdLinearLoRA(base, **options)
     x = torch.randn(5, 24)
     assert torch.equal(layer(x), base(x)), "not even a rounding error"
     (layer(x) - torch.randn(5, 30)).square().sum().backward()
@@ -95,7 +97,7 @@ def test_zero_at_start_and_the_first_step_moves_the_last_mode(options):
 
 def test_trains_the_adapter_only():
     torch.manual_seed(0)
-    layer = nd.NdLinearLoRA(nn.Linear(24, 30), alpha=4)
+    layer = ndlinear_lora.NdLinearLoRA(nn.Linear(24, 30), alpha=4)
     before = copy.deepcopy(layer.base_layer.state_dict())
     x, target = torch.randn(64, 24), torch.randn(64, 30)
     assert {n for n, p in layer.named_parameters() if p.requires_grad} == {
@@ -201,10 +203,10 @@ def test_merged_layers_can_be_copied_and_moved():
 
 
 def test_default_fold_is_near_square():
-    layer = nd.NdLinearLoRA(nn.Linear(4096, 14336, device="meta"))
+    layer = ndlinear_lora.NdLinearLoRA(nn.Linear(4096, 14336, device="meta"))
     assert layer.adapter.input_dims == (64, 64) and layer.adapter.hidden_size == (112, 128)
     assert (layer.in_features, layer.out_features) == (4096, 14336)
-    assert nd.NdLinearLoRA(nn.Linear(7, 1)).adapter.input_dims == (1, 7)
+    assert ndlinear_lora.NdLinearLoRA(nn.Linear(7, 1)).adapter.input_dims == (1, 7)
 
 
 def test_parameter_counts_of_the_paper():
@@ -212,7 +214,9 @@ def test_parameter_counts_of_the_paper():
     llama = 32 * sum(
         sum(
             p.numel()
-            for p in nd.NdLinearLoRA(nn.Linear(i, o, False, device="meta")).adapter.parameters()
+            for p in ndlinear_lora.NdLinearLoRA(
+                nn.Linear(i, o, False, device="meta")
+            ).adapter.parameters()
         )
         for i, o in [(4096, 4096)] * 2 + [(4096, 1024)] * 2 + [(4096, 14336)] * 2 + [(14336, 4096)]
     )
@@ -226,7 +230,7 @@ def test_parameter_counts_of_the_paper():
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_base_with_a_float32_adapter(dtype):
     base = nn.Linear(6, 4).to(dtype)
-    assert nd.NdLinearLoRA(copy.deepcopy(base)).adapter.weights[0].dtype == dtype
+    assert ndlinear_lora.NdLinearLoRA(copy.deepcopy(base)).adapter.weights[0].dtype == dtype
     layer = trained(base, dtype=torch.float32, alpha=0.1)
     x = torch.randn(5, 6, dtype=dtype)
     y = layer(x)
@@ -241,7 +245,7 @@ def test_half_precision_base_with_a_float32_adapter(dtype):
 
 
 def test_repr_shows_the_factor():
-    assert "alpha=2.0, merged=False" in repr(nd.NdLinearLoRA(nn.Linear(6, 4), alpha=2))
+    assert "alpha=2.0, merged=False" in repr(ndlinear_lora.NdLinearLoRA(nn.Linear(6, 4), alpha=2))
 
 
 # --------------------------------------------------------------------------------- code that reads weights, does not call
@@ -250,7 +254,7 @@ def test_attention_that_reads_the_weight_of_its_output_projection():
     attention = nn.MultiheadAttention(16, 2, batch_first=True)
     x = torch.randn(3, 5, 16)
     before = attention(x, x, x)[0]
-    attention.out_proj = nd.NdLinearLoRA(attention.out_proj, alpha=2.0)
+    attention.out_proj = ndlinear_lora.NdLinearLoRA(attention.out_proj, alpha=2.0)
     torch.testing.assert_close(attention(x, x, x)[0], before)
     randomise(attention.out_proj.adapter)
     changed = attention(x, x, x)[0]
@@ -266,7 +270,7 @@ def test_encoder_fast_path_sees_the_update():
     """In eval mode torch's encoder layer takes linear1.weight and linear2.weight and never calls them."""
     torch.manual_seed(0)
     encoder = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-    nd.apply_ndlinear_lora(encoder, ["linear1", "linear2"])
+    ndlinear_lora.apply_ndlinear_lora(encoder, ["linear1", "linear2"])
     for layer in (encoder.linear1, encoder.linear2):
         randomise(layer.adapter)
     x = torch.randn(3, 5, 16)
@@ -292,8 +296,10 @@ def test_encoder_fast_path_sees_the_update():
     ],
 )
 def test_patterns(patterns, found):
-    model = nd.apply_ndlinear_lora(network(), patterns)
-    assert [n for n, m in model.named_modules() if isinstance(m, nd.NdLinearLoRA)] == found
+    model = ndlinear_lora.apply_ndlinear_lora(network(), patterns)
+    assert [
+        n for n, m in model.named_modules() if isinstance(m, ndlinear_lora.NdLinearLoRA)
+    ] == found
 
 
 @pytest.mark.parametrize("patterns", ["proj", "q_pro", "Q_PROJ", "body", "norm", "", []])
@@ -302,14 +308,17 @@ def test_nothing_matches(patterns):
     with pytest.raises(
         ValueError, match=r"target_modules .* match none .*'body.0.q_proj', 'body.0.v_proj'.*'head'"
     ):
-        nd.apply_ndlinear_lora(model, patterns)
+        ndlinear_lora.apply_ndlinear_lora(model, patterns)
     assert all(p.requires_grad for p in model.parameters())
 
 
 def test_apply_returns_the_model_freezes_the_rest_and_passes_options():
     model, x = network(), torch.randn(2, 5, 16)
     y = run(model, x)
-    assert nd.apply_ndlinear_lora(model, "q_proj", alpha=3, bias=True, hidden_size=(2, 8)) is model
+    assert (
+        ndlinear_lora.apply_ndlinear_lora(model, "q_proj", alpha=3, bias=True, hidden_size=(2, 8))
+        is model
+    )
     assert torch.equal(run(model, x), y)
     adapter = model["body"][0].q_proj
     assert (
@@ -318,29 +327,33 @@ def test_apply_returns_the_model_freezes_the_rest_and_passes_options():
         and adapter.adapter.biases[0] is not None
     )
     trainable = {n for n, p in model.named_parameters() if p.requires_grad}
-    assert trainable == set(nd.lora_state_dict(model)) and len(trainable) == 8
+    assert trainable == set(ndlinear_lora.lora_state_dict(model)) and len(trainable) == 8
 
 
 def test_apply_without_freezing():
-    model = nd.apply_ndlinear_lora(network(), "q_proj", freeze=False)
+    model = ndlinear_lora.apply_ndlinear_lora(network(), "q_proj", freeze=False)
     frozen = {n for n, p in model.named_parameters() if not p.requires_grad}
     assert frozen == {f"body.{i}.q_proj.base_layer.{k}" for i in (0, 1) for k in ("weight", "bias")}
 
 
 def test_apply_twice_adds_and_keeps():
-    model = nd.apply_ndlinear_lora(network(), "q_proj")
+    model = ndlinear_lora.apply_ndlinear_lora(network(), "q_proj")
     first = model["body"][0].q_proj
-    nd.apply_ndlinear_lora(model, ["q_proj", "v_proj"])  # what is adapted already is left alone
+    ndlinear_lora.apply_ndlinear_lora(
+        model, ["q_proj", "v_proj"]
+    )  # what is adapted already is left alone
     assert model["body"][0].q_proj is first and isinstance(first.base_layer, nn.Linear)
     assert all(p.requires_grad for p in first.adapter.parameters())
-    assert len(nd.lora_state_dict(model)) == 8
+    assert len(ndlinear_lora.lora_state_dict(model)) == 8
 
 
 def test_apply_changes_nothing_if_one_layer_does_not_fit():
     model = network()
     with pytest.raises(ValueError, match=r"\(4, 4\)"):
-        nd.apply_ndlinear_lora(model, ["q_proj", "head"], input_dims=(4, 4), hidden_size=(4, 4))
-    assert not any(isinstance(m, nd.NdLinearLoRA) for m in model.modules())
+        ndlinear_lora.apply_ndlinear_lora(
+            model, ["q_proj", "head"], input_dims=(4, 4), hidden_size=(4, 4)
+        )
+    assert not any(isinstance(m, ndlinear_lora.NdLinearLoRA) for m in model.modules())
     assert all(p.requires_grad for p in model.parameters()), "not even frozen"
 
 
@@ -353,17 +366,19 @@ def test_a_failed_apply_draws_nothing_and_loses_no_gradient():
         {"init": "none"},
     ):
         with pytest.raises(ValueError):
-            nd.apply_ndlinear_lora(model, ["q_proj", "head"], **wrong)
+            ndlinear_lora.apply_ndlinear_lora(model, ["q_proj", "head"], **wrong)
     with pytest.raises(TypeError):
-        nd.apply_ndlinear_lora(model, ["q_proj", "head"], colour="red")
+        ndlinear_lora.apply_ndlinear_lora(model, ["q_proj", "head"], colour="red")
     assert all(p.requires_grad for p in model.parameters())
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_modes_of_an_ndlinear_are_not_adapted():
     model = nn.Sequential(nd.NdLinear((4, 4), (4, 4)), nn.Flatten(), nn.Linear(16, 2))
-    nd.apply_ndlinear_lora(model, "*")
-    assert type(model[0].align_layers[0]) is nn.Linear and isinstance(model[2], nd.NdLinearLoRA)
+    ndlinear_lora.apply_ndlinear_lora(model, "*")
+    assert type(model[0].align_layers[0]) is nn.Linear and isinstance(
+        model[2], ndlinear_lora.NdLinearLoRA
+    )
 
 
 def test_a_shared_layer_stays_shared(tmp_path):
@@ -372,20 +387,20 @@ def test_a_shared_layer_stays_shared(tmp_path):
         shared = nn.Linear(6, 6)
         return nn.ModuleDict({"a": shared, "b": nn.Sequential(shared, nn.Linear(6, 6))})
 
-    model = nd.apply_ndlinear_lora(build(), "b.0")
-    assert isinstance(model["a"], nd.NdLinearLoRA) and model["a"] is model["b"][0]
+    model = ndlinear_lora.apply_ndlinear_lora(build(), "b.0")
+    assert isinstance(model["a"], ndlinear_lora.NdLinearLoRA) and model["a"] is model["b"][0]
     randomise(model["a"].adapter)
-    nd.save_lora(model, tmp_path / "a.safetensors")
-    other = nd.load_lora(build(), tmp_path / "a.safetensors")
+    ndlinear_lora.save_lora(model, tmp_path / "a.safetensors")
+    other = ndlinear_lora.load_lora(build(), tmp_path / "a.safetensors")
     x = torch.randn(3, 6)
     assert other["a"] is other["b"][0] and torch.equal(other["b"](x), model["b"](x))
 
 
 # ---------------------------------------------------------------------------------------------------------- adapter files
 def adapted(**options):
-    model = nd.apply_ndlinear_lora(network(), ["q_proj", "head"], **options)
+    model = ndlinear_lora.apply_ndlinear_lora(network(), ["q_proj", "head"], **options)
     for module in model.modules():
-        if isinstance(module, nd.NdLinearLoRA):
+        if isinstance(module, ndlinear_lora.NdLinearLoRA):
             randomise(module.adapter)
     return model
 
@@ -393,67 +408,69 @@ def adapted(**options):
 @pytest.mark.parametrize("options", [{}, {"alpha": 2.0, "bias": True, "transform_outer": False}])
 def test_save_and_load_into_the_bare_model(options, tmp_path):
     model, x = adapted(**options), torch.randn(2, 5, 16)
-    nd.save_lora(model, tmp_path / "adapter.safetensors")
-    assert set(load_file(tmp_path / "adapter.safetensors")) == set(nd.lora_state_dict(model))
+    ndlinear_lora.save_lora(model, tmp_path / "adapter.safetensors")
+    assert set(load_file(tmp_path / "adapter.safetensors")) == set(
+        ndlinear_lora.lora_state_dict(model)
+    )
     other = network()
-    assert nd.load_lora(other, tmp_path / "adapter.safetensors") is other
+    assert ndlinear_lora.load_lora(other, tmp_path / "adapter.safetensors") is other
     assert torch.equal(run(other, x), run(model, x))
     assert other["head"].config == model["head"].config
 
 
 def test_lora_state_dict_has_adapters_only_under_the_names_of_the_model():
     model = adapted(bias=True)
-    state = nd.lora_state_dict(model)
+    state = ndlinear_lora.lora_state_dict(model)
     kinds = [f"adapter.align_layers.{k}.{kind}" for k in (0, 1) for kind in ("weight", "bias")]
     assert sorted(state) == sorted(
         f"{n}.{k}" for n in ("body.0.q_proj", "body.1.q_proj", "head") for k in kinds
     )
     assert all(torch.equal(v, model.state_dict()[k]) for k, v in state.items())
-    assert list(nd.lora_state_dict(model["head"])) == kinds, "also for a lone adapter"
+    assert list(ndlinear_lora.lora_state_dict(model["head"])) == kinds, "also for a lone adapter"
 
 
 def test_load_into_an_adapted_model_keeps_its_parameters_for_the_optimiser(tmp_path):
     model, x = adapted(), torch.randn(2, 5, 16)
-    nd.save_lora(model, tmp_path / "adapter.safetensors")
-    other = nd.apply_ndlinear_lora(network(), ["q_proj", "head"])
+    ndlinear_lora.save_lora(model, tmp_path / "adapter.safetensors")
+    other = ndlinear_lora.apply_ndlinear_lora(network(), ["q_proj", "head"])
     before = [id(p) for p in other.parameters()]
     other["head"].merge()
-    nd.load_lora(other, tmp_path / "adapter.safetensors")
+    ndlinear_lora.load_lora(other, tmp_path / "adapter.safetensors")
     assert [id(p) for p in other.parameters()] == before
     assert torch.equal(run(other, x), run(model, x))
 
 
 def test_a_lone_adapter_can_be_saved_too(tmp_path):
     layer = trained(nn.Linear(6, 4))
-    nd.save_lora(layer, tmp_path / "adapter.safetensors")
-    other = nd.NdLinearLoRA(copy.deepcopy(layer.base_layer))
-    nd.load_lora(other, tmp_path / "adapter.safetensors")
+    ndlinear_lora.save_lora(layer, tmp_path / "adapter.safetensors")
+    other = ndlinear_lora.NdLinearLoRA(copy.deepcopy(layer.base_layer))
+    ndlinear_lora.load_lora(other, tmp_path / "adapter.safetensors")
     assert torch.equal(other(torch.ones(6)), layer(torch.ones(6)))
     with pytest.raises(ValueError, match="does not fit"):
-        nd.load_lora(nn.Linear(6, 4), tmp_path / "adapter.safetensors")
+        ndlinear_lora.load_lora(nn.Linear(6, 4), tmp_path / "adapter.safetensors")
 
 
 def test_load_refuses_another_alpha_fold_or_model(tmp_path):
-    nd.save_lora(adapted(alpha=2.0), tmp_path / "adapter.safetensors")
+    ndlinear_lora.save_lora(adapted(alpha=2.0), tmp_path / "adapter.safetensors")
     for options in (
         {"alpha": 1.0},
         {"alpha": 2.0, "bias": True},
         {"alpha": 2.0, "transform_outer": False},
     ):
-        model = nd.apply_ndlinear_lora(network(), ["q_proj", "head"], **options)
+        model = ndlinear_lora.apply_ndlinear_lora(network(), ["q_proj", "head"], **options)
         with pytest.raises(ValueError, match=r"adapter.safetensors.*'alpha': 2.0.*body.0.q_proj"):
-            nd.load_lora(model, tmp_path / "adapter.safetensors")
+            ndlinear_lora.load_lora(model, tmp_path / "adapter.safetensors")
     smaller = nn.ModuleDict({"head": nn.Linear(4, 3)})
     with pytest.raises(ValueError, match=r"does not fit in \['body.0.q_proj', 'body.1.q_proj'\]"):
-        nd.load_lora(smaller, tmp_path / "adapter.safetensors")
+        ndlinear_lora.load_lora(smaller, tmp_path / "adapter.safetensors")
     assert type(smaller["head"]) is nn.Linear, "nothing was changed"
     other_size = nn.ModuleDict({"head": nn.Linear(8, 3)})
-    nd.save_lora(
-        nd.apply_ndlinear_lora(nn.ModuleDict({"head": nn.Linear(4, 3)}), "head"),
+    ndlinear_lora.save_lora(
+        ndlinear_lora.apply_ndlinear_lora(nn.ModuleDict({"head": nn.Linear(4, 3)}), "head"),
         tmp_path / "small.safetensors",
     )
     with pytest.raises(ValueError, match=r"\(2, 2\)"):
-        nd.load_lora(other_size, tmp_path / "small.safetensors")
+        ndlinear_lora.load_lora(other_size, tmp_path / "small.safetensors")
 
 
 def test_load_refuses_a_file_of_somebody_else(tmp_path):
@@ -461,7 +478,7 @@ def test_load_refuses_a_file_of_somebody_else(tmp_path):
         {"head.adapter.align_layers.0.weight": torch.zeros(2, 2)}, tmp_path / "other.safetensors"
     )
     with pytest.raises(ValueError, match=r"other.safetensors"):
-        nd.load_lora(network(), tmp_path / "other.safetensors")
+        ndlinear_lora.load_lora(network(), tmp_path / "other.safetensors")
 
 
 def rewritten(path, change):
@@ -500,13 +517,13 @@ def test_load_refuses_a_file_that_holds_anything_but_its_adapters(
     change, adapted_already, tmp_path
 ):
     edit, message = CHANGES[change]
-    nd.save_lora(adapted(), tmp_path / "adapter.safetensors")
+    ndlinear_lora.save_lora(adapted(), tmp_path / "adapter.safetensors")
     path = rewritten(tmp_path / "adapter.safetensors", edit)
     model = adapted() if adapted_already else network()
     before, kinds = copy.deepcopy(model.state_dict()), [type(m) for m in model.modules()]
     trainable = [p.requires_grad for p in model.parameters()]
     with pytest.raises(ValueError, match=message):
-        nd.load_lora(model, path)
+        ndlinear_lora.load_lora(model, path)
     assert [type(m) for m in model.modules()] == kinds
     assert [p.requires_grad for p in model.parameters()] == trainable
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
@@ -517,12 +534,15 @@ def test_load_refuses_a_config_that_nobody_can_build(tmp_path):
     save_file({}, tmp_path / "odd.safetensors", {"ndlinear_lora": json.dumps(config)})
     model = network()
     with pytest.raises(ValueError, match=r"odd.safetensors does not fit layer head: .*colour"):
-        nd.load_lora(model, tmp_path / "odd.safetensors")
+        ndlinear_lora.load_lora(model, tmp_path / "odd.safetensors")
     assert type(model["head"]) is nn.Linear and model["head"].weight.requires_grad
 
 
 def test_models_without_adapters(tmp_path):
-    for read in (nd.lora_state_dict, lambda m: nd.save_lora(m, tmp_path / "a.safetensors")):
+    for read in (
+        ndlinear_lora.lora_state_dict,
+        lambda m: ndlinear_lora.save_lora(m, tmp_path / "a.safetensors"),
+    ):
         with pytest.raises(ValueError, match="call apply_ndlinear_lora"):
             read(network())
 
@@ -530,8 +550,175 @@ def test_models_without_adapters(tmp_path):
 def test_without_safetensors(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     for call in (
-        lambda: nd.save_lora(adapted(), tmp_path / "a"),
-        lambda: nd.load_lora(network(), tmp_path / "a"),
+        lambda: ndlinear_lora.save_lora(adapted(), tmp_path / "a"),
+        lambda: ndlinear_lora.load_lora(network(), tmp_path / "a"),
     ):
         with pytest.raises(ImportError, match="pip install safetensors"):
             call()
+
+
+# ------------------------------------------------------------------------------------- what people of other libraries type
+@pytest.mark.parametrize("name", ["r", "rank", "lora_alpha", "lora_dropout", "task_type"])
+def test_a_word_typed_by_habit_gets_an_answer(name):
+    model = network()
+    with pytest.raises(TypeError, match=rf"has no {name}: .*(leave it out|alpha=|dropout=)"):
+        ndlinear_lora.apply_ndlinear_lora(model, "q_proj", **{name: 8})
+    assert all(p.requires_grad for p in model.parameters())
+
+
+class TinyLM(nn.Module):
+    """What transformers' models have: an output layer that may share the weight of the embedding."""
+
+    def __init__(self, tied):
+        super().__init__()
+        self.embed = nn.Embedding(10, 16)
+        self.body = Attention()
+        self.lm_head = nn.Linear(16, 10, bias=False)
+        if tied:
+            self.tie_weights()
+
+    def get_output_embeddings(self):
+        return self.lm_head
+
+    def tie_weights(self):
+        self.lm_head.weight = self.embed.weight
+
+
+def adapted_names(model):
+    kind = ndlinear_lora.NdLinearLoRA
+    return [name for name, module in model.named_modules() if isinstance(module, kind)]
+
+
+def test_all_linear_leaves_the_output_layer_alone():
+    model = ndlinear_lora.apply_ndlinear_lora(TinyLM(tied=True), "all-linear")
+    assert adapted_names(model) == ["body.q_proj", "body.v_proj"]
+    everything = ndlinear_lora.apply_ndlinear_lora(network(), "all-linear")
+    assert len(adapted_names(everything)) == 6
+
+
+def test_a_tied_output_layer_is_refused_in_words_and_an_untied_one_is_not():
+    model = TinyLM(tied=True)
+    with pytest.raises(ValueError, match=r"\['embed', 'lm_head'\] share one weight"):
+        ndlinear_lora.apply_ndlinear_lora(model, "lm_head")
+    assert type(model.lm_head) is nn.Linear and model.lm_head.weight.requires_grad
+    assert adapted_names(ndlinear_lora.apply_ndlinear_lora(TinyLM(False), "lm_head")) == ["lm_head"]
+
+
+def test_regular_expressions_are_given_compiled():
+    pattern = re.compile(r"body\.\d\.(q|v)_proj")
+    model = ndlinear_lora.apply_ndlinear_lora(network(), pattern)
+    assert len(adapted_names(model)) == 4
+    with pytest.raises(ValueError, match=r"re\.compile"):
+        ndlinear_lora.apply_ndlinear_lora(network(), r"body\.\d\.(q|v)_proj")
+
+
+def test_modules_to_save_are_trained_written_and_read(tmp_path):
+    def build():
+        return ndlinear_lora.apply_ndlinear_lora(network(), "all-linear", modules_to_save="head")
+
+    model = build()
+    assert "head" not in adapted_names(model)
+    assert all(p.requires_grad for p in model["head"].parameters())
+    randomise(model)
+    ndlinear_lora.save_lora(model, tmp_path / "a.safetensors")
+    torch.manual_seed(0)
+    bare, x = network(), torch.randn(2, 5, 16)
+    names = [n for n, _ in bare.named_parameters() if not n.startswith("head")]
+    with torch.no_grad():
+        for name in names:
+            parts = name.rpartition(".")
+            place = f"{parts[0]}.base_layer.{parts[2]}"
+            state = model.state_dict()
+            bare.get_parameter(name).copy_(state[place] if place in state else state[name])
+    loaded = ndlinear_lora.load_lora(bare, tmp_path / "a.safetensors")
+    torch.testing.assert_close(run(loaded, x), run(model, x))
+    assert set(ndlinear_lora.lora_state_dict(loaded)) == set(ndlinear_lora.lora_state_dict(model))
+    with pytest.raises(ValueError, match="'nothing' matches no module"):
+        ndlinear_lora.apply_ndlinear_lora(network(), "q_proj", modules_to_save="nothing")
+
+
+# --------------------------------------------------------------------------------------------------- bases that hold no floats
+class Integers(nn.Linear):
+    """A linear layer that keeps its weight in whole numbers, as quantised ones do."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        whole = (self.weight.detach() * 127).round().to(torch.int8).view(torch.uint8)
+        self.weight = nn.Parameter(whole, requires_grad=False)
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight.view(torch.int8).to(x.dtype) / 127, self.bias)
+
+
+class Eight(nn.Linear):
+    """A linear layer whose weight is held in 8-bit floats."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        eight = self.weight.detach().to(torch.float8_e4m3fn)
+        self.weight = nn.Parameter(eight, requires_grad=False)
+
+    def forward(self, x):
+        return nn.functional.linear(x, self.weight.to(x.dtype), self.bias)
+
+
+@pytest.mark.parametrize("kind", [Integers, Eight])
+def test_an_adapter_on_a_quantised_base_trains_and_refuses_to_merge(kind):
+    model = nn.Sequential(kind(24, 30))
+    x = torch.randn(5, 24)
+    before = model(x)
+    layer = ndlinear_lora.apply_ndlinear_lora(model, "0")[0]
+    assert layer.adapter.weights[0].dtype == torch.float32 and torch.equal(model(x), before)
+    randomise(layer.adapter)
+    model(x).square().sum().backward()
+    assert all(p.grad.abs().sum() > 0 for p in layer.adapter.parameters())
+    for refused in (layer.merge, lambda: layer.weight, lambda: nd.to_linear(layer)):
+        with pytest.raises(TypeError, match="cannot be merged into quantised weights"):
+            refused()
+    assert not layer.merged
+
+
+def test_a_float32_adapter_on_a_bfloat16_base_keeps_its_dtype_in_a_file(tmp_path):
+    base = nn.Sequential(nn.Linear(24, 30)).bfloat16()
+    model = ndlinear_lora.apply_ndlinear_lora(copy.deepcopy(base), "0", dtype=torch.float32)
+    randomise(model[0].adapter)
+    ndlinear_lora.save_lora(model, tmp_path / "a.safetensors")
+    again = ndlinear_lora.load_lora(base, tmp_path / "a.safetensors")
+    assert again[0].adapter.weights[0].dtype == torch.float32
+    assert torch.equal(again[0].adapter.weights[0], model[0].adapter.weights[0])
+
+
+def test_a_file_without_dtype_is_read(tmp_path):
+    """Files that were written before the dtype stood in them."""
+    model = adapted()
+    nd_configs = {n: m.config for n, m in model.named_modules() if hasattr(m, "merged_weight")}
+    for config in nd_configs.values():
+        del config["dtype"]
+    about = {"ndlinear_lora": json.dumps(nd_configs)}
+    save_file(ndlinear_lora.lora_state_dict(model), tmp_path / "old.safetensors", about)
+    x = torch.randn(2, 5, 16)
+    for target in (network(), adapted()):
+        read = ndlinear_lora.load_lora(target, tmp_path / "old.safetensors")
+        assert torch.equal(run(read, x), run(model, x))
+
+
+def test_load_fills_a_model_on_the_meta_device(tmp_path):
+    model = adapted()
+    ndlinear_lora.save_lora(model, tmp_path / "a.safetensors")
+    with torch.device("meta"):
+        empty = network()
+    loaded = ndlinear_lora.load_lora(empty, tmp_path / "a.safetensors")
+    assert loaded["head"].base_layer.weight.is_meta
+    for name, value in ndlinear_lora.lora_state_dict(loaded).items():
+        assert torch.equal(value, model.state_dict()[name])
+    assert all(p.requires_grad for p in loaded["head"].adapter.parameters())
+
+
+def test_reset_parameters_starts_at_zero_again():
+    layer = trained(nn.Linear(24, 30), alpha=2.0)
+    base = layer.base_layer.weight.clone()
+    layer.merge()
+    layer.reset_parameters()
+    x = torch.randn(3, 24)
+    assert torch.equal(layer(x), layer.base_layer(x)) and torch.equal(layer.base_layer.weight, base)
+    assert layer.adapter.weights[0].abs().sum() > 0

@@ -18,13 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ndlinear import (
-    NdLinearLoRA,
-    apply_ndlinear_lora,
-    count_macs,
-    near_square,
-    rearrange,
-)
+from ndlinear import count_macs, near_square, rearrange
+from ndlinear_lora import NdLinearLoRA, apply_ndlinear_lora
 
 from ..adapters import DoRA, LoKr, VeRA, vera_matrices
 from ..machine import require

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ndlinear import apply_ndlinear_lora
+from ndlinear_lora import apply_ndlinear_lora
 
 from ..machine import require
 from ..models import DECODERS, TARGETS

@@ -97,7 +97,11 @@ class Out:
 
 def tree(notebook: pathlib.Path) -> str:
     """Digest of the code that an experiment of a notebook can reach: an experiment that was complete stays so while it is equal."""
-    files = [notebook, ROOT / "ndlinear.py", *sorted((NOTEBOOKS / "lab").rglob("*.py"))]
+    files = [
+        notebook,
+        *sorted(ROOT.glob("ndlinear*.py")),
+        *sorted((NOTEBOOKS / "lab").rglob("*.py")),
+    ]
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 

@@ -1,0 +1,481 @@
+"""NdLinear-LoRA: a frozen torch.nn.Linear plus a trained NdLinear, for use without PEFT.
+
+    y = base(x) + alpha * vec(NdLinear(fold(x)))
+
+`apply_ndlinear_lora` puts it on the layers of a model; `save_lora` and `load_lora` write and read
+what was trained. Needs torch and `ndlinear.py` beside it; files also need safetensors. With PEFT,
+take `ndlinear_peft.py` instead. Source: NdLinear-LoRA in arXiv:2503.17353.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import re
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ndlinear import NdLinear, kronecker_weight, near_square, to_linear, total_bias
+
+__all__ = [
+    "NdLinearLoRA",
+    "apply_ndlinear_lora",
+    "load_lora",
+    "lora_state_dict",
+    "save_lora",
+]
+
+Shape = Sequence[int]
+HABITS = {  # what is typed by habit, and what to write here
+    "r": "leave it out: the folds set the size, there is no rank",
+    "rank": "leave it out: the folds set the size, there is no rank",
+    "lora_alpha": "alpha=lora_alpha / r: alpha multiplies the update itself here",
+    "lora_dropout": "dropout=",
+    "use_rslora": "leave it out: alpha multiplies the update itself",
+    "task_type": "leave it out, and name the head in modules_to_save",
+}
+
+
+class NdLinearLoRA(nn.Module):
+    """A frozen torch.nn.Linear plus a trainable update: y = base(x) + alpha * vec(NdLinear(x)).
+
+    (..., prod D) -> (..., prod H); x is folded into (..., D_1, ..., D_N) for the update. It trains
+    count_parameters(input_dims, hidden_size, bias) numbers and costs the multiply-adds of its
+    `adapter`, an NdLinear, on top of the dense layer's; merged, those of the dense layer alone. The
+    update is zero at start: the mode executed last (in the defined order) is zero, the others are
+    drawn. Without biases it is KronA, or LoKr with two full factors. While merged, the adapter gets
+    no gradient.
+
+    Args:
+        base_layer: the Linear(prod D, prod H) to adapt, also a quantised one; it is kept and its
+            parameters are frozen.
+        input_dims: how prod D folds; by default into two near-square factors.
+        hidden_size: how prod H folds; by default into two near-square factors.
+        alpha: factor of the update.
+        dropout: probability of dropout on the input of the update, in training.
+        bias: per-mode biases in the update; the paper's counts have none.
+        dtype: of the adapter; by default that of the base layer, float32 if that one is quantised.
+        options: of the NdLinear `adapter`: transform_outer, init.
+
+    Raises:
+        ValueError, TypeError: sizes that do not fit, or no torch.nn.Linear.
+
+    >>> layer = NdLinearLoRA(nn.Linear(20, 6), alpha=2.0)
+    >>> layer(torch.randn(7, 20)).shape
+    torch.Size([7, 6])
+    >>> layer.adapter
+    NdLinear((4, 5), (2, 3), transform_outer=True, bias=False, init='linear')
+    """
+
+    def __init__(
+        self,
+        base_layer: nn.Linear,
+        input_dims: Shape | None = None,
+        hidden_size: Shape | None = None,
+        *,
+        alpha: float = 1.0,
+        dropout: float = 0.0,
+        bias: bool = False,
+        dtype: torch.dtype | str | None = None,
+        **options,
+    ):
+        super().__init__()
+        if not isinstance(base_layer, nn.Linear):
+            raise TypeError(
+                f"NdLinearLoRA adapts a torch.nn.Linear, got {type(base_layer).__name__}"
+            )
+        for name in options.keys() & HABITS.keys():
+            raise TypeError(f"NdLinear-LoRA has no {name}: {HABITS[name]}")
+        sizes = (base_layer.in_features, base_layer.out_features)
+        folded = (near_square(sizes[0]), near_square(sizes[1]))
+        dims = folded[0] if input_dims is None else input_dims
+        hidden = folded[1] if hidden_size is None else hidden_size
+        checked = NdLinear(dims, hidden, device="meta")  # draws nothing
+        dims, hidden = checked.input_dims, checked.hidden_size
+        if (math.prod(dims), math.prod(hidden)) != sizes:
+            raise ValueError(
+                f"input_dims {dims} and hidden_size {hidden} do not multiply to the wrapped "
+                f"layer's {sizes}; choose for example {folded[0]} and {folded[1]}"
+            )
+        if isinstance(dtype, str):
+            dtype = getattr(torch, dtype)
+        held = base_layer.weight.dtype
+        default = held if _computes(held) else torch.float32
+        like = {"device": base_layer.weight.device, "dtype": dtype or default}
+        self.in_features, self.out_features = sizes
+        self.base_layer = base_layer
+        self.adapter = NdLinear(dims, hidden, bias=bias, **(like | options))
+        self.alpha = float(alpha)
+        self.dropout = nn.Dropout(dropout)
+        self.merged = False
+        self.register_buffer("merged_weight", None, persistent=False)
+        self.register_buffer("merged_bias", None, persistent=False)
+        self._zero()
+        base_layer.requires_grad_(False)  # last: whatever fails before leaves it as it was
+
+    def _zero(self) -> None:
+        for parameter in self.adapter.align_layers[self.adapter.order[-1]].parameters():
+            nn.init.zeros_(parameter)
+
+    def reset_parameters(self) -> None:
+        """Draw the adapter anew, with an update of zero; the base layer keeps its weights."""
+        self.unmerge()
+        self.adapter.reset_parameters()
+        self._zero()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., prod D) -> (..., prod H)."""
+        if self.merged:
+            return F.linear(x, self.merged_weight, self.merged_bias)
+        y = self.base_layer(x)
+        adapter = self.adapter
+        folded = self.dropout(x).to(adapter.weights[0].dtype).unflatten(-1, adapter.input_dims)
+        update = adapter(folded).flatten(-len(adapter.hidden_size))
+        return y + (self.alpha * update).to(y.dtype)
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the update has biases."""
+        return any(bias is not None for bias in self.adapter.biases)
+
+    @property
+    def config(self) -> dict:
+        """What rebuilds this adapter: NdLinearLoRA(base, **config)."""
+        return {
+            "input_dims": list(self.adapter.input_dims),
+            "hidden_size": list(self.adapter.hidden_size),
+            "alpha": self.alpha,
+            "bias": self.has_bias,
+            "transform_outer": self.adapter.transform_outer,
+            "dtype": str(self.adapter.weights[0].dtype).removeprefix("torch."),
+        }
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight in effect, (prod H, prod D), for code that reads weights."""
+        base = self.base_layer.weight
+        sizes = (self.out_features, self.in_features)
+        quantised = type(base).__module__.startswith(("torchao", "bitsandbytes"))
+        if quantised or not _computes(base.dtype) or tuple(base.shape) != sizes:
+            raise TypeError(
+                f"the base layer holds {type(base).__name__} of {base.dtype}, {tuple(base.shape)}: "
+                "an update cannot be merged into quantised weights; dequantise the base layer "
+                "first, or keep the adapter beside it"
+            )
+        return (base + self.alpha * kronecker_weight(self.adapter)).to(base.dtype)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The bias in effect, (prod H,), or None."""
+        base = self.base_layer.bias
+        if not self.has_bias:
+            return base
+        update = self.alpha * total_bias(self.adapter).flatten()
+        total = update if base is None else base + update
+        return total.to(self.base_layer.weight.dtype)
+
+    def merge(self) -> None:
+        """Compute with one dense matrix from now on.
+
+        It is a copy: the base layer is not touched, and `unmerge` is exact. TypeError if the base
+        layer is quantised.
+        """
+        linear = to_linear(self)
+        self.merged = True
+        self.merged_weight = linear.weight.data
+        self.merged_bias = None if linear.bias is None else linear.bias.data
+
+    def unmerge(self) -> None:
+        """Undo `merge`; loading a state_dict does it too, and none holds merged weights."""
+        self.merged = False
+        self.merged_weight = None
+        self.merged_bias = None
+
+    def _load_from_state_dict(self, *args, **kwargs) -> None:
+        self.unmerge()
+        super()._load_from_state_dict(*args, **kwargs)
+
+    def extra_repr(self) -> str:
+        return f"alpha={self.alpha}, merged={self.merged}"
+
+
+def _computes(dtype: torch.dtype) -> bool:
+    """Whether torch multiplies matrices of a dtype: not integers, not the 8-bit floats."""
+    return dtype.is_floating_point and dtype.itemsize > 1
+
+
+def apply_ndlinear_lora(
+    model: nn.Module,
+    target_modules: str | re.Pattern | Iterable[str | re.Pattern],
+    *,
+    modules_to_save: str | Iterable[str] = (),
+    freeze: bool = True,
+    **options,
+) -> nn.Module:
+    """Put an NdLinearLoRA in place of each nn.Linear of a model whose name matches.
+
+    Args:
+        model: changed in place.
+        target_modules: "all-linear" for all but the output layer of a language model, or one or
+            more patterns: with shell wildcards, for a whole dotted name or its last parts
+            ("q_proj", "layers.[01].*"), or compiled regular expressions, for a whole dotted name.
+        modules_to_save: patterns of modules that are trained as they are and written by
+            `save_lora`, such as a new classifier; none of their layers is adapted.
+        freeze: also freeze everything outside the adapters.
+        options: of each NdLinearLoRA.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError, TypeError: no name matches, or a layer cannot be adapted. Nothing is changed.
+
+    >>> model = nn.Sequential(nn.Linear(20, 6), nn.ReLU(), nn.Linear(6, 4))
+    >>> model = apply_ndlinear_lora(model, "0", alpha=2.0)
+    >>> [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    ['0.adapter.align_layers.0.weight', '0.adapter.align_layers.1.weight']
+    """
+    whole = _whole_modules(model, modules_to_save)
+    found = _targets(model, target_modules, whole)
+    for layer in found:
+        _rehearse(layer, options)
+    _refuse_tied(model, found)
+    _swap(model, {layer: NdLinearLoRA(layer, **options) for layer in found})
+    if freeze:
+        model.requires_grad_(False)
+    for layer in _adapters(model).values():
+        layer.adapter.requires_grad_(True)
+    for module in whole:
+        _train_whole(module)
+    return model
+
+
+def _patterns(given) -> list:
+    return [given] if isinstance(given, (str, re.Pattern)) else list(given)
+
+
+def _matches(name: str, pattern: str | re.Pattern) -> bool:
+    if isinstance(pattern, re.Pattern):
+        return pattern.fullmatch(name) is not None
+    return fnmatchcase(f".{name}", f"*.{pattern}")
+
+
+def _whole_modules(model: nn.Module, patterns) -> list[nn.Module]:
+    """The modules that are trained as they are."""
+    whole = []
+    for pattern in _patterns(patterns):
+        found = [m for name, m in model.named_modules() if name and _matches(name, pattern)]
+        if not found:
+            raise ValueError(f"modules_to_save {pattern!r} matches no module of this model")
+        whole += found
+    return whole
+
+
+def _targets(model: nn.Module, target_modules, whole: list[nn.Module]) -> list[nn.Linear]:
+    """The layers to adapt, each once."""
+    taken = {model}
+    for module in model.modules():
+        if isinstance(module, (NdLinear, NdLinearLoRA)) or module in whole:
+            taken.update(module.modules())
+    patterns = _patterns(target_modules)
+    if patterns == ["all-linear"]:
+        patterns = ["*"]
+        if hasattr(model, "get_output_embeddings"):
+            taken.add(model.get_output_embeddings())
+    linears = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, nn.Linear) and module not in taken:
+            linears[name] = module
+    found = []
+    for name, module in linears.items():
+        if module not in found and any(_matches(name, pattern) for pattern in patterns):
+            found.append(module)
+    if not found:
+        raise ValueError(
+            f"target_modules {patterns} match none of the nn.Linear layers: {list(linears)[:20]}; "
+            "give a regular expression as re.compile(...)"
+        )
+    return found
+
+
+def _refuse_tied(model: nn.Module, layers: list[nn.Linear]) -> None:
+    """Transformers ties weights by name, which fails once the layer has an adapter."""
+    if not hasattr(model, "tie_weights"):
+        return
+    owners: dict[int, set[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in module._parameters.values():
+            owners.setdefault(id(parameter), set()).add(name)
+    for layer in layers:
+        names = sorted(owners[id(layer.weight)])
+        if len(names) > 1:
+            raise ValueError(
+                f"{names} share one weight, and an adapter would untie them: leave the layer out, "
+                "or give it a weight of its own first"
+            )
+
+
+def _train_whole(module: nn.Module) -> None:
+    module.requires_grad_(True)
+    module.ndlinear_saved = True
+
+
+def _rehearse(layer: nn.Linear, options: dict) -> NdLinearLoRA:
+    """The adapter of a layer without its numbers; raises what the real one would raise."""
+    held = layer.weight.dtype
+    dtype = held if _computes(held) else torch.float32
+    like = nn.Linear(layer.in_features, layer.out_features, device="meta", dtype=dtype)
+    return NdLinearLoRA(like, **(options | {"device": "meta"}))
+
+
+def _swap(model: nn.Module, new: dict[nn.Module, nn.Module]) -> None:
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            if child in new:  # under all its names
+                setattr(parent, name, new[child])
+
+
+def _adapters(model: nn.Module) -> dict[str, NdLinearLoRA]:
+    found = {name: m for name, m in model.named_modules() if isinstance(m, NdLinearLoRA)}
+    if not found:
+        raise ValueError(
+            "this model has no NdLinearLoRA; call apply_ndlinear_lora(model, target_modules) first"
+        )
+    return found
+
+
+def _saved(model: nn.Module) -> list[str]:
+    """Names of the modules that are trained as they are."""
+    return [name for name, m in model.named_modules() if getattr(m, "ndlinear_saved", False)]
+
+
+def lora_state_dict(model: nn.Module) -> dict[str, Tensor]:
+    """What was trained, under its names in `model.state_dict()`: adapters and modules_to_save.
+
+    Raises:
+        ValueError: the model has no adapters.
+
+    >>> model = apply_ndlinear_lora(nn.Sequential(nn.Linear(20, 6)), "0")
+    >>> {name: tuple(value.shape) for name, value in lora_state_dict(model).items()}
+    {'0.adapter.align_layers.0.weight': (2, 4), '0.adapter.align_layers.1.weight': (3, 5)}
+    """
+    starts = [f"{name}.adapter.".removeprefix(".") for name in _adapters(model)]
+    starts += [f"{name}." for name in _saved(model)]
+    state = model.state_dict()
+    return {name: value for name, value in state.items() if name.startswith(tuple(starts))}
+
+
+def save_lora(model: nn.Module, path) -> None:
+    """Write what was trained to a safetensors file, with how to rebuild it in its metadata.
+
+    Raises:
+        ValueError: the model has no adapters.
+        ImportError: safetensors is not installed.
+
+    >>> model = apply_ndlinear_lora(nn.Sequential(nn.Linear(20, 6)), "0")
+    >>> save_lora(model, "adapter.safetensors")  # doctest: +SKIP
+    """
+    configs = {name: layer.config for name, layer in _adapters(model).items()}
+    about = {"ndlinear_lora": json.dumps(configs), "modules_to_save": json.dumps(_saved(model))}
+    tensors = {name: value.contiguous() for name, value in lora_state_dict(model).items()}
+    _safetensors().save_file(tensors, path, about)
+
+
+def load_lora(model: nn.Module, path) -> nn.Module:
+    """Read a file of `save_lora` into a model, in place, also into one on the meta device.
+
+    Layers that are not adapted yet become NdLinearLoRA; those that are keep their parameters.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError: the file does not fit the model, or holds anything but the parameters of the
+            adapters and modules that it names. Nothing is changed.
+        ImportError: safetensors is not installed.
+
+    >>> model = nn.Sequential(nn.Linear(20, 6))
+    >>> model = load_lora(model, "adapter.safetensors")  # doctest: +SKIP
+    """
+    with _safetensors().safe_open(path, "pt") as file:
+        about = file.metadata() or {}
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    configs = json.loads(about.get("ndlinear_lora", "{}"))
+    whole = json.loads(about.get("modules_to_save", "[]"))
+    modules = dict(model.named_modules(remove_duplicate=False))
+    new = [name for name in configs if name and isinstance(modules.get(name), nn.Linear)]
+    wrong = [name for name in configs if name not in new and not _fits(modules, name, configs)]
+    wrong += [name for name in whole if name not in modules]
+    if wrong or not configs:
+        raise ValueError(
+            f"{path} adapts {configs}; this model does not fit in {wrong}: is it the right file?"
+        )
+    _compare(path, _sizes(path, modules, configs, new, whole), tensors)
+    _swap(model, {modules[name]: NdLinearLoRA(modules[name], **configs[name]) for name in new})
+    for name in whole:
+        _train_whole(modules[name])
+    _copy(model, tensors)
+    return model
+
+
+def _fits(modules: dict[str, nn.Module], name: str, configs: dict) -> bool:
+    """Whether an adapted layer computes what a file says; its dtype may be another one."""
+    has = getattr(modules.get(name), "config", None)
+    return isinstance(has, dict) and all(
+        has.get(key) == value for key, value in configs[name].items() if key != "dtype"
+    )
+
+
+def _sizes(path, modules: dict, configs: dict, new: list[str], whole: list[str]) -> dict:
+    """The sizes of all tensors that a file must hold."""
+    wanted = {}
+    for name in configs:
+        layer = modules[name]
+        if name in new:
+            try:
+                layer = _rehearse(layer, configs[name])
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path} does not fit layer {name}: {error}") from error
+        for key, value in layer.adapter.state_dict().items():
+            wanted[f"{name}.adapter.{key}".removeprefix(".")] = tuple(value.shape)
+    for name in whole:
+        for key, value in modules[name].state_dict().items():
+            wanted[f"{name}.{key}"] = tuple(value.shape)
+    return wanted
+
+
+def _compare(path, wanted: dict, tensors: dict[str, Tensor]) -> None:
+    held = {name: tuple(value.shape) for name, value in tensors.items()}
+    if held == wanted:
+        return
+    missing = sorted(wanted.keys() - held.keys())
+    foreign = sorted(held.keys() - wanted.keys())
+    common = wanted.keys() & held.keys()
+    sizes = [f"{k} {held[k]}, not {wanted[k]}" for k in sorted(common) if held[k] != wanted[k]]
+    raise ValueError(
+        f"{path} is not a file of its adapters alone: missing {missing}, foreign {foreign}, "
+        f"of other sizes {sizes}; write it with save_lora"
+    )
+
+
+def _copy(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Into the parameters that there are; one on the meta device becomes the tensor itself."""
+    state = model.state_dict()
+    for empty in (False, True):
+        part = {name: value for name, value in tensors.items() if state[name].is_meta == empty}
+        if part:
+            model.load_state_dict(part, strict=False, assign=empty)
+
+
+def _safetensors():
+    try:
+        return importlib.import_module("safetensors.torch")
+    except ImportError as error:
+        raise ImportError(
+            "save_lora and load_lora need safetensors: pip install safetensors"
+        ) from error

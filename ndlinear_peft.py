@@ -1,0 +1,207 @@
+"""NdLinear as an adapter of PEFT: `NdLinearConfig` in place of `LoraConfig`.
+
+    model = get_peft_model(model, NdLinearConfig(target_modules=["q_proj", "v_proj"]))
+    model.save_pretrained(folder)
+    model = load(base, folder)                    # not PeftModel.from_pretrained
+    load(model, folder, adapter_name="second")    # beside the first one
+
+Each adapted nn.Linear gets a trained NdLinear without biases on near-square folds beside it; its
+update is zero at the start and multiplied by lora_alpha. PEFT does the rest: several adapters,
+disable, merge, modules_to_save, low-memory loading. Needs peft and `ndlinear.py` beside it.
+
+PEFT reads the type of an adapter from its file as LoRA. So that it cannot load such a file without
+this module and give the base model, the file names a start that PEFT does not know, and PEFT stops
+with the sentence in `START`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+
+import torch
+from peft import LoraConfig, PeftConfig, PeftModel
+from peft.tuners.lora.layer import LoraLayer
+from peft.tuners.tuners_utils import check_adapters_to_merge
+from torch import Tensor, nn
+
+from ndlinear import NdLinear, kronecker_weight, near_square
+
+__all__ = ["NdLinearConfig", "NdLinearLora", "load"]
+
+START = "an NdLinear adapter: load it with ndlinear_peft.load(model, folder)"
+REFUSED = ("use_dora", "use_rslora", "lora_bias", "fan_in_fan_out", "rank_pattern")
+
+
+@dataclasses.dataclass
+class NdLinearConfig(LoraConfig):
+    """LoraConfig for NdLinear adapters; what low rank alone has is refused.
+
+    target_modules, modules_to_save, lora_alpha, alpha_pattern, lora_dropout and whatever chooses
+    layers mean what they mean there. lora_alpha multiplies the update; there is no rank.
+    """
+
+    r: int = 1
+    lora_alpha: float = 1.0
+
+    def __post_init__(self):
+        if self.r != 1:
+            raise ValueError(f"an NdLinear adapter has no rank: leave r={self.r} out")
+        for name in REFUSED:
+            if getattr(self, name, False):
+                raise ValueError(f"an NdLinear adapter has no {name}")
+        start = getattr(self, "init_lora_weights", True)
+        if start not in (True, START):
+            raise ValueError(f"an NdLinear adapter starts at zero, not as {start!r}")
+        self.init_lora_weights = True
+        super().__post_init__()
+        self.init_lora_weights = START
+        self._register_custom_module({nn.Module: NdLinearLora})
+
+
+class NdLinearLora(nn.Module, LoraLayer):
+    """An nn.Linear with any number of NdLinear adapters: y = base(x) + sum of scale * NdLinear(x)."""
+
+    adapter_layer_names = ("lora_first", "lora_second")  # PEFT cuts `.name.weight` from keys
+    other_param_names = ("r", "lora_alpha", "scaling", "lora_dropout", "layers")
+
+    def __init__(self, base_layer: nn.Module, adapter_name: str, config=None, **options):
+        super().__init__()
+        inner = getattr(base_layer, "base_layer", base_layer)
+        if not isinstance(inner, nn.Linear):
+            kind = type(inner).__name__
+            raise TypeError(
+                f"an NdLinear adapter needs a torch.nn.Linear, not {kind}: leave it out"
+            )
+        LoraLayer.__init__(self, base_layer)
+        self.lora_first, self.lora_second = nn.ModuleDict(), nn.ModuleDict()
+        self.layers: dict[str, NdLinear] = {}  # of these two factors; not a submodule itself
+        self._active_adapter = adapter_name
+        alpha = options.get("lora_alpha", 1.0)
+        self.update_layer(adapter_name, 1, alpha, config=config)
+
+    def update_layer(self, adapter_name: str, r: int, lora_alpha: float, config=None, **options):
+        """Add an adapter."""
+        dropout = getattr(config, "lora_dropout", options.get("lora_dropout", 0.0))
+        if config is not None and not isinstance(config, NdLinearConfig):
+            raise TypeError(
+                "this layer has NdLinear adapters: load another one with ndlinear_peft.load, or give "
+                "NdLinearConfig"
+            )
+        self.r[adapter_name] = r
+        self.lora_alpha[adapter_name] = lora_alpha
+        self.scaling[adapter_name] = float(lora_alpha)
+        self.lora_dropout[adapter_name] = nn.Dropout(dropout) if dropout else nn.Identity()
+        dims, hidden = near_square(self.in_features), near_square(self.out_features)
+        adapter = NdLinear(dims, hidden, bias=False)
+        nn.init.zeros_(adapter.weights[-1])
+        self.layers[adapter_name] = adapter
+        self.lora_first[adapter_name], self.lora_second[adapter_name] = adapter.align_layers
+        held = self.get_base_layer().weight
+        if held.dtype.is_floating_point and held.dtype.itemsize > 1:
+            adapter.to(held.dtype)
+        self._move_adapter_to_device_of_base_layer(adapter_name)
+        self.set_adapter(
+            self.active_adapters, inference_mode=getattr(config, "inference_mode", False)
+        )
+
+    def get_delta_weight(self, adapter_name: str) -> Tensor:
+        """The update as a matrix, (outputs, inputs)."""
+        return self.scaling[adapter_name] * kronecker_weight(self.layers[adapter_name])
+
+    def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
+        """Add updates to the base weight; TypeError if that one is quantised."""
+        weight = self.get_base_layer().weight
+        dense = weight.dtype.is_floating_point and weight.dtype.itemsize > 1
+        if not dense or tuple(weight.shape) != (self.out_features, self.in_features):
+            raise TypeError(
+                f"the base layer holds {weight.dtype}, {tuple(weight.shape)}: an update cannot be "
+                "merged into quantised weights; dequantise the base layer first"
+            )
+        for name in check_adapters_to_merge(self, adapter_names) or ():
+            if name not in self.layers:
+                continue
+            merged = weight.data + self.get_delta_weight(name).to(weight)
+            if safe_merge and not torch.isfinite(merged).all():
+                raise ValueError(
+                    f"NaNs detected in the merged weights. The adapter {name} seems to be broken"
+                )
+            weight.data = merged
+            self.merged_adapters.append(name)
+
+    def unmerge(self) -> None:
+        """Take the updates out of the base weight, up to rounding."""
+        if not self.merged:
+            warnings.warn("Already unmerged. Nothing to do.", stacklevel=2)
+            return
+        weight = self.get_base_layer().weight
+        while self.merged_adapters:
+            name = self.merged_adapters.pop()
+            if name in self.layers:
+                weight.data -= self.get_delta_weight(name).to(weight)
+
+    def scale_layer(self, scale: float) -> None:
+        """Multiply the scales of the active adapters."""
+        for name in self.active_adapters:
+            if name in self.layers:
+                self.scaling[name] *= scale
+
+    def unscale_layer(self, scale: float | None = None) -> None:
+        """Divide the scales of the active adapters, or set them back to lora_alpha."""
+        for name in self.active_adapters:
+            if name in self.layers:
+                start = float(self.lora_alpha[name])
+                self.scaling[name] = start if scale is None else self.scaling[name] / scale
+
+    def _update(self, adapter_name: str, x: Tensor) -> Tensor:
+        adapter = self.layers[adapter_name]
+        x = self._cast_input_dtype(self.lora_dropout[adapter_name](x), adapter.weights[0].dtype)
+        update = adapter(x.unflatten(-1, adapter.input_dims)).flatten(-2)
+        return self.scaling[adapter_name] * update
+
+    def forward(self, x: Tensor, *args, **kwargs) -> Tensor:
+        """(..., inputs) -> (..., outputs)."""
+        if kwargs.pop("adapter_names", None) is not None:
+            raise ValueError("NdLinear adapters cannot be mixed in a batch: set_adapter for each")
+        if self.disable_adapters and self.merged:
+            self.unmerge()
+        y = self.base_layer(x, *args, **kwargs)
+        if self.disable_adapters or self.merged:
+            return y
+        result = y
+        for name in self.active_adapters:
+            if name in self.layers:
+                result = result + self._update(name, x)
+        return result.to(y.dtype)
+
+    def __repr__(self) -> str:
+        return "lora." + super().__repr__()
+
+
+def load(
+    model: nn.Module, folder, adapter_name: str = "default", is_trainable: bool = False, **options
+) -> PeftModel:
+    """Read what `save_pretrained` wrote into a model, or beside the adapters of a PeftModel.
+
+    Args:
+        model: the base model, or one that `get_peft_model` or `load` returned. folder: the
+            adapter's. options: of PeftModel.from_pretrained or PeftModel.load_adapter.
+
+    Returns:
+        The PeftModel.
+    """
+    found = PeftConfig.from_pretrained(folder)
+    if getattr(found, "init_lora_weights", None) != START:
+        raise ValueError(f"{folder} holds no NdLinear adapter; load it with PeftModel")
+    known = {field.name for field in dataclasses.fields(NdLinearConfig) if field.init}
+    config = NdLinearConfig(**{k: v for k, v in vars(found).items() if k in known})
+    config.inference_mode = not is_trainable
+    if isinstance(model, PeftModel):
+        if adapter_name not in model.peft_config:
+            sparse = options.get("low_cpu_mem_usage", False)
+            model.add_adapter(adapter_name, config, low_cpu_mem_usage=sparse)
+        model.load_adapter(folder, adapter_name, is_trainable=is_trainable, **options)
+        return model
+    return PeftModel.from_pretrained(
+        model, folder, adapter_name, is_trainable=is_trainable, config=config, **options
+    )
