@@ -553,7 +553,8 @@ def miniature(folder: pathlib.Path, code: str) -> pathlib.Path:
         ignore=shutil.ignore_patterns("_build", "*.md", "paper", "__pycache__"),
     )
     (folder / "notebooks").mkdir()
-    (folder / "ndlinear.py").symlink_to(ROOT / "ndlinear.py")
+    for file in ROOT.glob("ndlinear*.py"):
+        (folder / file.name).symlink_to(file)
     (folder / "notebooks" / "lab").symlink_to(ROOT / "notebooks" / "lab", target_is_directory=True)
     (folder / "book" / "paper").symlink_to(ROOT / "book" / "paper", target_is_directory=True)
     (folder / "_config.yml").write_text(yaml.safe_dump(config))

@@ -243,7 +243,11 @@ def test_the_lab_is_installed_from_its_folder():
     tomllib = pytest.importorskip("tomllib", reason="Python 3.11")
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["tool"]
     asked = tools["setuptools"]
-    assert asked["packages"] == ["lab"] and asked["py-modules"] == ["ndlinear"]
+    assert asked["packages"] == ["lab"] and asked["py-modules"] == [
+        "ndlinear",
+        "ndlinear_lora",
+        "ndlinear_peft",
+    ]
     assert (ROOT / asked["package-dir"]["lab"] / "__init__.py").samefile(lab.__file__)
 
 
