@@ -10,7 +10,7 @@ INSTALL = $(RUN) -m pip install --disable-pip-version-check -q -c $(PINS)
 # With another backend than that of the notebooks, which a shell may name here, the pages have no figures.
 unexport MPLBACKEND
 
-.PHONY: book test check lint report links bench gpu engines environment stamp times reproduce clean
+.PHONY: book test check lint report links bench gpu engines environment stamp times canaries reproduce clean
 
 $(VENV)/book.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -78,8 +78,13 @@ stamp: $(VENV)/book.installed
 times: $(VENV)/test.installed
 	$(RUN) -m lab.tools.upkeep times
 
+# After a change of code: runs every notebook small; where its experiments give what they gave before, their recorded rows stand.
+# make canaries ONLY="30 33" for some notebooks
+canaries: $(VENV)/book.installed
+	$(RUN) -m lab.tools.canaries $(ONLY)
+
 # an experiment again, from nothing, against its record: make reproduce EXPERIMENT=template-example
-# with ADOPT=1, rows of earlier code count as rows of the present code if all means agree
+# with ADOPT=1, rows of earlier code count as rows of the present code if all means agree and what ran executes what changed
 # a part of one, by the values of its configurations: make reproduce EXPERIMENT=radius-bump ONLY="width=16 depth=2"
 reproduce: $(VENV)/book.installed
 	$(RUN) -m lab.tools.reproduce "$(EXPERIMENT)" $(ONLY) $(if $(ADOPT),--adopt)

@@ -6,7 +6,7 @@ import shutil
 import pytest
 from lab import modes
 from lab.chapters import speed
-from lab.records import store
+from lab.records import canary, store
 from lab.tools import engines, reproduce
 
 import ndlinear
@@ -40,14 +40,14 @@ def test_times_are_handed_on_only_by_a_file_as_fast(results, monkeypatch, mean, 
     row = (mean, mean - 0.01, mean + 0.01, "small", mean)
     monkeypatch.setattr(engines, "compare", lambda earlier: {"forward": row, "training": row})
     assert engines.main([ndlinear.__file__, "--adopt"]) == status
-    (entry,) = store.migrations("cnn-latency").values() if status == 0 else (None,)
+    known = canary.kept("cnn-latency")
     if status == 0:
-        assert entry["new"] == "f" * 16 and "side by side" in entry["shown by"]
+        assert known["code"] == "f" * 16 and "side by side" in known["earlier"][0]["by"]
         row = store.read("cnn-latency")[-1]
         code, key = store.current("cnn-latency", row)
         assert code == "f" * 16 and '"method"' not in key
     else:
-        assert not (results / store.MIGRATIONS).exists()
+        assert not known
 
 
 def test_a_missing_file_says_how_to_call():

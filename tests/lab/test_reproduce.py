@@ -1,11 +1,10 @@
 """A recorded experiment can be run again, a mean that moved is seen, and rows of earlier code are adopted only after that."""
 
-import json
 import shutil
 
 import pytest
 from lab import LabError, modes, records
-from lab.records import store
+from lab.records import canary, store
 from lab.tools import reproduce
 
 
@@ -28,9 +27,7 @@ def own_results(tmp_path, monkeypatch):
     """A folder of records with that of the template alone."""
     folder = tmp_path / "results"
     folder.mkdir()
-    for name in ("template-example.jsonl", store.MIGRATIONS):
-        if (modes.RESULTS / name).is_file():
-            shutil.copy(modes.RESULTS / name, folder)
+    shutil.copy(modes.RESULTS / "template-example.jsonl", folder)
     monkeypatch.setattr(modes, "RESULTS", folder)
     return folder
 
@@ -77,8 +74,21 @@ def test_rows_of_earlier_code_are_compared_and_adopted(own_results):
     assert store.current("made-up", earlier[0]) == ("b", later[0]["key"])
     reproduce.adopt("made-up", earlier, rows(code="c"), "and again")
     assert store.current("made-up", earlier[0])[0] == "c"
-    table = json.loads((own_results / store.MIGRATIONS).read_text())
-    assert [entry["shown by"] for entry in table["made-up"]] == ["and again"], "the last one stands"
+    entries = {entry["code"]: entry["by"] for entry in canary.kept("made-up")["earlier"]}
+    assert entries == {"a": "and again", "b": "and again"}
+
+
+def test_a_part_that_does_not_execute_what_changed_is_not_adopted(own_results):
+    earlier, later = rows(code="a"), rows(code="b", seeds=3)
+    more = [r | {"config": r["config"] | {"x": 2}} for r in earlier]
+    assert "1 configurations did not run again" in reproduce.untried(
+        "made-up", earlier + more, later, []
+    )
+    assert reproduce.untried("made-up", earlier, later, []) == ""
+    canary.write("made-up", {"code": "a", "dark": [["11", "12", "y = 1"]]})
+    assert reproduce.untried("made-up", earlier + more, later, [["11", "12", "y = 1"]]) == ""
+    changed = reproduce.untried("made-up", earlier, later, [["21", "22", "y = 2"]])
+    assert "what ran again did not execute 1 statements that are new: y = 2" in changed
 
 
 def test_the_example_of_the_template_runs_again(capsys):

@@ -15,6 +15,7 @@ from ..modes import LabError
 BEGAN = time.monotonic()  # of this process, as near as a module can tell
 LEFT_OUT: list[str] = []  # what the budget kept from running
 NOTE = ".note.json"  # how the names of the files end that `Only.note` writes
+DARK = ".dark.json"  # and of those that `Only.leave` writes
 EVERY = "*"  # in place of an experiment: note all of a notebook, run none
 
 
@@ -98,13 +99,20 @@ class Only:
         """Whether this experiment is meant: the one that is named, or every one that the notebook has."""
         return self.experiment in (experiment, EVERY)
 
-    def note(self, experiment: str, code: str, keys: list[str], data: tuple[str, ...]) -> None:
-        """Write down what an experiment is now, for the tool that asked: its fingerprint, its configurations, its data."""
+    def note(
+        self, experiment: str, keys: list[str], data: tuple[str, ...], closure: dict[str, object]
+    ) -> None:
+        """Write down what an experiment is now, for the tool that asked: its code, its configurations, its data."""
         place = self.folder / f"{experiment}{NOTE}"
         if place.is_file():  # a notebook may record it in parts
             keys = [*json.loads(place.read_text(encoding="utf-8"))["keys"], *keys]
-        content = {"experiment": experiment, "code": code, "keys": keys, "data": list(data)}
+        content = {"experiment": experiment, "keys": keys, "data": list(data), **closure}
         place.write_text(json.dumps(content), encoding="utf-8")
+
+    def leave(self, experiment: str, dark: list[list[str]]) -> None:
+        """Write down what of an experiment's code was not executed."""
+        place = self.folder / f"{experiment}{DARK}"
+        place.write_text(json.dumps(dark), encoding="utf-8")
 
 
 def only_experiment() -> Only | None:

@@ -2,13 +2,16 @@
 
 The fingerprint follows names and ``module.attribute`` from the notebook into all of `lab`, by syntax tree: formatting,
 comments, docstrings, annotations and the words of error messages are free, and so is moving a function to another file.
-It stops at installed packages and at `ndlinear`, which has a version and tests of its own; only experiments that measure
+It stops at installed packages and at `ndlinear`, whose behaviour `canary.world` holds fast; only experiments that measure
 time or memory follow the layer's code too. It also stops at the rooms named in `OUTSIDE`, which cannot change a number.
+
+It is the fast first look: where it moved, the canary decides.
 """
 
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import hashlib
 import importlib
@@ -19,6 +22,7 @@ import symtable
 import sys
 import types
 from collections import ChainMap
+from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -87,8 +91,8 @@ def _function_trees(function: types.FunctionType) -> list[ast.AST]:
     return found
 
 
-def _class_tree(cls: type) -> ast.AST | None:
-    """The definition of a class, or None for one without methods that was typed into a notebook."""
+def _class_tree(cls: type) -> tuple[str, ast.AST] | None:
+    """File and definition of a class, or None for one without methods that was typed into a notebook."""
     written = [f for f in vars(cls).values() if isinstance(f, types.FunctionType)]
     files = {f.__code__.co_filename for f in written if linecache.getlines(f.__code__.co_filename)}
     module = sys.modules.get(cls.__module__)
@@ -97,7 +101,7 @@ def _class_tree(cls: type) -> ast.AST | None:
     for file in sorted(files):
         found = [node for node in _nodes(file, ast.ClassDef) if node.name == cls.__name__]
         if found:
-            return found[-1]
+            return file, found[-1]
     return None
 
 
@@ -129,12 +133,46 @@ class _Bare(ast.NodeTransformer):
     visit_FunctionDef = visit_AsyncFunctionDef = visit_ClassDef = _function
 
 
-def _bare(node: ast.AST) -> ast.AST:
+def bare(node: ast.AST) -> ast.AST:
     """A copy of a tree without what `_Bare` takes out."""
     if isinstance(node, ast.ClassDef):
         node.returns = None
-    copy = ast.parse(ast.unparse(node)).body[0]
-    return ast.fix_missing_locations(_Bare().visit(copy))
+    again = ast.parse(ast.unparse(node)).body[0]
+    return ast.fix_missing_locations(_Bare().visit(again))
+
+
+class _Numbered(ast.NodeTransformer):
+    """Puts in place of names their numbers in the order of appearance, and of other definitions what they contain."""
+
+    def __init__(self, meant: dict[str, str]):
+        self.meant, self.order = meant, {}
+
+    def _name(self, name: str) -> str:
+        return self.meant.get(name) or f"_{self.order.setdefault(name, len(self.order))}"
+
+    def visit_Name(self, node):
+        return ast.Name(self._name(node.id), node.ctx)
+
+    def visit_arg(self, node):
+        return ast.arg(self._name(node.arg))
+
+    def visit_Attribute(self, node):
+        found = self.meant.get(_dotted(node))
+        return ast.Name(found, node.ctx) if found else self.generic_visit(node)
+
+
+def numbered(node: ast.AST, meant: dict[str, str]) -> ast.AST:
+    """A copy of a definition that stays as it is when locals, or definitions in ``meant``, get other names."""
+    return ast.fix_missing_locations(_Numbered(meant).visit(copy.deepcopy(node)))
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A function or class that a training function reaches: its file and tree, and names in it -> what they contain."""
+
+    file: str
+    tree: ast.AST
+    meant: dict[str, str]
 
 
 def _listed(node, names: dict[str, str]) -> object:
@@ -153,6 +191,11 @@ def _listed(node, names: dict[str, str]) -> object:
     skipped = ("kind", "type_comment", "type_params", "ctx", "lineno", "col_offset")
     fields = {k: v for k, v in ast.iter_fields(node) if v not in (None, []) and k not in skipped}
     return [type(node).__name__, {k: _listed(v, names) for k, v in fields.items()}]
+
+
+def _body(tree: ast.AST) -> list[ast.AST]:
+    body = getattr(tree, "body", tree)
+    return body if isinstance(body, list) else [body]
 
 
 def _dotted(node: ast.AST) -> str:
@@ -194,6 +237,20 @@ class _Reached:
         self.entries: list[tuple[str, str, str]] = []
         self.places: dict[tuple[str, str], str] = {}  # (module, name) of what lies in the lab
         self.seen: dict[int, object] = {}
+        self.definitions: list[Definition] = []
+        self.atoms: set[str] = set()  # numbers, texts and arrays in constants
+
+    def shape(self) -> str:
+        """A hash of the code alone: the same when a notebook runs small, with other constants."""
+        code = sorted({entry[1:] for entry in self.entries if entry[0] == "code"})
+        return hashlib.sha256(repr(code).encode()).hexdigest()[:16]
+
+    def numbers(self) -> set[str]:
+        """All numbers in the code and the constants, with the texts and arrays that are constants; -1, 0 and 1 are free."""
+        nodes = [n for d in self.definitions for n in ast.walk(bare(d.tree))]
+        values = [n.value for n in nodes if isinstance(n, ast.Constant)]
+        found = {repr(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)}
+        return (found | self.atoms) - {"0", "1", "-1", "0.0", "1.0"}
 
     def followed(self, module: str) -> bool:
         """Whether definitions of a module count: the notebook's, the lab's, and the layer's where it is what is measured."""
@@ -207,16 +264,19 @@ class _Reached:
             return
         self.seen[id(thing)] = thing
         if isinstance(thing, type):
-            tree, scope = _class_tree(thing), self._class_scope(thing)
-            if tree is None:
+            found, scope = _class_tree(thing), self._class_scope(thing)
+            if found is None:
                 self._plain_class(thing)
                 return
-            trees = [tree]
+            file, trees = found[0], [found[1]]
         else:
-            trees, scope = _function_trees(thing), self._function_scope(thing)
+            file, trees = thing.__code__.co_filename, _function_trees(thing)
+            scope = self._function_scope(thing)
         content = []
-        for tree in map(_bare, trees):
-            content.append(self._follow(tree, scope, thing.__qualname__))
+        for tree in trees:
+            meant: dict[str, str] = {}
+            content.append(self._follow(bare(tree), scope, thing.__qualname__, meant))
+            self.definitions.append(Definition(file, tree, meant))
         text = repr(content)
         self.entries.append(("code", thing.__qualname__, text))
         if _in_lab(thing.__module__):
@@ -246,8 +306,8 @@ class _Reached:
         content = repr([bases, fields, sorted(values.items())])
         self.entries.append(("class", cls.__qualname__, content))
 
-    def _follow(self, tree: ast.AST, scope, reader: str) -> object:
-        """The listed tree of a definition, after everything that it names was taken down."""
+    def _follow(self, tree: ast.AST, scope, reader: str, meant: dict[str, str]) -> object:
+        """The listed tree of a definition, after everything that it names was taken down; ``meant`` is filled."""
         outer, names = _outer_names(tree), {}
         chains = {_dotted(n) for n in ast.walk(tree) if isinstance(n, (ast.Attribute, ast.Name))}
         for name in sorted(outer):
@@ -256,6 +316,7 @@ class _Reached:
             value = scope[name]
             if not isinstance(value, types.ModuleType):
                 self._named(name, value, reader)
+                meant |= self._content(name, value)
             elif _in_lab(value.__name__) or (self.layer and value.__name__ == LAYER):
                 for chain in sorted(c for c in chains if c.partition(".")[0] == name):
                     dotted, found = self._attribute(chain, value, reader)
@@ -265,7 +326,21 @@ class _Reached:
                     if not isinstance(found, types.ModuleType) and not about_the_module:
                         names[dotted] = dotted.rpartition(".")[2]
                         self._named(names[dotted], found, reader)
+                        meant |= self._content(dotted, found)
         return _listed(tree, names)
+
+    def _content(self, name: str, thing) -> dict[str, str]:
+        """A name of a definition that is followed -> what stands in it, without names."""
+        thing = inspect.unwrap(thing) if isinstance(thing, types.FunctionType) else thing
+        if not isinstance(thing, (types.FunctionType, type)) or not self.followed(thing.__module__):
+            return {}
+        trees = (
+            [(_class_tree(thing) or (0, ast.Pass()))[1]]
+            if isinstance(thing, type)
+            else _function_trees(thing)
+        )
+        text = "".join(ast.unparse(part) for tree in trees for part in _body(numbered(tree, {})))
+        return {name: f"of_{hashlib.sha256(text.encode()).hexdigest()[:8]}"}
 
     def _attribute(self, chain: str, module: types.ModuleType, reader: str):
         """What "module.attribute" or "package.module.attribute" names, and how much of the chain that takes."""
@@ -297,6 +372,7 @@ class _Reached:
         if hasattr(type(value), "__fingerprint__"):
             return self.value(value.__fingerprint__(), reader)
         if isinstance(value, PLAIN):
+            self.atoms.add(repr(value)[:40])
             return repr(value)
         if isinstance(value, (list, tuple)):
             kind = type(value)
@@ -340,7 +416,9 @@ class _Reached:
             array = np.ascontiguousarray(value)
             content = repr(array.tolist()) if array.dtype == object else array.tobytes()
             raw = content.encode() if isinstance(content, str) else content
-            return f"array {array.dtype} {array.shape} {hashlib.sha256(raw).hexdigest()[:16]}"
+            text = f"array {array.dtype} {array.shape} {hashlib.sha256(raw).hexdigest()[:16]}"
+            self.atoms.add(text)
+            return text
         if isinstance(value, (pd.DataFrame, pd.Series, pd.Index)):
             text = repr(value.to_numpy().tolist()) + repr(list(getattr(value, "columns", [])))
             return f"table {hashlib.sha256(text.encode()).hexdigest()[:16]}"
@@ -365,7 +443,8 @@ class _Reached:
         )
 
 
-def _reach(run, also, layer: bool) -> _Reached:
+def closure(run, also=(), *, layer: bool = False) -> _Reached:
+    """Everything that a training function reaches."""
     run = inspect.unwrap(run)
     reached = _Reached(run.__module__, layer)
     reached.definition(run)
@@ -385,13 +464,13 @@ def code_hash(run, also=(), *, layer: bool = False) -> str:
     Raises:
         FingerprintError: it reads a value that has no content that can be told, such as a random generator.
     """
-    entries = sorted(set(_reach(run, also, layer).entries))
+    entries = sorted(set(closure(run, also, layer=layer).entries))
     return hashlib.sha256(repr(entries).encode()).hexdigest()[:16]
 
 
 def reached(run, also=(), *, layer: bool = False) -> dict[str, str]:
     """What a training function reaches in the lab: "module:name" -> hash of its definition."""
-    places = _reach(run, also, layer).places
+    places = closure(run, also, layer=layer).places
     return {f"{module}:{name}": found for (module, name), found in sorted(places.items())}
 
 

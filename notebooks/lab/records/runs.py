@@ -22,7 +22,7 @@ import pandas as pd
 from .. import modes
 from ..machine import device, peak_memory_mb, versions
 from ..modes import LabError, mode, new_rows_folder
-from . import budget, fingerprint, profiles, store, where
+from . import budget, canary, fingerprint, profiles, store, where
 from .store import RecordError, Writer, canonical, only_writer, parse, set_torn_aside
 from .where import InProcess, executor, progress
 
@@ -52,6 +52,15 @@ class Experiment:
     def code(self) -> str:
         """The fingerprint that its rows carry."""
         return fingerprint.code_hash(self.run, self.also(), layer=self.timed)
+
+    def closure(self):
+        """Everything that it reaches."""
+        return fingerprint.closure(self.run, self.also(), layer=self.timed)
+
+    def facts(self) -> dict[str, object]:
+        """What its code is, for the tools."""
+        closure = self.closure()
+        return {"code": self.code(), "shape": closure.shape(), "numbers": sorted(closure.numbers())}
 
     def reached(self) -> dict[str, str]:
         """What a worker on another machine must have alike: the lab's definitions that it reaches."""
@@ -251,22 +260,38 @@ def record(
         return _reproduced(experiment, grid, only)
     if mode() == "replay":
         rows, _ = parse(modes.RESULTS / f"{name}.jsonl")
-        return frame(_select(name, rows, grid, experiment.code()))
+        _check_world(name)
+        return frame(_select(name, rows, grid, canary.present(experiment)))
     if mode() == "full":
         return frame(complete(new_rows_folder() / f"{name}.jsonl", experiment, grid))
     with tempfile.TemporaryDirectory() as folder:
         small = _smoke_grid(grid, smoke or {}, smoke_seeds)
-        return frame(complete(pathlib.Path(folder) / f"{name}.jsonl", experiment, small))
+        with canary.watched(experiment) as took:
+            rows = complete(pathlib.Path(folder) / f"{name}.jsonl", experiment, small)
+        took(rows)
+        return frame(rows)
+
+
+def _check_world(name: str) -> None:
+    """Refuse to show rows where torch or the layer does other things than when they were made."""
+    problems = canary.shaken()
+    wanted = canary.kept(name).get("state")
+    if wanted and wanted != canary.state():
+        problems.append(f"torch is set to {canary.state()}, it was {wanted}")
+    canary.answer(name, problems)
 
 
 def _reproduced(experiment: Experiment, grid: list[dict], only: budget.Only) -> pd.DataFrame:
     """For `make reproduce` and `make gpu`: run the chosen configurations of one experiment and stop; read the others as they are."""
     if only.asks_for(experiment.name):
         keys = [canonical(config) for config in grid]
-        only.note(experiment.name, experiment.code(), keys, experiment.data)
+        only.note(experiment.name, keys, experiment.data, experiment.facts())
     if experiment.name == only.experiment:
         chosen = [config for config in grid if only.chosen(config)]
-        rows = complete(only.folder / f"{experiment.name}.jsonl", experiment, chosen)
+        closure = experiment.closure()
+        with canary.Watch({d.file for d in closure.definitions}) as watch:
+            rows = complete(only.folder / f"{experiment.name}.jsonl", experiment, chosen)
+        only.leave(experiment.name, canary.dark(closure.definitions, watch.lines))
         raise budget.Done(len(rows))
     path = new_rows_folder() / f"{experiment.name}.jsonl"
     rows = _known(path, parse(path)[0])
@@ -284,14 +309,16 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
     """Run what the records lack, append each row to ``path`` as it ends, and return the rows of the grid."""
     from ..data import checksum
 
-    code = experiment.code()
+    code, counts = experiment.code(), canary.present(experiment)
     with only_writer(path):
         rows, torn = parse(path)
         if torn:
             set_torn_aside(path, torn)
         writer = Writer(path)
-        done = _done(experiment, _known(path, rows), code)
+        done = _done(experiment, _known(path, rows), counts)
         missing = [c for c in grid if canonical(c) not in done]
+        if missing and counts != code:
+            canary.join(experiment.name, code, "its canary")
         data = {d: checksum(d) for d in experiment.data if missing}
         fixed = {"experiment": path.stem, "code": code, "data": data}
         number, of = budget.share()
@@ -305,7 +332,7 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
     left = [c for c in grid if canonical(c) not in {r["key"] for r in rows}]
     if left and (budget.LEFT_OUT or of > 1):
         raise budget.Ended(experiment.name, len(left))
-    return _select(experiment.name, rows, grid, code)
+    return _select(experiment.name, rows, grid, counts)
 
 
 def _known(path: pathlib.Path, rows: list[dict]) -> list[dict]:
@@ -325,7 +352,7 @@ def _done(experiment: Experiment, rows: list[dict], code: str) -> set[str]:
 def recorded_part(experiment: Experiment, grid: list[dict]) -> list[dict]:
     """The rows of a grid that are recorded and current, in the grid's order; what is missing is left out."""
     path = new_rows_folder() / f"{experiment.name}.jsonl"
-    code = experiment.code()
+    code = canary.present(experiment)
     found = {}
     for row in _known(path, parse(path)[0]):
         row_code, key = store.current(experiment.name, row)
@@ -356,11 +383,13 @@ def _select(name: str, rows: list[dict], grid: list[dict], code: str) -> list[di
         why = f"{len(failed)} failed, the first with {failed[0]!r}"
     elif stale:
         why = f"{len(stale)} of them were made by another version of the training function or of what it uses in the lab"
+        why += "".join(f"; {reason}" for reason in canary.REASONS.get(name, ())[:3])
     else:
         why = "they were never run"
     raise RecordError(
         f"results/{name}.jsonl lacks {len(absent)} of {len(grid)} rows, e.g. {absent[0]}; {why}. "
-        "Run the notebook with NDL_MODE=full: it trains only these rows."
+        "Run the notebook with NDL_MODE=full: it trains only these rows"
+        + (f", or `make reproduce EXPERIMENT={name} ADOPT=1`." if stale else ".")
     )
 
 

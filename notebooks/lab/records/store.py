@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -11,8 +10,6 @@ import pathlib
 
 from .. import modes
 from ..modes import LabError
-
-MIGRATIONS = "migrations.json"  # beside the records: earlier fingerprints that stand for later ones
 
 
 class RecordError(LabError):
@@ -151,27 +148,13 @@ def only_writer(path: pathlib.Path):
 
 
 # --------------------------------------------------------------------------------------------------- earlier fingerprints
-@functools.lru_cache(maxsize=8)
-def _migrations(text: str) -> dict[str, list[dict]]:
-    return json.loads(text) if text else {}
-
-
-def migrations(name: str) -> dict[str, dict]:
-    """For one experiment: earlier fingerprint -> entry with the later one (`new`) and what showed that they agree.
-
-    An entry is written by ``make reproduce EXPERIMENT=... ADOPT=1`` alone, after runs by the later code agreed with rows of
-    the earlier one. ``without`` names fields that earlier configurations held by hand and later ones do not.
-    """
-    path = modes.RESULTS / MIGRATIONS
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    return {entry["old"]: entry for entry in _migrations(text).get(name, [])}
-
-
 def current(name: str, row: dict) -> tuple[str, str]:
-    """Fingerprint and key under which a row counts today: its own, or those that the table of migrations gives it."""
-    table, code, config = migrations(name), row["code"], row["config"]
-    while code in table:
-        entry = table[code]
-        without = entry.get("without", [])
-        code, config = entry["new"], {k: v for k, v in config.items() if k not in without}
-    return code, canonical(config)
+    """Fingerprint and key under which a row counts today: its own, or those that its experiment's canary gives it."""
+    from . import canary
+
+    entry = canary.stands_for(name, row["code"])
+    if entry is None:
+        return row["code"], canonical(row["config"])
+    without = entry.get("without", [])
+    config = {k: v for k, v in row["config"].items() if k not in without}
+    return canary.kept(name)["code"], canonical(config)

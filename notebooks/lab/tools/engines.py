@@ -2,7 +2,7 @@
 
 Both are timed in the same rounds on the cases of chapter 60, forward and training, each built from the same weights. With
 ``--adopt``, recorded times count as times of the present file if it is as fast: the interval of the geometric mean lies within
-`MARGIN` of one in both passes. The table of migrations then says what was measured.
+`MARGIN` of one in both passes. The file of its canary then says what was measured.
 """
 
 from __future__ import annotations

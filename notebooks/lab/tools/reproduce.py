@@ -4,8 +4,8 @@ The notebook that owns the experiment runs up to its record, and there only the 
 as ``radius-bump width=16 "seed=0|1|2"``, are run, into a folder of their own. For each configuration and metric the mean over seeds
 of the new runs must then lie in the 95 % interval of the recorded ones. Times are not judged: ``make bench`` measures those.
 
-With ``--adopt``, rows recorded by earlier code count as rows of the present code if all means agree: the table of migrations gets
-an entry that says what was run again. Records are never changed.
+With ``--adopt``, rows recorded by earlier code count as rows of the present code if all means agree and what ran again executes
+every changed statement; the file of its canary says what was run again. Records are never changed.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ import pandas as pd
 
 from .. import modes
 from ..modes import NOTEBOOKS, ROOT, LabError
-from ..records import store
-from ..records.budget import NOTE, Only
+from ..records import canary, store
+from ..records.budget import DARK, NOTE, Only
 from ..records.store import canonical, parse
 from ..stats import interval
 
@@ -173,8 +173,22 @@ def _by_kind(rows: list[dict]) -> dict[str, list[dict]]:
     return kinds
 
 
+def untried(experiment: str, recorded: list[dict], again: list[dict], dark: list) -> str:
+    """What speaks against adopting rows after a part of them ran again: code that the part does not execute, in words."""
+    known = canary.kept(experiment)
+    if "dark" in known:
+        problems = canary.unseen(known["dark"], dark)
+        return (
+            problems[0].replace("its smoke run does not", "what ran again did not")
+            if problems
+            else ""
+        )
+    missing = _by_kind(recorded).keys() - _by_kind(again).keys()
+    return f"{len(missing)} configurations did not run again: {min(missing)}" if missing else ""
+
+
 def adopt(experiment: str, recorded: list[dict], again: list[dict], shown: str) -> None:
-    """Enter into the table of migrations that rows of earlier code count as rows of the present code.
+    """Enter into the file of its canary that rows of earlier code count as rows of the present code.
 
     Only the newest earlier code is adopted: what was stale before stays stale.
     """
@@ -183,22 +197,11 @@ def adopt(experiment: str, recorded: list[dict], again: list[dict], shown: str) 
 
 
 def enter(experiment: str, recorded: list[dict], new: str, shown: str, without: list[str]) -> None:
-    """The entry of the newest recorded code in the table of migrations; it takes the place of an earlier one."""
+    """From now on the newest recorded code, and what counted as it, counts as the present one."""
     if store.current(experiment, recorded[-1])[0] == new:
         print(f"{experiment}: its rows are current, nothing to adopt")
         return
-    old = recorded[-1]["code"]
-    path = modes.RESULTS / store.MIGRATIONS
-    table = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-    entry = {"old": old, "new": new, "shown by": shown}
-    if without:
-        entry["without"] = without
-    others = [e for e in table.get(experiment, []) if e["old"] != old]
-    table[experiment] = [*others, entry]
-    text = json.dumps(dict(sorted(table.items())), indent=1, ensure_ascii=False) + "\n"
-    fresh = path.with_suffix(".tmp")
-    fresh.write_text(text, encoding="utf-8")
-    fresh.replace(path)
+    canary.supersede(experiment, new, recorded[-1]["code"], shown, without)
 
 
 def main(arguments: list[str]) -> int:
@@ -212,6 +215,7 @@ def main(arguments: list[str]) -> int:
         raise LabError(f"{experiment} holds times, which no second run repeats: use `make bench`")
     with tempfile.TemporaryDirectory() as folder:
         again = rerun(experiment, pathlib.Path(folder), only)
+        dark = json.loads(pathlib.Path(folder, f"{experiment}{DARK}").read_text(encoding="utf-8"))
     recorded = parse(modes.RESULTS / f"{experiment}.jsonl")[0]
     table = against(experiment, recorded, again)
     outside = table[~table["inside"]]
@@ -222,6 +226,9 @@ def main(arguments: list[str]) -> int:
     print(f"{experiment}: {found}")
     if len(outside):
         print(outside.to_string(index=False))
+    elif adopting and untried(experiment, recorded, again, dark):
+        print(f"not adopted: {untried(experiment, recorded, again, dark)}; run more of it")
+        return 1
     elif adopting:
         adopt(experiment, recorded, again, f"{' '.join(arguments[1:]) or 'all rows'}: {found}")
     return int(len(outside) > 0)

@@ -1,0 +1,277 @@
+"""Rows stand while the canary of their experiment gives what it gave: harmless edits pass, and edits that change numbers do not."""
+
+import json
+import linecache
+
+import lab
+import pytest
+import torch
+from lab import modes
+from lab.records import RecordError, canary, store
+from lab.tools import canaries
+
+import ndlinear
+
+CODE = """
+RATE = {"slow": 0.5, "fast": 0.25}
+
+class Net:
+    def __init__(self, width):
+        self.width = width
+
+    def answer(self, x):
+        return self.width * x + 2
+
+def grown(net, steps, rate):
+    total = 1.0
+    best = total
+    for step in range(steps):
+        total = total + rate * net.answer(step)
+        if total < best:
+            best = total
+        if step > 100:
+            total = total / 3
+        if step == 200:
+            print("a long run")
+    if steps < 0:
+        raise ValueError("no such number of steps")
+    return total, best
+
+def run(config):
+    net = Net(config["width"])
+    total, best = grown(net, config["steps"], RATE[config["speed"]])
+    return {"metrics": {"value": total, "best": best}, "parameters": net.width}
+"""
+GRID = [
+    {"width": w, "speed": s, "steps": 1000, "seed": 0} for w in (3, 5) for s in ("slow", "fast")
+]
+HARMLESS = {
+    "a local gets another name": ("total", "amount"),
+    "a helper gets another name": ("grown", "trained"),
+    "a method gets another name": ("answer", "reply"),
+    "a constant gets another name": ("RATE", "RATES"),
+    "an annotation": (
+        "def grown(net, steps, rate):",
+        "def grown(net, steps: int, rate: float) -> tuple:",
+    ),
+    "the words of an error": ("no such number of steps", "fewer than no steps"),
+    "a printed message": ("a long run", "a run that takes long"),
+    "a docstring": ("def run(config):", 'def run(config):\n    """Trains."""'),
+    "another way to write it": ("total = total + rate", "total += rate"),
+    "a local more": ("net = Net(", "width = 0\n    net = Net("),
+    "a comment": ("best = total\n    for", "best = total  # so far\n    for"),
+}
+HARMFUL = {
+    "a number": ("* x + 2", "* x + 3"),
+    "an operator": ("total + rate", "total - rate"),
+    "a constant": ('"fast": 0.25', '"fast": 0.3'),
+    "two values exchanged": ('{"slow": 0.5, "fast": 0.25}', '{"slow": 0.25, "fast": 0.5}'),
+    "a line that no small run executes": ("total / 3", "total * 3"),
+    "a limit that no small run meets": ("step > 100", "step > 99"),
+    "lines less that no small run executes": (
+        "        if step > 100:\n            total = total / 3\n",
+        "",
+    ),
+    "a count": ('"parameters": net.width', '"parameters": 2 * net.width'),
+    "a metric less": (', "best": best}', "}"),
+    "another start": ("total = 1.0", "total = 0.0"),
+}
+
+
+def made(source):
+    """A function ``run`` as a cell of a notebook would define it."""
+    name = f"<cell {abs(hash(source))}>"
+    linecache.cache[name] = (len(source), None, source.splitlines(keepends=True), name)
+    scope = {"__name__": "a_notebook"}
+    exec(compile(source, name, "exec"), scope)
+    return scope["run"]
+
+
+def record(run, mode, monkeypatch):
+    monkeypatch.setenv("NDL_MODE", mode)
+    return lab.record("made-up", GRID, run, smoke={"steps": 3})
+
+
+def small_run(run, folder, monkeypatch) -> dict:
+    """What a smoke run finds, as `make canaries` asks for it."""
+    with monkeypatch.context() as patch:
+        patch.setenv("NDL_CANARIES", str(folder))
+        record(run, "smoke", patch)
+    return json.loads((folder / "made-up.json").read_text())
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """An experiment with rows and a canary; gives a function that tries another source in smoke and in replay."""
+    monkeypatch.setattr(modes, "RESULTS", tmp_path / "results")
+    (tmp_path / "results").mkdir()
+    monkeypatch.setattr(canary, "shaken", lambda: [])
+    run = made(CODE)
+    record(run, "full", monkeypatch)
+    found = small_run(run, tmp_path / "found", monkeypatch)
+    settled(run, found, {})
+
+    def tried(source, number=[0]):  # noqa: B006  (counts the calls)
+        number[0] += 1
+        other = made(source)
+        again = small_run(other, tmp_path / str(number[0]), monkeypatch)
+        monkeypatch.setattr(canary, "observed", lambda name: again)
+        refused = []
+        for mode in ("smoke", "replay"):
+            try:
+                record(other, mode, monkeypatch)
+            except RecordError as error:
+                refused.append(str(error))
+        return refused
+
+    return tried
+
+
+def settled(run, found, made):
+    experiment = lab.records.Experiment("made-up", run)
+    return canaries.settle("made-up", found, experiment.facts(), made)
+
+
+@pytest.mark.parametrize("edit", HARMLESS)
+def test_a_harmless_edit_leaves_rows_as_they_are(recorded, edit):
+    old, new = HARMLESS[edit]
+    assert old in CODE and recorded(CODE.replace(old, new)) == []
+
+
+@pytest.mark.parametrize("edit", HARMFUL)
+def test_an_edit_that_changes_numbers_is_refused(recorded, edit):
+    old, new = HARMFUL[edit]
+    assert old in CODE and recorded(CODE.replace(old, new))
+
+
+def test_the_message_names_experiment_metric_both_values_and_the_command(recorded):
+    said = recorded(CODE.replace("* x + 2", "* x + 3"))[0]
+    for words in ("made-up", "value was", "and is", "make reproduce EXPERIMENT=made-up ADOPT=1"):
+        assert words in said
+
+
+def test_rows_made_by_code_that_does_the_same_stand_beside_the_earlier_ones(
+    recorded, tmp_path, monkeypatch
+):
+    other = made(CODE.replace("total", "amount"))
+    again = small_run(other, tmp_path / "again", monkeypatch)
+    monkeypatch.setattr(canary, "observed", lambda name: again)
+    monkeypatch.setenv("NDL_MODE", "full")
+    more = [*GRID, {"width": 7, "speed": "slow", "steps": 1000, "seed": 0}]
+    assert len(lab.record("made-up", more, other)) == 5
+    rows = store.read("made-up")
+    assert len(rows) == 5 and len({row["code"] for row in rows}) == 2, "one run was missing"
+    assert len({store.current("made-up", row)[0] for row in rows}) == 1
+
+
+def test_what_was_judged_once_is_written_down(recorded, tmp_path, monkeypatch):
+    other = made(CODE.replace("grown", "trained"))
+    again = small_run(other, tmp_path / "again", monkeypatch)
+    assert settled(other, again, None) == "made-up: stands"
+    monkeypatch.setattr(canary, "observed", lambda name: pytest.fail("it is known by now"))
+    assert len(record(other, "replay", monkeypatch)) == 4
+
+
+def test_make_canaries_refuses_what_replay_refuses(recorded, tmp_path, monkeypatch):
+    before = canary.place("made-up").read_text()
+    for edit in (
+        "a number",
+        "a line that no small run executes",
+        "a limit that no small run meets",
+    ):
+        other = made(CODE.replace(*HARMFUL[edit]))
+        again = small_run(other, tmp_path / edit, monkeypatch)
+        assert "STALE" in settled(other, again, None)
+    assert canary.place("made-up").read_text() == before
+
+
+def test_a_canary_follows_rows_that_were_run_again(recorded, tmp_path, monkeypatch):
+    other = made(CODE.replace("* x + 2", "* x + 3"))
+    with monkeypatch.context() as patch:
+        patch.setattr(canary, "observed", lambda name: None)
+        record(other, "full", patch)
+    assert settled(other, small_run(other, tmp_path / "again", monkeypatch), None).endswith(
+        "stands"
+    )
+    assert len(record(other, "replay", monkeypatch)) == 4
+    assert store.current("made-up", store.read("made-up")[0])[0] != canary.kept("made-up")["code"]
+
+
+# --- what no code of the book says ---------------------------------------------------------------------------------
+
+
+def test_the_layer_and_torch_do_what_they_did():
+    assert canary.moved(canary.WORLD, canary.world()) == []
+
+
+def tripled(layer):
+    start = layer.reset_parameters
+
+    def triple(self, *args, **more):
+        start(self, *args, **more)
+        with torch.no_grad():
+            for parameter in self.parameters(recurse=True):
+                parameter.mul_(3)
+
+    return triple
+
+
+PATCHES = {
+    "start of the layer": (ndlinear.NdLinear, "reset_parameters", tripled(ndlinear.NdLinear)),
+    "start of Linear": (torch.nn.Linear, "reset_parameters", tripled(torch.nn.Linear)),
+    "forward of the layer": (
+        ndlinear.NdLinear,
+        "forward",
+        lambda self, x: 1.001 * FORWARD(self, x),
+    ),
+    "activation": (torch.nn.ReLU, "forward", lambda self, x: torch.nn.functional.leaky_relu(x)),
+    "optimiser": (torch.optim.Adam, "step", lambda self, *a: None),
+}
+FORWARD = ndlinear.NdLinear.forward
+
+
+@pytest.mark.parametrize("what", PATCHES)
+def test_a_patch_of_torch_or_of_the_layer_is_seen_by_every_replay(what, monkeypatch):
+    monkeypatch.setattr(*PATCHES[what])
+    canary.shaken.cache_clear()
+    try:
+        monkeypatch.setenv("NDL_MODE", "replay")
+        with pytest.raises(RecordError, match="torch or ndlinear is another"):
+            lab.record("template-example", [{"seed": 0}], made(CODE))
+    finally:
+        canary.shaken.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda: torch.set_default_dtype(torch.float64),
+        lambda: torch.set_float32_matmul_precision("medium"),
+    ],
+)
+def test_global_settings_of_torch_are_part_of_a_canary(recorded, change):
+    assert recorded(CODE) == []
+    try:
+        change()
+        assert any("torch is set to" in words for words in recorded(CODE))
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_float32_matmul_precision("highest")
+
+
+def test_differences_are_relative_and_words_differ_or_do_not():
+    one = {"a": {"loss": 2.0, "gap": 1e-9, "word": "x", "count": 3}}
+    same = {"a": {"loss": 2.0, "gap": 1e-9, "word": "x", "count": 3}}
+    assert {size for size, _ in canary.differences(one, same).values()} == {0.0}
+    other = {"a": {"loss": 2.02, "gap": 1e-9, "word": "y"}}
+    found = {metric: size for metric, (size, _) in canary.differences(one, other).items()}
+    assert found["loss"] == pytest.approx(0.02 / 2.02) and found["word"] == found["count"] == float(
+        "inf"
+    )
+
+
+def test_tolerances_are_ten_times_what_was_measured_and_times_are_not_compared():
+    assert canaries.tolerances({"loss": 2e-5, "seconds": 0.4, "exact": 0.0}) == {
+        "loss": 2e-4,
+        "seconds": None,
+    }
