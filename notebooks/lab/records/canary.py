@@ -488,7 +488,7 @@ def _files() -> str:
     files = [
         *modes.NOTEBOOKS.rglob("*.py"),
         *modes.NOTEBOOKS.rglob("*.ipynb"),
-        pathlib.Path(ndlinear.__file__),
+        *modes.ROOT.glob("*.py"),
     ]
     content = [hashlib.sha256(path.read_bytes()).digest() for path in sorted(files)]
     return hashlib.sha256(b"".join(content) + torch.__version__.encode()).hexdigest()[:12]
