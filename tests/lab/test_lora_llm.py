@@ -147,3 +147,54 @@ def test_hours_follow_from_the_weights_that_are_multiplied(model, weights):
     assert lora_llm.hours(model) == pytest.approx(4 * lora_llm.hours(model, arms=1))
     assert fact("ndlinear_lora", model=model, method="LoRA", rank=8, metric="params") < weights
     assert model in DECODERS and setting("lora", "epochs") == 2
+
+
+# ------------------------------------------------------------------------------------------------- the authors' own models
+def published(model, bias):
+    """A small checkpoint of the newer script's layout: two factors for every q_proj, under `.adapter.adapter.`"""
+    torch.manual_seed(0)
+    tensors = {}
+    for name, layer in model.named_modules():
+        if not name.endswith("q_proj"):
+            continue
+        for k, (inputs, outputs) in enumerate(
+            ((4, 2), (layer.in_features // 4, layer.out_features // 2))
+        ):
+            start = f"{name}.adapter.adapter.align_layers.{k}"
+            tensors[f"{start}.weight"] = torch.randn(outputs, inputs)
+            if bias:
+                tensors[f"{start}.bias"] = torch.randn(outputs)
+    return tensors | {"lm_head.weight": torch.zeros(1)}
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_published_checkpoint_gives_the_function_of_the_script(bias):
+    """The script: last axis first, then the first axis, each with its bias, times alpha, beside the frozen map."""
+    model, _ = lora_llm.load("Qwen/Qwen3-1.7B-Base", tiny=True)
+    tensors = published(model, bias)
+    name = next(key for key in tensors).partition(".adapter.")[0]
+    base = model.get_submodule(name)
+    first, last = (tensors[f"{name}.adapter.adapter.align_layers.{k}.weight"] for k in (0, 1))
+    b_first, b_last = (
+        tensors.get(f"{name}.adapter.adapter.align_layers.{k}.bias", torch.zeros(1)) for k in (0, 1)
+    )
+    x = torch.randn(3, base.in_features)
+    folded = torch.einsum("bij,lj->bil", x.reshape(3, 4, -1), last) + b_last
+    update = torch.einsum("bil,ki->bkl", folded, first) + b_first[:, None]
+    wanted = base(x) + 2.0 * update.flatten(1)
+    lora_llm.put_published(model, tensors, alpha=2.0)
+    layer = model.get_submodule(name)
+    torch.testing.assert_close(layer(x), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_published_checkpoint_is_evaluated_and_a_foreign_one_refused(tmp_path):
+    base = "Qwen/Qwen3-1.7B-Base"
+    tensors = published(lora_llm.load(base, tiny=True)[0], False)
+    pytest.importorskip("safetensors.torch").save_file(tensors, tmp_path / "model.safetensors")
+    c = {"base": base, "data": "commonsense", "alpha": 1.0, "folder": str(tmp_path)}
+    found = lora_llm.run_published(c, tiny=True)
+    assert set(found) == set(lora_llm.TESTED["commonsense"])
+    with pytest.raises(LabError, match="no key of the checkpoint"):
+        lora_llm.put_published(torch.nn.Linear(2, 2), {"weight": torch.zeros(2)}, 1.0)
+    with pytest.raises(LabError, match="does not fit the model"):
+        lora_llm.put_published(torch.nn.Linear(2, 2), tensors, 1.0)

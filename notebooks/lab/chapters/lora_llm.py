@@ -6,15 +6,16 @@ same class with two narrow layers, on which the whole path runs in seconds; its 
 
 from __future__ import annotations
 
+import pathlib
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ndlinear_lora import apply_ndlinear_lora
+from ndlinear_lora import NdLinearLoRA, apply_ndlinear_lora
 
 from ..machine import require
 from ..models import DECODERS, TARGETS
@@ -263,6 +264,56 @@ def run(c: dict, tiny: bool = False) -> dict:
     found = {name: accuracy(model, tokenizer, questions, tiny) for name, questions in tested}
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return {"metrics": found | {"last_loss": losses[-1]}, "parameters": parameters}
+
+
+# ------------------------------------------------------------------------------------------------- the authors' own models
+INSIDE = ".adapter.adapter."  # in the keys of ensemble-core/NdLinear-LoRA, commit 345ea75; here it is ".adapter."
+
+
+def put_published(model: nn.Module, tensors: Mapping[str, Tensor], alpha: float) -> nn.Module:
+    """Put the adapters of a checkpoint of the authors' newer script on a model, in place, as NdLinearLoRA.
+
+    Args:
+        tensors: of the checkpoint; keys without `INSIDE` are left out. alpha: that of the training.
+
+    Raises:
+        LabError: there are no such adapters, or one does not fit the model.
+    """
+    found: dict[str, dict[str, Tensor]] = {}
+    for key, value in tensors.items():
+        name, inside, rest = key.partition(INSIDE)
+        if inside:
+            found.setdefault(name, {})[rest] = value
+    if not found:
+        raise LabError(f"no key of the checkpoint has {INSIDE!r} in it: {list(tensors)[:5]}")
+    for name, state in found.items():
+        weights = [state[key] for key in sorted(state) if key.endswith(".weight")]
+        folds = [tuple(weight.shape[axis] for weight in weights) for axis in (1, 0)]
+        options = {"bias": len(state) > len(weights), "transform_outer": False}
+        try:
+            layer = NdLinearLoRA(
+                model.get_submodule(name), *folds, alpha=alpha, dtype=torch.float32, **options
+            )
+            layer.adapter.load_state_dict(state)
+        except (AttributeError, RuntimeError, TypeError, ValueError) as error:
+            raise LabError(f"{name} does not fit the model: {error}") from error
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, layer)
+    return model
+
+
+def run_published(c: dict, tiny: bool = False) -> dict:
+    """Accuracies of a published adapter on the test sets of its training set, without training."""
+    load_file = require("safetensors.torch").load_file
+    model, tokenizer = load(c["base"], tiny)
+    tensors = {}
+    for file in sorted(pathlib.Path(c["folder"]).glob("*.safetensors")):
+        tensors |= load_file(file)
+    model = put_published(model, tensors, c["alpha"])
+    if torch.cuda.is_available():
+        model = model.to("cuda")
+    tested = TESTED[c["data"]].items()
+    return {name: accuracy(model, tokenizer, questions, tiny) for name, questions in tested}
 
 
 # ------------------------------------------------------------------------------------------------------------- estimates
