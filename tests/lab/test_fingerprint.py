@@ -5,12 +5,12 @@ and the change takes no effect but on the fingerprint.
 """
 
 import ast
-import contextlib
 import dataclasses
 import functools
+import importlib
+import inspect
 import json
 import linecache
-import pathlib
 import re
 import types
 from typing import NamedTuple
@@ -24,10 +24,8 @@ from lab.chapters import ablations, bump, classifiers, dial, forecast, tabular, 
 from lab.data import SOURCES
 from lab.records import FingerprintError, RecordError, fingerprint, store
 from lab.records.fingerprint import code_hash
-from lab.tools import reproduce
 from lab.train import chunked, loop, scores, stacked
 
-CHAPTERS = modes.chapters()
 OPTIMISER = re.compile(r"\boptim\.(Adam|AdamW|SGD)\b")
 
 
@@ -284,94 +282,45 @@ def test_a_changed_reader_of_a_data_set_makes_rows_stale(name, monkeypatch):
     assert code_hash(run, (SOURCES[name],)) != before
 
 
-# --- the chapters ------------------------------------------------------------------------------------------------
+# --- optimisers --------------------------------------------------------------------------------------------------
 
 
-def definitions(notebook: pathlib.Path, wanted: str, source: str) -> dict:
-    """What a chapter's script defines under a name and all that this reads, without running the rest."""
-    file = f"<{notebook.stem} {abs(hash(source))}>"
-    linecache.cache[file] = (len(source), None, source.splitlines(keepends=True), file)
-    statements = ast.parse(source).body
-    needed, names = set(), {wanted}
-    while names:
-        name = names.pop()
-        for at, node in enumerate(statements):
-            if at not in needed and name in _binds(node) and not _takes_long(node):
-                needed.add(at)
-                names |= {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
-    scope = {"__name__": f"chapter_{notebook.stem}"}
-    for at in sorted(needed):
-        with contextlib.suppress(Exception):  # what needs something that was not run
-            exec(compile(ast.Module([statements[at]], []), file, "exec"), scope)
-    return scope
-
-
-def _binds(node: ast.stmt) -> set[str]:
-    """The names that a statement of a cell defines."""
-    if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-        return {node.name}
-    if isinstance(node, (ast.Import, ast.ImportFrom)):
-        return {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
-    if isinstance(node, ast.Assign):
-        named = [n for target in node.targets for n in ast.walk(target)]
-        return {n.id for n in named if isinstance(n, ast.Name)}
-    return set()
-
-
-def _takes_long(node: ast.stmt) -> bool:
-    """Whether an assignment runs an experiment or draws a figure."""
-    calls = [n for n in ast.walk(node) if isinstance(n, ast.Call)]
-    slow = re.compile(r"record|\bfit\b|subplots|summary|read")
-    return isinstance(node, ast.Assign) and any(slow.search(ast.unparse(c.func)) for c in calls)
-
-
-def training_functions(notebook: pathlib.Path, source: str) -> dict[str, types.FunctionType]:
-    """The functions that a chapter's script hands to lab.record, by experiment."""
-    found = {}
-    for call in ast.walk(ast.parse(source)):
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "lab.record":
-            name, run = call.args[0], call.args[2]
-            named = ast.unparse(name).strip("'")
-            if isinstance(run, ast.Name):
-                found[named] = definitions(notebook, run.id, source)[run.id]
-            elif isinstance(run, ast.Attribute):  # of a module of the lab
-                module = ast.unparse(run.value)
-                found[named] = getattr(definitions(notebook, module, source)[module], run.attr)
+def optimising() -> list:
+    """Every function and class of the lab whose source names an optimiser of torch."""
+    found = []
+    for file in sorted(modes.NOTEBOOKS.glob("lab/**/*.py")):
+        text = file.read_text(encoding="utf-8")
+        named = ".".join(file.relative_to(modes.NOTEBOOKS).with_suffix("").parts)
+        for node in ast.parse(text).body if OPTIMISER.search(text) else ():
+            definition = isinstance(node, (ast.FunctionDef, ast.ClassDef))
+            if definition and OPTIMISER.search(ast.get_source_segment(text, node)):
+                found.append(getattr(importlib.import_module(named), node.name))
     return found
 
 
-def other_optimiser(text: str) -> str:
-    """A text in which every optimiser of torch is another one."""
-    return OPTIMISER.sub(lambda m: "optim.SGD" if m[1] != "SGD" else "optim.Adam", text)
+OPTIMISING = [f for f in optimising() if fingerprint._Reached("", False).followed(f.__module__)]
 
 
-RECORDING = [path for path in CHAPTERS if "lab.record(" in reproduce.script(path)]
-WITHOUT_TRAINING = {"60_speed", "61_overhead", "63_behaviour"}
-NO_TRAINING = re.compile(
-    "classical|peers|memory|latency|axis-gain|axes-constant|lora-start|scaling-grid|dit-large|structured-time"
-)
+def test_there_are_functions_that_name_an_optimiser():
+    assert len(OPTIMISING) >= 5
 
 
-@pytest.mark.parametrize("path", RECORDING, ids=lambda p: p.stem)
-def test_another_optimiser_in_a_helper_makes_every_chapter_refuse_its_rows(path, monkeypatch):
-    """In each file of the lab that names optimisers, each is exchanged; rows of a chapter that trains with it are refused."""
-    script = reproduce.script(path)
-    runs = training_functions(path, script)
-    assert runs, "the training functions were found"
-    before = {name: code_hash(run) for name, run in runs.items()}
-    for file in sorted(pathlib.Path(lab.__file__).parent.rglob("*.py")):
-        lines = linecache.getlines(str(file))
-        other = [other_optimiser(line) for line in lines]
-        if other != lines:
-            monkeypatch.setitem(linecache.cache, str(file), (0, None, other, str(file)))
+@pytest.mark.parametrize("function", OPTIMISING, ids=lambda f: f"{f.__module__}.{f.__name__}")
+def test_another_optimiser_in_a_helper_moves_the_fingerprint(function, monkeypatch):
+    run = cell_using(function)
+    before = code_hash(run)
+    file = inspect.getsourcefile(function)
+    other = [OPTIMISER.sub("optim.Rprop", line) for line in linecache.getlines(file)]
+    monkeypatch.setitem(linecache.cache, file, (0, None, other, file))
+    assert code_hash(run) != before
+
+
+def test_another_optimiser_in_the_loops_table_moves_the_fingerprint(monkeypatch):
+    run = cell_using(loop.fit)
+    before = code_hash(run)
     for name in loop.OPTIMISERS:
         monkeypatch.setitem(loop.OPTIMISERS, name, torch.optim.Rprop)
-    swapped = training_functions(path, other_optimiser(script))  # in the chapter's own code, too
-    stale = {name for name, run in swapped.items() if code_hash(run) != before[name]}
-    if path.stem in WITHOUT_TRAINING:
-        return
-    trained = {name for name in runs if not NO_TRAINING.search(name)}
-    assert trained <= stale, f"still accepted: {sorted(trained - stale)}"
+    assert code_hash(run) != before
 
 
 def test_replay_refuses_rows_of_another_experiment_of_mixed_data_and_of_another_layer(
