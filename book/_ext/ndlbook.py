@@ -3,7 +3,7 @@
 It sets the mode of the notebooks, keeps the execution cache honest, ships MathJax inside the book, sets repository
 links only where an address is known, and provides the directives of book/*.md:
 
-    {claims-table}  {claims-counts}  {deviations} boxes | corrections  {run-status} runs | chapters  {build-status}
+    {claims-table}  {claims-counts}  {verdict-meanings}  {deviations} boxes | corrections  {run-status} runs | chapters  {build-status}
     {chapters}  {corrections-log}
 
 It also numbers the chapters, links every mention of one, and writes claims.json, llms.txt and previews.js beside the pages.
@@ -167,6 +167,11 @@ class ClaimsCounts(BookDirective):
         return ndltables.claims_counts(ledger.claims(), self.uri("book/claims"))
 
 
+class VerdictMeanings(BookDirective):
+    def content_html(self):
+        return ndltables.meanings()
+
+
 class CorrectionsLog(BookDirective):
     """Every verdict and statement of ours that changed; a log that contradicts the ledger stops the build."""
 
@@ -175,7 +180,8 @@ class CorrectionsLog(BookDirective):
         if problems := ndlcorrections.problems(entries, claims):
             raise ExtensionError("book/paper/corrections.yml: " + "; ".join(problems))
         table, notebooks = self.uri("book/claims"), self.uri("notebooks/")
-        return ndlcorrections.log(entries, claims, table, notebooks, self.known)
+        overview = ndlcorrections.matrix(entries) + ndlcorrections.looks(entries, claims, table)
+        return overview + ndlcorrections.log(entries, claims, table, notebooks, self.known)
 
 
 class Chapters(BookDirective):
@@ -270,6 +276,7 @@ def setup(app) -> dict:
         app.add_js_file(script, loading_method="defer")
     app.add_directive("claims-table", ClaimsTable)
     app.add_directive("claims-counts", ClaimsCounts)
+    app.add_directive("verdict-meanings", VerdictMeanings)
     app.add_directive("chapters", Chapters)
     app.add_directive("deviations", Deviations)
     app.add_directive("corrections-log", CorrectionsLog)

@@ -3,6 +3,7 @@
 The file lists the changes in the order of their dates. Plain functions without Sphinx, as in `ndltables.py`.
 """
 
+import collections
 import datetime
 import itertools
 import pathlib
@@ -72,6 +73,53 @@ def chain_problems(entries: list[dict], verdicts: dict[str, str]) -> list[str]:
         for claim, now in newest.items()
         if now != verdicts[claim]
     ]
+
+
+def matrix(entries: list[dict]) -> str:
+    """How many entries lead from which verdict to which."""
+    counts = collections.Counter((entry["was"], entry["now"]) for entry in entries)
+    first = [name for name in VERDICTS if any(name == was for was, _ in counts)]
+    last = [name for name in VERDICTS if any(name == now for _, now in counts)]
+    head = "".join(f'<th scope="col">→ {escape(name)}</th>' for name in last)
+    rows = []
+    for was in first:
+        cells = "".join(
+            f"<td>{counts[was, now] or ''}{' reworded' if was == now and counts[was, now] else ''}</td>"
+            for now in last
+        )
+        rows.append(f'<tr><th scope="row">{escape(was)}</th>{cells}</tr>')
+    changed = sum(number for (was, now), number in counts.items() if was != now)
+    return (
+        f"<p>{changed} changes of a verdict, and {len(entries) - changed} statements put right while the verdict stayed; the "
+        "rows are the old verdicts, the columns the new ones.</p>"
+        '<div class="ndl-scroll" tabindex="0" role="region" aria-label="From verdict to verdict"><table class="ndl-table '
+        f'ndl-matrix"><thead><tr><th scope="col">From</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+    )
+
+
+def looks(entries: list[dict], claims: list[dict], table: str) -> str:
+    """For each claim whose verdict changed: its verdicts in their order, how many were given, and the experiments behind it."""
+    paths: dict[str, list[str]] = {}
+    for entry in entries:
+        if entry["was"] != entry["now"]:
+            paths.setdefault(entry["claim"], [entry["was"]]).append(entry["now"])
+    by_id = {claim["id"]: claim for claim in claims}
+    rows = []
+    for id, path in sorted(paths.items(), key=lambda item: -len(item[1])):
+        name = f'<a class="ndl-id" href="{escape(table)}#{escape(id)}">{escape(id)}</a>'
+        cells = (name, " → ".join(path), len(path), len(by_id[id].get("records") or []))
+        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+    sizes = collections.Counter(map(len, paths.values()))
+    most = ", ".join(f"{number} with {size} verdicts" for size, number in sorted(sizes.items()))
+    heads = ("Claim", "Verdicts", "Looks", "Experiments")
+    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
+    return (
+        f"<details><summary>Looks at each of the {len(paths)} claims whose verdict changed: {most}</summary>"
+        "<p>A look is a time that a verdict was given; a look that confirmed a verdict is in no entry, so that a claim that "
+        "rests on several experiments may have had more.</p>"
+        '<div class="ndl-scroll" tabindex="0" role="region" aria-label="Looks"><table class="ndl-table"><thead><tr>'
+        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></details>"
+    )
 
 
 def log(

@@ -194,6 +194,14 @@ def claims_counts(claims: list[dict], uri: str) -> str:
     )
 
 
+def meanings() -> str:
+    """What each outcome means, as a table."""
+    rows = "".join(
+        f"<tr><td>{badge(name)}</td><td>{escape(MEANING[name])}</td></tr>" for name in OUTCOMES
+    )
+    return f'<table class="ndl-table"><tbody>{rows}</tbody></table>'
+
+
 def rules_sentence(claims: list[dict]) -> str:
     """How many rules were not left as they were written before the first run."""
     ruled = [claim for claim in claims if claim.get("rule")]

@@ -338,6 +338,23 @@ def test_the_log_is_escaped_and_newest_first():
     assert len(bare.select("tbody a")) == 1
 
 
+def test_the_corrections_begin_with_a_matrix_and_the_looks():
+    first = CHANGED | {"was": "undecided", "now": "holds"}
+    reworded = CHANGED | {"was": "fails", "why": "words"}
+    entries = [first, CHANGED, reworded]
+    page = soup(ndlcorrections.matrix(entries))
+    assert [head.text for head in page.select("thead th")] == ["From", "→ holds", "→ fails"]
+    rows = {
+        row.th.text: [cell.text for cell in row.select("td")] for row in page.select("tbody tr")
+    }
+    assert rows == {"holds": ["", "1"], "fails": ["", "1 reworded"], "undecided": ["1", ""]}
+    assert "2 changes of a verdict, and 1 statements" in page.text
+    looks = soup(ndlcorrections.looks(entries, [WRONG | {"records": ["a", "b"]}], "claims.html"))
+    cells = [cell.text for cell in looks.select("tbody td")]
+    assert cells == ["layer-y", "undecided → holds → fails", "3", "2"]
+    assert "1 claims whose verdict changed: 1 with 3 verdicts" in looks.summary.text
+
+
 def test_an_undecided_claim_says_what_would_decide_it():
     open_yet = WRONG | {
         "verdict": "undecided",
