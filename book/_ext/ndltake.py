@@ -29,6 +29,11 @@ FILES = {
         "ndlinear_lora.py", "ndlinear_lora.py", "beside ndlinear.py; files need safetensors"
     ),
     "ndlinear_peft": File("ndlinear_peft.py", "ndlinear_peft.py", "beside ndlinear.py; needs peft"),
+    "patch": File(
+        "peft-lokr-factored.patch",
+        "book/_static/peft-lokr-factored.patch",
+        "for peft 0.21; not sent to its authors",
+    ),
     "lr_groups": File("lr_groups.py", "notebooks/lab/train/rates.py", "one file, needs torch only"),
 }
 
