@@ -28,15 +28,14 @@ ALSO_NEEDS = {
     "undecided": "would_take",
     "untestable": "reason",
 }
-# The rule that sorts the claims that fail, in words; `ground` below applies it. A claim that holds under a condition has none: the
-# condition says what was missing.
+# The rule that sorts the claims that fail, in words; `ground` below applies it. A claim that holds under a condition has no ground:
+# the condition says what was missing.
 GROUNDS = {
     "refuted": "a proof, a count or the paper's own printed cells contradict it",
     "not reproduced": "runs with the printed model, data and budget contradict it",
     "not reproduced at small scale": "runs far below the printed scale contradict it, "
     "which says nothing about the printed size",
-    "slip": "a matter of rounding, typing or naming, without weight for the message: not a headline of abstract or "
-    "conclusion, and a number within a factor of 1.5 of the right one",
+    "slip": "a matter of rounding, typing or naming, without weight for the message",
 }
 # What is counted: the verdicts, with the grounds in the place of "fails".
 OUTCOMES = ("holds", "holds-if", *GROUNDS, "undecided", "untestable", "open")
