@@ -15,7 +15,6 @@ import pytest
 import yaml
 from bs4 import BeautifulSoup
 from lab import modes
-from lab.chapters import guide
 from lab.page import facts, ledger
 
 import ndlinear
@@ -113,10 +112,10 @@ def test_the_citation_says_what_the_file_says():
 
 def situations(*ends: tuple[float, float]) -> pd.DataFrame:
     """Made-up rows of chapter 72; the same interval against both opponents."""
-    names = ["Features after a CNN, A", "Table B", "Table C"]
+    names = ["Head after a CNN", "Tables", "Tables"]
     rows = []
     for name, (low, high) in zip(names, ends):
-        row = {"situation": name}
+        row = {"situation": name, "kind": name, "decides": True, "counts": True}
         for column in ("dense", "fair"):
             row |= {column: (low + high) / 2, f"{column}_low": low, f"{column}_high": high}
         rows.append(row)
@@ -135,14 +134,14 @@ def test_a_difference_has_its_place(value, share):
 
 def test_the_figure_counts_where_intervals_lie():
     rows = situations((1, 2), (-3, -1), (-1, 1))
-    assert ndlfront.tally(rows, "fair") == "ahead in 1, behind in 1, not told apart in 1"
+    assert ndlfront.tally(rows, "fair") == "ahead in 1, behind in 1, undecided in 1"
     page = soup(ndlfront.figure(rows, "x.html"))
-    assert "NdLinear in 3 recorded situations" in page.figcaption.text
+    assert "NdLinear in 3 situations" in page.figcaption.text
     assert page.figcaption.a["href"] == "x.html"
     drawn = page.find("svg", role="img")
     assert len(drawn.find_all("circle")) == 3
     assert "Head after a CNN: ahead in 1, behind in 0" in drawn["aria-label"]
-    assert "Tables: ahead in 0, behind in 1, not told apart in 1" in drawn["aria-label"]
+    assert "Tables: ahead in 0, behind in 1, undecided in 1" in drawn["aria-label"]
     assert not drawn.find_all(["a", "style", "image"])
 
 
@@ -154,10 +153,12 @@ def test_a_mark_stands_where_its_mean_lies():
     assert found == pytest.approx([ndlfront.place(v) for v in (1.5, -2, 0)], abs=0.06)
 
 
-def test_every_situation_of_chapter_72_has_a_row():
-    names = guide.measured()["situation"]
-    assert {ndlfront.kind(name) for name in names} == set(ndlfront.KINDS.values())
-    assert ndlfront.kind("Something new") == "Something new"
+def test_only_the_scale_that_decides_at_own_rates_is_drawn():
+    rows = situations((1, 2), (-3, -1), (-1, 1))
+    rows["decides"], rows["counts"] = [True, False, True], [True, True, False]
+    page = soup(ndlfront.figure(rows, "x.html"))
+    assert "NdLinear in 1 situations" in page.figcaption.text
+    assert len(page.find("svg", role="img").find_all("circle")) == 1
 
 
 # --- the report --------------------------------------------------------------------------------------------------
@@ -166,7 +167,7 @@ RUNS = {"one": [{"status": "ok", "seconds": 3600.0, "device": "a", "time": "2026
 
 
 def report(claims: list[dict]) -> BeautifulSoup:
-    uses = ("ahead in 1, behind in 0, not told apart in 1", 2)
+    uses = ("ahead in 1, behind in 0, undecided in 1", 2)
     return soup(ndlreport.report(claims, RUNS, facts.protocols(), 7, uses))
 
 

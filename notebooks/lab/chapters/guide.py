@@ -1,55 +1,98 @@
-"""Situations in which someone might use the layer: ours against dense and against the best fair opponent, from records."""
+"""Situations in which someone might use the layer: ours against dense and against all recorded models of its size."""
 
 from __future__ import annotations
 
+import functools
 import html
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 
 from .. import stats
-from ..guide import Case, advise
-from ..modes import LabError
 from ..page import figures
 from ..page.recorded import recorded
 from ..page.show import put
 
-SLACK = (
-    1.05  # an opponent of equal size may have up to 5 % more parameters: widths are whole numbers
-)
-WORDS = {  # what a reader calls the arms that the figures' style does not name
+SLACK = 1.05  # a model of equal size may have up to 5 % more parameters: widths are whole numbers
+LOSS = 1.0  # "at no loss": less than one point is lost
+WORDS = {  # what a reader calls the models that the figures' style does not name
     "base": "dense block",
     "base*": "smaller dense block",
     "learned": "dense, learned activation",
     "mean": "constant",
+    "majority": "most frequent class",
+    "narrow": "narrow dense head",
+    "sorted": "logistic regression, sorted values",
+    "linear": "linear or logistic regression",
+    "blocks-of-2": "block-diagonal",
+    "blocks-64": "block-diagonal",
+    "low-rank-1": "rank one",
+    "dense twin 100": "dense block, width 100",
+    "dense twin 75": "dense block, width 75",
+    "lora-1": "LoRA of rank 1",
+    "lokr-8-7": "LoKr of PEFT",
 }
+DATA = ("data", "dataset", "task", "model")  # columns that name the data or the network of a row
+ITSELF = "NdLinear itself, in another shape or start"
+SHUFFLED = "a control: NdLinear with its input shuffled"
+PAST = "reads the past of the forecast quantity, which the others do not get"
 
 
 class Situation(NamedTuple):
-    """One comparison: which recorded runs, which arms, and what is measured."""
+    """One comparison: which recorded runs, what is measured, and on what scale."""
 
     name: str
+    kind: str  # the row of the figure in which it stands
     chapter: str
     records: tuple[str, ...]
     where: dict
     metric: str
     ours: str
     dense: str
-    opponents: tuple[str, ...]  # all that were run, no larger than ours, not the same map
-    constant: str = ""  # if named, the metric is an error, given in percent of this arm's
+    scale: str
+    examples: int = 0  # training examples times passes: the largest scale of a task decides
+    search: tuple[str, ...] = ()  # where the rates of the models were searched
+    left_out: Mapping = MappingProxyType(
+        {}
+    )  # model: why it is no opponent although it is small enough
+    error_of: str = ""  # if named, the metric is an error, given in percent of this model's
+    against_dense: tuple[
+        str, ...
+    ] = ()  # if named, the runs of ours and dense with better chosen rates
+    seconds: tuple = ()  # the record and the conditions of the times, if they were measured
+
+    @property
+    def task(self) -> str:
+        """The name without its scale: of one task, one scale decides."""
+        return self.name.split(" (")[0]
+
+
+def _all(names: tuple[str, ...], where: dict, read) -> pd.DataFrame:
+    """The rows of some experiments that agree with the conditions, with one column `arm` for what was trained."""
+    frame = read(*names)
+    for column in set(where) & set(frame):
+        wanted = where[column]
+        among = wanted if isinstance(wanted, tuple) else (wanted,)
+        frame = frame[frame[column].isin(among) | frame[column].isna()]
+    for column in ("model", "kind"):
+        if "arm" not in frame and column in frame:
+            frame = frame.rename(columns={column: "arm"})
+    for column in ("width", "family"):
+        if column in frame:
+            frame = frame.assign(arm=frame["arm"] + " " + frame[column].astype(str))
+    return frame
 
 
 def runs(situation: Situation, read=recorded) -> pd.DataFrame:
     """The runs of a situation: columns `arm`, `seed`, the metric. A rate that was varied is the best in validation."""
-    frame = read(*situation.records)
-    for column, wanted in situation.where.items():
-        among = wanted if isinstance(wanted, tuple) else (wanted,)
-        frame = frame[frame[column].isin(among) | frame[column].isna()]
-    if "arm" not in frame:
-        frame = frame.rename(columns={"model": "arm"})
-    frame = repeated(frame)
-    return tuned(frame) if "val_loss" in frame else frame
+    if situation.records == ("compress-digits",):
+        return replaced(situation.where["model"], read)
+    frame = repeated(_all(situation.records, situation.where, read))
+    varied = "lr" in frame and frame.groupby("arm")["lr"].nunique().max() > 1
+    return tuned(frame) if varied else frame
 
 
 def repeated(frame: pd.DataFrame) -> pd.DataFrame:
@@ -67,157 +110,376 @@ def tuned(frame: pd.DataFrame) -> pd.DataFrame:
     return frame[chosen]
 
 
-def replaced(net: str, terms: int, read=recorded) -> pd.DataFrame:
-    """A trained dense layer and what stands in for it after fine-tuning: columns `arm`, `seed`, `accuracy`."""
+def replaced(net: str, read=recorded) -> pd.DataFrame:
+    """A trained dense layer and all that stood in for it: columns `arm`, `seed`, `accuracy`; `terms` in place of parameters."""
     wide = read("compress-digits")
-    arms = {
-        "dense/64/fitted": "dense",
-        f"ndlinear-sum/{terms}/tuned": "ndlinear-sum",
-        f"low-rank/{terms}/tuned": "low-rank",
-    }
-    wide = wide[wide["model"] == net].rename(columns=arms)
-    return wide.melt("seed", list(arms.values()), "arm", "accuracy")
+    wide = wide[wide["model"] == net]
+    arms = [name for name in wide if name.split("/")[0] in ("dense", "ndlinear-sum", "low-rank")]
+    long = wide.melt("seed", arms, "arm", "accuracy").dropna()
+    return long.assign(terms=long["arm"].str.split("/").str[1].astype(int))
+
+
+# ----------------------------------------------------------------------------------------------------------- the opponents
+def sizes(found: pd.DataFrame) -> pd.Series:
+    """Trained parameters of each arm (for a replaced layer the number of its terms, which cost the same in both forms)."""
+    return found.groupby("arm")["parameters" if "parameters" in found else "terms"].mean()
+
+
+def opponents(situation: Situation, found: pd.DataFrame) -> list[str]:
+    """All arms with at most 1.05 times the parameters of ours, but those that are left out for a reason that is written."""
+    size = sizes(found)
+    small = size[size <= SLACK * size[situation.ours]].index
+    outside = {situation.ours, situation.dense, *situation.left_out}
+    dense = [situation.dense] if situation.dense in small else []
+    return [arm for arm in small if arm not in outside] + dense
+
+
+def best(found: pd.DataFrame, situation: Situation) -> str:
+    """The opponent with the best mean, over the seeds that ours has too."""
+    own = found.loc[found["arm"] == situation.ours, "seed"]
+    mean = found[found["seed"].isin(own)].groupby("arm")[situation.metric].mean()
+    mean = mean[opponents(situation, found)]
+    return mean.idxmin() if situation.error_of else mean.idxmax()
 
 
 def gain(found: pd.DataFrame, situation: Situation, other: str) -> tuple[float, float, float]:
     """Ours minus another arm, paired by seed, in percentage points: mean and interval. Above zero, ours is better."""
-    by_seed = stats.differences(found, situation.metric, situation.ours, other)
-    if not situation.constant:
+    pair = found[found["arm"].isin([situation.ours, other])]
+    shared = pair.groupby("seed")["arm"].transform("nunique") == 2
+    by_seed = stats.differences(pair[shared], situation.metric, situation.ours, other)
+    if not situation.error_of:
         return stats.interval(100 * by_seed)
-    of = found.loc[found["arm"] == situation.constant, situation.metric].mean()
+    of = found.loc[found["arm"] == situation.error_of, situation.metric].mean()
     return stats.interval(-100 * by_seed / of)
 
 
-def best(found: pd.DataFrame, situation: Situation) -> str:
-    """The opponent with the best mean; LabError if one is larger than ours."""
-    size = found.groupby("arm")["parameters"].mean() if "parameters" in found else pd.Series()
-    limit = SLACK * size.get(situation.ours, np.inf)
-    too_large = [arm for arm in situation.opponents if size.get(arm, 0) > limit]
-    if too_large:
-        raise LabError(f"{situation.name}: larger than NdLinear: {', '.join(too_large)}")
-    mean = found.groupby("arm")[situation.metric].mean()[list(situation.opponents)]
-    return mean.idxmin() if situation.constant else mean.idxmax()
+def own_rates(situation: Situation, found: pd.DataFrame, arms: list[str], read=recorded) -> bool:
+    """Whether each of these arms had its learning rate chosen from several; one that is not trained by steps needs none."""
+    data = {key: value for key, value in situation.where.items() if key in DATA}
+    tried = _all((*situation.records, *situation.search), data, read)
+    if situation.records == ("compress-digits",):
+        return tried["lr"].nunique() > 1
+    if "lr" not in tried:
+        return True
+    tried = tried[tried["lr"].fillna(0) > 0]
+    if "parameters" in tried:
+        tried = tried[tried["parameters"] != 0]  # a constant has no rate
+    count = tried.groupby("arm")["lr"].nunique()
+    return all(count.get(arm, 2) > 1 for arm in arms)
 
 
-def compare(situation: Situation, found: pd.DataFrame | None = None) -> dict:
-    """One row: ours against dense and against the best opponent, with intervals, and the share of dense parameters."""
-    found = runs(situation) if found is None else found
-    row = {"situation": situation.name, "chapter": situation.chapter}
-    row["opponent"] = best(found, situation)
-    for name, other in (("dense", situation.dense), ("fair", row["opponent"])):
-        row |= dict(zip((name, f"{name}_low", f"{name}_high"), gain(found, situation, other)))
+def seconds(situation: Situation, read=recorded) -> tuple[float, float, float] | None:
+    """Time of a training step with NdLinear over that with the dense layer, mean and interval; None where none was measured."""
+    if not situation.seconds:
+        return None
+    name, where = situation.seconds
+    times = read(name)
+    for column, value in where.items():
+        times = times[times[column] == value]
+    return tuple(np.exp(stats.interval(np.log(times["ndlinear"] / times["dense"]))))
+
+
+def compare(situation: Situation, read=recorded) -> dict:
+    """One row: ours against dense and against the best opponent, with intervals, sizes, times and the scale."""
+    found = runs(situation, read)
+    opponent = best(found, situation)
+    row = {name: getattr(situation, name) for name in ("kind", "chapter", "scale", "examples")}
+    row |= {"situation": situation.name, "task": situation.task, "opponent": opponent}
+    again = situation._replace(records=situation.against_dense or situation.records)
+    for name, other, among in (
+        ("dense", situation.dense, runs(again, read)),
+        ("fair", opponent, found),
+    ):
+        row |= dict(zip((name, f"{name}_low", f"{name}_high"), gain(among, situation, other)))
     if "parameters" in found:
-        size = found.groupby("arm")["parameters"].mean()
-        row["share"] = size[situation.ours] / size[situation.dense]
-    return row | {"seeds": found["seed"].nunique()}
+        size = sizes(found)
+        row |= {
+            "parameters": size[situation.ours],
+            "share": size[situation.ours] / size[situation.dense],
+        }
+    time = seconds(situation, read)
+    row |= dict(zip(("time", "time_low", "time_high"), time or [np.nan] * 3))
+    arms = [situation.ours, situation.dense, *opponents(situation, found)]
+    row["counts"] = own_rates(situation, found, arms, read)
+    return row | {"seeds": found.loc[found["arm"] == situation.ours, "seed"].nunique()}
 
 
-def answer(row) -> str:
-    """The rule of the page, applied to the intervals against the best opponent and against dense."""
+# ------------------------------------------------------------------------------------------------------------- the answers
+def better(row) -> str:
+    """Better than the best recorded model of its size?"""
     ahead = stats.above((row["fair_low"], row["fair_high"]))
-    if ahead and stats.below((row["dense_low"], row["dense_high"])):
-        return "only to save parameters"
-    return {True: "yes", False: "no", None: "no difference shows"}[ahead]
+    return {True: "yes", False: "no", None: "not shown"}[ahead]
+
+
+def smaller(row) -> str:
+    """Smaller than the dense network at no loss?"""
+    if row["share"] > 1 / SLACK:
+        return "not smaller"
+    if row["dense_high"] < 0:
+        return "no"
+    return "yes" if row["dense_low"] > -LOSS else "not shown"
+
+
+def faster(row) -> str:
+    """Faster than the dense network in a training step?"""
+    if np.isnan(row["time"]):
+        return "not timed"
+    faster = stats.above((-row["time_high"], -row["time_low"]), -1)
+    return {True: "yes", False: "no", None: "not shown"}[faster]
 
 
 # ------------------------------------------------------------------------------------------------------- the situations
+PICTURES, SERIES = "Head after a CNN", "Series, time and channel"
+FORECASTS, PIXELS = "Forecasts, time and channel", "Pixels in place"
+FOLDED, BLOCK = "One axis, folded by hand", "Transformer block, tokens and channels"
+SMALL, LOST = "Pixels, few or shuffled", "Digits"
+STEP = {"pass": "training", "batch": 128}
+
+
 def _images() -> list[Situation]:
-    pair, equal = ("ndlinear", "dense"), ("linear", "narrow")
-    cnn = "Features after a CNN, CIFAR-"
-    own = ("cnn-own-rates",)  # with a rate of its own for each head
-    ten = {"data": "cifar10"}
+    pair = ("ndlinear", "dense")
+    step = ("overhead-time", {"network": "CNN"})
+    hundred, ten = "CNN features, CIFAR-100", "CNN features, CIFAR-10"
+    where = {data: {"data": data} for data in ("cifar10", "cifar100")}
+    of = (PICTURES, "40_cnn")
+    printed = "50,000 pictures, 50 epochs"
+    brief = "20,000 pictures, 6 epochs"
+    five, one = "test_top_five", "test_accuracy"
+    rows = [
+        (hundred + " (10 epochs)", ("cnn-own-rates",), "cifar100", five, "10,000 pictures, 10 epochs", 100_000),
+        (hundred + " (printed)", ("cnn-printed-cifar100", "cnn-printed-cifar100-simple"), "cifar100", five, printed, 2_500_000),
+        (hundred + " (6 epochs)", ("cnn-longer",), "cifar100", five, brief, 120_000),
+        (ten + " (printed)", ("cnn-printed-cifar10", "cnn-printed-cifar10-simple"), "cifar10", one, printed, 2_500_000),
+        (ten + " (6 epochs)", ("cnn-longer",), "cifar10", one, brief, 120_000),
+    ]  # fmt: skip
     return [
-        Situation(cnn + "100", "40_cnn", own, {}, "test_top_five", *pair, ("low-rank", *equal)),
-        Situation(cnn + "10", "40_cnn", ("cnn-longer",), ten, "test_accuracy", *pair, equal),
         Situation(
-            "Pixels of digits",
-            "10_one_layer",
-            ("digits-head",),
-            {},
+            name, *of, records, where[data], metric, *pair, scale, examples,
+            search=("cnn-own-rates-search",) if records == ("cnn-own-rates",) else (), seconds=step,
+        )
+        for name, records, data, metric, scale, examples in rows
+    ]  # fmt: skip
+
+
+def _digits() -> list[Situation]:
+    one = Situation(
+        "Digits, one layer", LOST, "10_one_layer", ("digits-head",), {}, "test_accuracy", "ndlinear", "dense",
+        "1,000 pictures, 200 epochs", left_out={"ndlinear-shuffled": SHUFFLED},
+    )  # fmt: skip
+    return [one] + [
+        Situation(
+            f"Digits, residual network, {words}", kind, "64_structured_layers", ("structured-share",),
+            {"data": "digits", "part": part}, "test_accuracy", "ndlinear", "dense", "300 steps",
+            search=("structured-share-rates",), left_out={"ndlinear-3": ITSELF},
+            seconds=("structured-time", STEP | {"width": 64}),
+        )
+        for words, kind, part in (("all", LOST, 1.0), ("a sixteenth", LOST, 0.0625))
+    ]  # fmt: skip
+
+
+def _pixels() -> list[Situation]:
+    tuning = "rates chosen on a quarter of the pictures, those against dense on all"
+    return [
+        Situation(
+            f"Pixels of CIFAR-10 {order}, {count:,}",
+            PIXELS if order == "in place" and count > 2000 else SMALL,
+            "64_structured_layers",
+            ("structured-pixels",),
+            {"order": order, "samples": count, "seed": tuple(range(5))},
             "test_accuracy",
             "ndlinear",
             "dense",
-            ("linear", "dense-params"),
+            f"{count:,} pictures, 600 steps" + (f", {tuning}" if count > 2000 else ""),
+            search=("structured-pixels-rates",),
+            left_out={"ndlinear-3": ITSELF},
+            against_dense=("structured-pixels-whole",) if count > 2000 else (),
+            seconds=("structured-time", STEP | {"width": 256}),
+        )
+        for order in ("in place", "shuffled")
+        for count in (18000, 1125)
+    ]
+
+
+def _students() -> list[Situation]:
+    records = ("vit-others", "vit-students", "vit-twins")
+    others = (
+        "two modes 100",
+        "tokens 100",
+        "ndlinear 50",
+        "ndlinear 75",
+        "ndlinear 100",
+        "ndlinear 125",
+    )
+    kinds = {
+        "tokens 100": ("tokens and channels", BLOCK),
+        "two modes 100": ("channels folded", FOLDED),
+    }
+    return [
+        Situation(
+            f"Transformer block, {words}", kind, "50_vit_distillation", records, {"data": "cifar10"},
+            "test_accuracy", arm, "standard 125", "18,000 pictures, 6 epochs", search=("vit-tuning",),
+            left_out=dict.fromkeys([other for other in others if other != arm], ITSELF),
+        )
+        for arm, (words, kind) in kinds.items()
+    ]  # fmt: skip
+
+
+def _series() -> list[Situation]:
+    sets = {"ECG5000": "", "ECGFiveDays": "", "ChlorineConcentration": ""}
+    sets |= {"RacketSports": "-racketsports", "Heartbeat, training part": "-heartbeat"}
+    return [
+        Situation(
+            f"Series, {data}", SERIES, "42_time_series_classification",
+            (f"ucr{part}" if part else "ucr-networks", f"ucr{part}-classical"),
+            {"data": data}, "weighted_f1", "time", "base", "40 to 200 epochs",
+            left_out={"ndlinear": ITSELF},
+        )
+        for data, part in sets.items()
+    ]  # fmt: skip
+
+
+def _forecasts() -> list[Situation]:
+    left_out = {"last value none": PAST, "linear, with the past none": PAST}
+    other = {"Transformer": "RNN", "RNN": "Transformer"}
+    return [
+        Situation(
+            f"Forecast {data}, {family}", FORECASTS, "41_forecasting", ("ett-forecast",),
+            {"dataset": data, "protocol": "chronological"}, "mse", f"ndlinear-modes {family}", f"dense {family}",
+            "10 or 20 epochs", error_of="mean none",
+            left_out=left_out | {f"ndlinear {f}": ITSELF for f in other} | {f"ndlinear-modes {other[family]}": ITSELF},
+        )
+        for data in ("ETTh1", "ETTh2", "ETTm1", "ETTm2")
+        for family in other
+    ]  # fmt: skip
+
+
+def _text() -> list[Situation]:
+    itself = ("ndlinear (1, 1)", "ndlinear (4, 4)", "ndlinear (10, 10)", "ndlinear ReLU")
+    left_out = dict.fromkeys(itself, ITSELF) | {"ndlinear shuffled": SHUFFLED}
+    whole = {"sst2": (67349 * 4, 4), "cola": (8551 * 20, 20)}
+    rows = [
+        (f"Sentence vectors, {name} ({words})", {"data": data, "split": split}, scale, examples)
+        for data, name in (("sst2", "SST-2"), ("cola", "CoLA"))
+        for words, split, scale, examples in (
+            ("official", "official", f"{whole[data][1]} epochs, official parts", whole[data][0]),
+            ("re-drawn", "re-drawn", "1,800 sentences, 50 epochs", 1800 * 50),
+        )
+    ]
+    return [
+        Situation(
+            name, FOLDED, "44_text_head", ("text-head",), where, "accuracy", "ndlinear", "dense", scale, examples,
+            left_out=left_out,
+        )
+        for name, where, scale, examples in rows
+    ]  # fmt: skip
+
+
+def _folded() -> list[Situation]:
+    characters = Situation(
+        "Characters, feed-forward block", FOLDED, "64_structured_layers", ("structured-characters",), {}, "test_loss",
+        "ndlinear", "dense", "600 steps", search=("structured-characters-rates",), left_out={"ndlinear-3": ITSELF},
+        error_of="dense",
+    )  # fmt: skip
+    hearts = [
+        Situation(
+            f"Electrocardiograms folded, {words}", FOLDED, "64_structured_layers", ("structured-ecg",),
+            {"data": "ecg5000", "part": part}, "test_accuracy", "ndlinear", "dense", "300 steps",
+            search=("structured-ecg-rates",), left_out={"ndlinear-3": ITSELF},
+        )
+        for words, part in (("all", 1.0), ("a sixteenth", 0.0625))
+    ]  # fmt: skip
+    return [characters, *hearts]
+
+
+def _adapters() -> list[Situation]:
+    common = (FOLDED, "52_lora")
+    released = {"ndlinear-released": ITSELF}
+    return [
+        Situation(
+            "Adapter, encoder, SST-2", *common, ("lora-adapters", "lora-more"), {"task": "sst2"}, "accuracy",
+            "ndlinear", "full", "240 steps of 16", search=("lora-rates", "lora-more-rates"), left_out=released,
         ),
-    ]
+        Situation(
+            "Adapter, encoder, CommonsenseQA", *common, ("lora-choice",), {"task": "commonsenseqa"}, "accuracy",
+            "ndlinear", "full", "100 steps of 8", search=("lora-choice-rates",),
+        ),
+        Situation(
+            "Adapter, small decoder, GSM8K", *common, ("lora-text",), {"task": "gsm8k"}, "loss",
+            "ndlinear", "full", "160 steps of 8", search=("lora-text-rates",), error_of="full",
+        ),
+    ]  # fmt: skip
 
 
-def _text() -> Situation:
-    where = {"data": "sst2", "split": "re-drawn"}
-    arms = ("ndlinear", "dense", ("dense-params",))
-    name = "Sentence vectors, SST-2"
-    return Situation(name, "44_text_head", ("text-head",), where, "accuracy", *arms)
+def _conversions() -> list[Situation]:
+    encoder = Situation(
+        "Trained encoder converted", FOLDED, "72_should_you_use_it", ("convert-encoder",), {}, "accuracy",
+        "ndlinear", "dense", "120 steps of 16 after it", search=("convert-rates",),
+    )  # fmt: skip
+    terms = {f"ndlinear-sum/{r}/{s}": ITSELF for r in (1, 2, 4, 8) for s in STAGES_TRIED}
+    del terms["ndlinear-sum/8/tuned"]
+    layers = [
+        Situation(
+            f"Trained layer, eight terms, {net.upper()}", FOLDED, "22_approximation", ("compress-digits",),
+            {"model": net}, "accuracy", "ndlinear-sum/8/tuned", "dense/64/fitted", "1,000 pictures, 100 epochs after it",
+            left_out=terms,
+        )
+        for net in ("mlp", "cnn")
+    ]  # fmt: skip
+    return [encoder, *layers]
 
 
-def _series(data: str, ours: str) -> Situation:
-    """Arm `ndlinear` works on features alone, as the printed counts demand; arm `time` on time and channel."""
-    axes = {"ndlinear": "features only", "time": "time an axis"}
-    equal = ("learned", "folded", "base*", "linear") + (("base",) if ours == "time" else ())
-    name = f"Series {data}, {axes[ours]}"
-    chapter = "42_time_series_classification"
-    where = {"data": data}
-    records = ("ucr-networks", "ucr-classical")
-    return Situation(name, chapter, records, where, "weighted_f1", ours, "base", equal)
+STAGES_TRIED = ("fitted", "tuned", "tuned-brief", "scratch", "scratch-brief")
 
 
-def _forecast(data: str) -> Situation:
-    last = "ett-last" if data in ("ETTm1", "ETTm2") else "ett-windows"  # the run that decides there
-    return Situation(
-        f"Forecast {data}, Transformer",
-        "41_forecasting",
-        (last,),
-        {"dataset": data, "protocol": "chronological", "family": ("Transformer", "none")},
-        "mse",
-        "ndlinear",
-        "dense",
-        ("mean",),  # a block of equal width and a linear model have runs with fewer windows only
-        constant="mean",
-    )
+def situations() -> list[Situation]:
+    """All situations, those with real axes first."""
+    real = [*_pixels(), *_digits(), *_images(), *_students(), *_series(), *_forecasts()]
+    found = [*real, *_text(), *_folded(), *_adapters(), *_conversions()]
+    return sorted(found, key=lambda situation: situation.kind == FOLDED)
 
 
-def _table(data: str, networks: str, seeds: range, constant: str) -> Situation:
-    return Situation(
-        f"Table {data}",
-        "43_tabular",
-        (networks, "tabular-peers"),
-        {"dataset": data, "scaling": "standardised", "epochs": 40, "seed": tuple(seeds)},
-        "score",
-        "NdLinear",
-        "dense",
-        ("dense, equal parameters", "linear", "boosting"),
-        constant=constant,
-    )
-
-
-def _replacement(net: str) -> Situation:
-    name = f"Trained layer, eight terms, {net.upper()}"
-    arms = ("ndlinear-sum", "dense", ("low-rank",))
-    return Situation(name, "22_approximation", ("compress-digits",), {}, "accuracy", *arms)
-
-
+@functools.cache
 def measured() -> pd.DataFrame:
-    """All situations of the page, one row each."""
-    series = ("ECG5000", "ECGFiveDays", "ChlorineConcentration")
-    trained = [
-        *_images(),
-        _text(),
-        *(_series(data, ours) for ours in ("time", "ndlinear") for data in series),
-        *(_forecast(data) for data in ("ETTh1", "ETTh2", "ETTm1", "ETTm2")),
-        _table("Cardio Disease", "tabular-printed", range(10, 20), ""),
-        _table("Delivery Time", "tabular-networks", range(10), "constant"),
-    ]
-    rows = [compare(situation) for situation in trained]
-    rows += [compare(_replacement(net), replaced(net, 8)) for net in ("mlp", "cnn")]
-    rows = pd.DataFrame(rows)
-    rows["answer"] = [answer(row) for row in rows.to_dict("records")]
-    return rows
+    """All situations of the page, one row each; `decides` marks the largest scale of a task, at own rates if there is one."""
+    rows = pd.DataFrame([compare(situation) for situation in situations()])
+    for name, rule in (("better", better), ("smaller", smaller), ("faster", faster)):
+        rows[name] = [rule(row) for row in rows.to_dict("records")]
+    order = rows.sort_values(["counts", "examples"])
+    return rows.assign(decides=rows.index.isin(order.groupby("task").tail(1).index))
 
 
 # ------------------------------------------------------------------------------------------------------------- the page
-def numbers(row, name: str) -> str:
+def numbers(row, name: str, form: str = "+.1f") -> str:
     """Mean and interval as text."""
     mean, low, high = (row[f"{name}{end}"] for end in ("", "_low", "_high"))
-    return f"{mean:+.1f} [{low:+.1f}, {high:+.1f}]"
+    return f"{mean:{form}} [{low:{form}}, {high:{form}}]"
+
+
+def name(arm: str) -> str:
+    """A model in the words of a reader."""
+    first = arm.split("/")[0].removesuffix(" none")
+    return WORDS.get(first, figures.label(first))
+
+
+def shown(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows as a reader sees them: three answers, each with its numbers, and the evidence."""
+    found = []
+    for row in rows.to_dict("records"):
+        share = "" if np.isnan(row["share"]) else f"; {row['share']:.1%} of the parameters"
+        time = "" if np.isnan(row["time"]) else f"; {numbers(row, 'time', '.2f')} times dense"
+        rates = "own rates" if row["counts"] else "printed rate only, not counted"
+        scale = rates if row["decides"] else f"{rates}, another scale decides"
+        found.append(
+            {
+                "situation": row["situation"],
+                "better than the best of its size?": f"{row['better']}; {numbers(row, 'fair')} ({name(row['opponent'])})",
+                "smaller at no loss?": f"{row['smaller']}; {numbers(row, 'dense')}{share}",
+                "faster?": f"{row['faster']}{time}",
+                "evidence": f"{row['scale']}; {row['seeds']} seeds; {scale}",
+                "chapter": row["chapter"],
+            }
+        )
+    return pd.DataFrame(found)
 
 
 def link(chapter: str) -> str:
@@ -242,17 +504,18 @@ def table(rows: pd.DataFrame) -> None:
 
 
 def draw(axis, rows: pd.DataFrame) -> None:
-    """Differences with intervals, two for each situation."""
-    marks = (("dense", "dense", -0.14, "against dense"), ("fair", "ndlinear", 0.14, "best fair"))
-    for name, style, shift, words in marks:
-        at = np.arange(len(rows)) + shift
-        error = [rows[name] - rows[f"{name}_low"], rows[f"{name}_high"] - rows[name]]
-        form = {"fmt": figures.marker(style), "color": figures.colour(style), "capsize": 2}
-        axis.errorbar(rows[name], at, xerr=error, label=words, **form)
-    names = [
-        f"{row.situation}\n({WORDS.get(row.opponent, figures.label(row.opponent))})"
-        for row in rows.itertuples()
-    ]
+    """Differences with intervals, two for each situation; hollow where only the printed rate was run."""
+    marks = (
+        ("dense", "dense", -0.14, "the dense network"),
+        ("fair", "ndlinear", 0.14, "the best model of its size"),
+    )
+    for column, style, shift, words in marks:
+        for counts, part in rows.assign(at=np.arange(len(rows)) + shift).groupby("counts"):
+            error = [part[column] - part[f"{column}_low"], part[f"{column}_high"] - part[column]]
+            form = {"fmt": figures.marker(style), "color": figures.colour(style), "capsize": 2}
+            form |= {"label": words} if counts else {"markerfacecolor": "none"}
+            axis.errorbar(part[column], part["at"], xerr=error, **form)
+    names = [f"{row.situation}\n({name(row.opponent)})" for row in rows.itertuples()]
     axis.set_yticks(range(len(rows)), names)
     axis.set_xscale("symlog", linthresh=1)
     ticks = [-100, -10, -1, 0, 1, 10, 100]
@@ -260,40 +523,6 @@ def draw(axis, rows: pd.DataFrame) -> None:
     axis.axvline(0, color="#8a8a8a", linewidth=1)
     axis.set(xlabel="NdLinear minus the other, percentage points (right: NdLinear is better)")
     axis.invert_yaxis()
-
-
-# ---------------------------------------------------------------------------------------------------- the decision tree
-QUESTIONS = [  # in the order in which `lab.guide.advise` asks, each with a case that ends there
-    ("Does the model use the layer?", "no", Case(called=False)),
-    ("Are inputs and outputs products\nof two numbers above one?", "no", Case(foldable=False)),
-    ("Is the trained weight\nnearly a Kronecker product?", "yes", Case(separable=True)),
-    ("Are parameters scarce?", "yes", Case(limit="parameters")),
-    ("Are operations scarce?", "yes", Case(limit="operations")),
-    ("Is time scarce, and another\nlayer measured as faster?", "yes", Case(limit="time", fastest="low-rank")),
-    ("", "", Case()),
-]  # fmt: skip
-
-
-def draw_tree(axis, leaves: pd.Series) -> None:
-    """The decision tree of `lab.guide`, with the number of layers that came to each leaf."""
-    counts = leaves.value_counts()
-    last = len(QUESTIONS) - 1
-    for i, (question, answered, case) in enumerate(QUESTIONS):
-        found = advise(case)
-        words = f"{found.leaf}: {found.words.split(':')[0]}"
-        if found.leaf in counts:
-            words += f"\n{counts[found.leaf]} of {len(leaves)} layers"
-        box = {"boxstyle": "round", "facecolor": "none", "edgecolor": figures.colour("ndlinear")}
-        axis.text(0.58, -i, words, va="center", fontsize=9, bbox=box, wrap=True)
-        if i == last:
-            axis.plot([0.2, 0.2, 0.55], [1 - i - 0.3, -i, -i], color="0.5", linewidth=1)
-            break
-        axis.text(0.2, -i, question, ha="center", va="center", fontsize=9)
-        axis.annotate("", (0.56, -i), (0.42, -i), arrowprops={"arrowstyle": "->", "color": "0.5"})
-        axis.text(0.48, -i + 0.1, answered, ha="center", fontsize=8)
-        axis.plot([0.2, 0.2], [-i - 0.3, -i - 0.7], color="0.5", linewidth=1)
-    axis.set(xlim=(0, 1.35), ylim=(-last - 0.5, 0.5))
-    axis.axis("off")
 
 
 def kinds(report: pd.DataFrame) -> pd.DataFrame:
