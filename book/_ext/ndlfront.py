@@ -102,6 +102,14 @@ def drawing(rows: pd.DataFrame) -> str:
     )
 
 
+def standalone(rows: pd.DataFrame) -> str:
+    """The figure as a file: on white, for a page that gives it no colour."""
+    inside = drawing(rows[rows["decides"] & rows["counts"]])
+    start, rest = inside.split(">", 1)
+    white = '<rect width="100%" height="100%" fill="white"/>'
+    return f'{start.replace("currentColor", "black")} xmlns="http://www.w3.org/2000/svg" color="black">{white}{rest}\n'
+
+
 def axis(height: int) -> str:
     """Ticks on top, faint lines down, a strong one at zero, and which side is which."""
     parts = []

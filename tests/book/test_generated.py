@@ -14,8 +14,10 @@ import pandas as pd
 import pytest
 import yaml
 from bs4 import BeautifulSoup
-from lab import modes
+from lab import modes, stats
+from lab.chapters import guide
 from lab.page import facts, ledger
+from lab.page.recorded import recorded
 
 import ndlinear
 
@@ -33,6 +35,8 @@ def soup(html: str) -> BeautifulSoup:
 def test_recipes_run(tmp_path, monkeypatch):
     """Every example of the page, with the counts that it prints, in the page's own order."""
     monkeypatch.chdir(tmp_path)  # one of them writes a file
+    monkeypatch.syspath_prepend(tmp_path)  # what a reader has after the downloads
+    ndltake.copy(ROOT, tmp_path)
     page = ROOT / "book" / "recipes.md"
     result = doctest.testfile(str(page), module_relative=False, encoding="utf8")
     assert result.failed == 0 and result.attempted > 50
@@ -45,6 +49,34 @@ def test_every_python_block_of_the_recipes_is_an_example():
     )
     assert len(blocks) >= 9
     assert all(block.startswith(">>> ") and block.endswith("\n\n") for block in blocks)
+
+
+def test_the_recipes_say_what_the_records_say():
+    heads = pd.concat([recorded("cnn-printed-cifar100"), recorded("cnn-printed-cifar100-simple")])
+    ahead = stats.paired(heads, "test_top_five", "linear", "ndlinear")
+    text = " ".join((ROOT / "book" / "recipes.md").read_text("utf8").split())
+    assert ahead[1] > 0 and "50 epochs on CIFAR-100 it is ahead of NdLinear" in text
+    series = guide.measured().query("kind == @guide.SERIES")
+    worse = series.query("opponent == 'linear' and better == 'no'")
+    assert (
+        f"on {len(worse)} of {len(series)} sets it is ahead of NdLinear with time as an axis"
+        in text
+    )
+    wanted = "data == 'cifar10' and arm == 'ndlinear' and lr == 0.001"
+    by_rule, at_one = (
+        recorded(name).query(wanted).set_index("seed")["test_accuracy"]
+        for name in ("step-cifar", "cnn-longer")
+    )
+    assert stats.interval(by_rule - at_one)[2] < 0
+    assert "in [chapter 15](../notebooks/15_step_size.ipynb) it harms the head after a CNN" in text
+
+
+def test_the_figure_of_the_readme_is_that_of_the_front_page():
+    file = ROOT / "book" / "_static" / "results.svg"
+    drawn = ndlfront.standalone(guide.measured())
+    assert file.read_text("utf8") == drawn, (
+        "write book/_static/results.svg again from ndlfront.standalone"
+    )
 
 
 # --- downloads ---------------------------------------------------------------------------------------------------
