@@ -1,10 +1,14 @@
-"""Data sets that ship with scikit-learn."""
+"""Data sets that ship with scikit-learn and with aeon."""
 
 from __future__ import annotations
+
+import importlib.util
+import pathlib
 
 import numpy as np
 
 from .files import DataError, Layout, Raw, Source
+from .formats import join, read_ts
 
 
 def _sklearn(loader: str) -> Layout:
@@ -21,6 +25,20 @@ def _sklearn(loader: str) -> Layout:
         return Raw(x, np.asarray(bunch.target), tuple(map(str, names)))
 
     return Layout((), read, note="As it ships with scikit-learn.")
+
+
+def _aeon(name: str, form: str, expect: dict) -> Layout:
+    """A set of the UCR and UEA archives that aeon carries; aeon itself is not imported."""
+
+    def read() -> Raw:
+        found = importlib.util.find_spec("aeon")
+        if found is None:
+            raise DataError(f"{name} ships with aeon: pip install aeon")
+        folder = pathlib.Path(found.submodule_search_locations[0]) / "datasets" / "data" / name
+        parts = [(folder / f"{name}{form}_{part}.ts").read_bytes() for part in ("TRAIN", "TEST")]
+        return join(*map(read_ts, parts))
+
+    return Layout((), read, expect=expect, note="As it ships with aeon.")
 
 
 SOURCES = (
@@ -44,5 +62,25 @@ SOURCES = (
         "scikit-learn",
         "not stated",
         (_sklearn("load_diabetes"),),
+    ),
+    Source(
+        "japanesevowels",
+        "UEA: two vowels of nine speakers, 12 coefficients, stretched to 25 points, 9 classes",
+        "aeon; https://www.timeseriesclassification.com/description.php?Dataset=JapaneseVowels",
+        "not stated",
+        (
+            _aeon(
+                "JapaneseVowels",
+                "_eq",
+                {"train": ((270, 12, 25), None), "test": ((370, 12, 25), None)},
+            ),
+        ),
+    ),
+    Source(
+        "osuleaf",
+        "UCR: outlines of leaves, 1 channel, 427 points, 6 classes",
+        "aeon; https://www.timeseriesclassification.com/description.php?Dataset=OSULeaf",
+        "not stated",
+        (_aeon("OSULeaf", "", {"train": ((200, 1, 427), None), "test": ((242, 1, 427), None)}),),
     ),
 )

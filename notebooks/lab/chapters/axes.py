@@ -1,0 +1,503 @@
+"""Chapter 34: when do axes matter? Tables of many kinds, one small network, its axes in place or lost, and what tells it before.
+
+A case is a table of two or three axes. All cases of a set get the same treatment: entries standardised one by one, then laid
+out "in place", "permuted" (one permutation of all entries, drawn for each seed) or "refolded" (read in another order).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import scipy.optimize
+import scipy.signal
+import torch
+from scipy.special import stdtrit
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ndlinear import NdLinear
+
+from .. import layers
+from ..data import load
+from ..modes import mode
+from ..page.show import say
+from ..records import budget, runs
+from ..stats import over_cuts
+from ..train import Split, stacked
+
+MOST = 2000  # training cases of the largest sample
+BATCH = 64
+CLIP = 5.0  # standardised entries are cut off here
+HIDDEN = {2: (16, 16), 3: (4, 8, 8)}  # axes of a case -> axes of both hidden layers
+SIZES = ("small", "middle", "large")
+RANK = 16  # of the low-rank layers
+
+
+# --------------------------------------------------------------------------------------------------- tables of many kinds
+class Table(NamedTuple):
+    """Cases (n, D_1, D_2[, D_3]) and their classes (n,) or real targets (n, q)."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+def spectra(series: np.ndarray, hop: int) -> np.ndarray:
+    """Log magnitudes of short Fourier transforms, windows of 32 points: (n, length) -> (n, times, 17 frequencies)."""
+    how = {"nperseg": 32, "noverlap": 32 - hop, "boundary": None, "padded": False}
+    return np.log1p(np.abs(scipy.signal.stft(series, **how)[2])).transpose(0, 2, 1)
+
+
+def pictures(name: str, form: str, count: int = 6000) -> Table:
+    """Pictures as "grey" (16, 16), as "colour" (3, 8, 8), or as "patches" (16 patches, 48 numbers of 4 x 4 places in colour)."""
+    data = load(name)
+    x, y = data.part("train")
+    chosen = np.flatnonzero(y < 10)[:count]  # of CIFAR-100 the first ten classes
+    x, y = x[chosen] / np.float32(255), y[chosen]
+    if form == "colour":
+        return Table(x.reshape(-1, 3, 8, 4, 8, 4).mean((3, 5)), y)
+    x = x.reshape(-1, 3, 16, 2, 16, 2).mean((3, 5))
+    if form == "grey":
+        return Table(x.mean(1), y)
+    patches = x.reshape(-1, 3, 4, 4, 4, 4).transpose(0, 2, 4, 1, 3, 5)
+    return Table(patches.reshape(len(x), 16, 48), y)
+
+
+def windows(name: str, length: int = 24) -> Table:
+    """Readings of 7 sensors at 24 times, windows side by side; the target is the mean of each sensor over the next window."""
+    x = load(name).x
+    count = len(x) // length
+    tables = x[: count * length].reshape(count, length, -1)
+    return Table(tables[:-1], tables[1:].mean(1))
+
+
+def sensors(name: str, every: int) -> Table:
+    """Cases (times, channels) of an archive's set, ``every`` points averaged to one; its parts are put together."""
+    data = load(name)
+    x = data.x.transpose(0, 2, 1)
+    steps = x.shape[1] // every
+    return Table(x[:, : steps * every].reshape(len(x), steps, every, -1).mean(2), data.y)
+
+
+def letters(novels: int = 10, length: int = 1000, most: int = 400) -> Table:
+    """Pieces of novels of a thousand letters: how often which letter follows which, log(1 + count), (27, 27); which novel."""
+    data = load("novels")
+    text = "\n\n".join(data.part("train")[0]).split("\f")[:novels]
+    x, y = [], []
+    for novel, whole in enumerate(text):
+        codes = np.frombuffer(whole.lower().encode("ascii", "replace"), np.uint8)
+        number = np.where((codes >= 97) & (codes <= 122), codes - 96, 0)
+        pieces = min(most, len(number) // length)
+        for piece in number[: pieces * length].reshape(pieces, length):
+            pairs = np.bincount(27 * piece[:-1].astype(int) + piece[1:], minlength=27 * 27)
+            x.append(np.log1p(pairs).reshape(27, 27))
+            y.append(novel)
+    return Table(np.stack(x), np.array(y))
+
+
+def tokens(sentences: Sequence[str], y: np.ndarray, read, encode, count: int = 4000) -> Table:
+    """Sentences as (16 tokens, the first 32 features of each from a frozen encoder); those with at least 12 words.
+
+    Args:
+        read: sentences -> (n, 2, T) token numbers and mask. encode: numbers and mask -> (n, T, width).
+    """
+    chosen = [i for i, text in enumerate(sentences) if len(text.split()) >= 12 and y[i] >= 0]
+    chosen = np.array(chosen[:count] or range(min(count, len(y))))
+    x = np.zeros((len(chosen), 16, 32), np.float32)
+    for start in range(0, len(chosen), 256):
+        part = read([sentences[i] for i in chosen[start : start + 256]])
+        with torch.inference_mode():
+            found = encode(part[:, 0], part[:, 1])[:, :16, :32] * part[:, 1, :16, None]
+        x[start : start + 256, : found.shape[1]] = found.numpy()
+    return Table(x, y[chosen])
+
+
+def teacher(terms: int, count: int = 5000) -> Table:
+    """Gaussian cases (8, 8) and the answers of a teacher: 16 ReLU units whose matrix is a sum of ``terms`` Kronecker products
+    (4, 4) x (8, 8), or without any structure (0); a fixed draw for each number of terms."""
+    draw = np.random.default_rng(3400 + terms)
+    x = draw.standard_normal((count, 8, 8))
+    if terms:
+        factors = draw.standard_normal((2, terms, 4, 8))
+        weight = np.einsum("rai,rbj->abij", *factors)
+    else:
+        weight = draw.standard_normal((4, 4, 8, 8))
+    answer = np.maximum(np.tensordot(x, weight, ((1, 2), (2, 3))), 0)
+    y = np.tensordot(answer, draw.standard_normal((4, 4)), 2)
+    return Table(x.astype(np.float32), ((y - y.mean()) / y.std())[:, None])
+
+
+def tables(name: str) -> Table:
+    """A table by its name; sentences are made by `tokens`, since they need an encoder."""
+    kind, _, form = name.partition(" ")
+    if kind == "teacher":
+        return teacher(int(form))
+    if kind in ("cifar10", "cifar100"):
+        return pictures(kind, form)
+    if kind in ("ettm1", "etth2", "ettm2"):
+        return windows(kind)
+    if form == "spectra":
+        data = load(kind)
+        return Table(spectra(data.x[:, 0], 16 if kind == "osuleaf" else 6), data.y)
+    if kind in SENSORS:
+        return sensors(kind, SENSORS[kind])
+    if kind == "letters":
+        return letters()
+    data = load(kind)
+    return Table(data.x.reshape(-1, 3, 10) if kind == "breast-cancer" else data.x, data.y)
+
+
+SENSORS = {"racketsports": 1, "heartbeat": 15, "japanesevowels": 1}
+OPENED = {  # name -> (what it is, data set)
+    "digits": ("digits, 8×8 pixels", "digits"),
+    "cifar10 grey": ("CIFAR-10, 16×16 pixels", "cifar10"),
+    "cifar10 colour": ("CIFAR-10, 3 colours×8×8", "cifar10"),
+    "cifar10 patches": ("CIFAR-10, 16 patches×48", "cifar10"),
+    "cifar100 grey": ("CIFAR-100, 16×16 pixels", "cifar100"),
+    "racketsports": ("RacketSports, 30 times×6 sensors", "racketsports"),
+    "heartbeat": ("Heartbeat, 27 times×61 frequencies", "heartbeat"),
+    "ecg5000 spectra": ("ECG5000, 19 times×17 frequencies", "ecg5000"),
+    "chlorineconcentration spectra": ("Chlorine, 23 times×17 frequencies", "chlorineconcentration"),
+    "ettm1": ("ETTm1, 24 times×7 sensors", "ettm1"),
+    "sst2": ("SST-2, 16 tokens×32 features", "sst2"),
+    "letters": ("novels, 27×27 letter pairs", "novels"),
+    "breast-cancer": ("breast cancer, 3 statistics×10", "breast-cancer"),
+}
+FRESH = {
+    "japanesevowels": ("JapaneseVowels, 25 times×12", "japanesevowels"),
+    "cifar100 colour": ("CIFAR-100, 3 colours×8×8", "cifar100"),
+    "ecgfivedays spectra": ("ECGFiveDays, 18 times×17 frequencies", "ecgfivedays"),
+    "osuleaf spectra": ("OSULeaf, 25 times×17 frequencies", "osuleaf"),
+    "etth2": ("ETTh2, 24 times×7 sensors", "etth2"),
+    "ettm2": ("ETTm2, 24 times×7 sensors", "ettm2"),
+    "cola": ("CoLA, 16 tokens×32 features", "cola"),
+}
+TEACHERS = {f"teacher {terms}": terms for terms in (1, 2, 4, 8, 0)}
+
+
+# ------------------------------------------------------------------------------------------------------- samples and orders
+def parts_of(count: int, size: str) -> tuple[int, int, int]:
+    """Training, validation and test cases of a sample drawn from ``count`` cases.
+
+    The large sample has 60 % of them, at most 2,000; the others are a quarter and a sixteenth of 2,000, or where there are
+    fewer, a half and a quarter.
+    """
+    large = min(MOST, int(0.6 * count))
+    smaller = {"large": 1, "middle": 4, "small": 16}
+    if large < MOST:
+        smaller = {"large": 1, "middle": 2, "small": 4}
+    return large // smaller[size], min(500, count // 5), min(1000, count // 5)
+
+
+def refold(shape: Sequence[int]) -> np.ndarray:
+    """Where each entry comes from when a table is read in another order and laid out in its old shape: flat indices.
+
+    Column-major order; a square n x n, whose axes that would only exchange, is read block by block.
+    """
+    index = np.arange(math.prod(shape)).reshape(shape)
+    if len(shape) == 2 and shape[0] == shape[1]:
+        n = shape[0]
+        high = next((k for k in range(math.isqrt(n), 1, -1) if n % k == 0), 1)
+        if high == 1:
+            return index.T.flatten()
+        return index.reshape(n // high, high, high, n // high).transpose(0, 2, 1, 3).flatten()
+    return index.transpose(*reversed(range(len(shape)))).flatten()
+
+
+def places(shape: Sequence[int], order: str, seed: int) -> np.ndarray:
+    """Flat indices of where each entry of a case comes from, in one of three orders."""
+    size = math.prod(shape)
+    if order == "permuted":
+        return np.random.default_rng(34_000 + seed).permutation(size)
+    return refold(shape) if order == "refolded" else np.arange(size)
+
+
+def sample(table: Table, size: str, order: str, seed: int) -> Split:
+    """A random sample, flat: entries standardised by its training part, cut off at 5, and moved as the order says.
+
+    Real targets are standardised likewise. The same seed draws the same cases in every order.
+    """
+    counts = parts_of(len(table.x), size)
+    drawn = np.random.default_rng(seed).permutation(len(table.x))[: sum(counts)]
+    chosen = np.split(drawn, np.cumsum(counts)[:-1])
+    x = table.x.reshape(len(table.x), -1)[:, places(table.x.shape[1:], order, seed)]
+    scale, y = _scale(x[chosen[0]]), table.y
+    if y.ndim == 2:
+        rescale = _scale(y[chosen[0]])
+        return Split(*[(_clipped(scale(x[i])), _tensor(rescale(y[i]))) for i in chosen])
+    y = np.unique(y, return_inverse=True)[1]
+    return Split(*[(_clipped(scale(x[i])), torch.from_numpy(y[i]).long()) for i in chosen])
+
+
+def _scale(x: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    mean, deviation = x.mean(0), x.std(0)
+    return lambda part: (part - mean) / np.where(deviation > 1e-9, deviation, 1)
+
+
+def _tensor(x: np.ndarray) -> Tensor:
+    return torch.from_numpy(np.asarray(x, np.float32))
+
+
+def _clipped(x: np.ndarray) -> Tensor:
+    return _tensor(x).clamp(-CLIP, CLIP)
+
+
+# --------------------------------------------------------------------------------------------------------------- networks
+def layer(arm: str, shape: Sequence[int], hidden: Sequence[int]) -> nn.Module:
+    """A layer on flat cases: "ndlinear", "monarch" (first axis, the rest), "low-rank" of rank 16, "dense"."""
+    if arm == "ndlinear":
+        kept = NdLinear(tuple(shape), tuple(hidden), init="unit")
+        return nn.Sequential(nn.Unflatten(-1, tuple(shape)), kept, nn.Flatten(-len(hidden)))
+    inputs, outputs = math.prod(shape), math.prod(hidden)
+    if arm == "monarch":
+        folds = [(sizes[0], math.prod(sizes[1:])) for sizes in (shape, hidden)]
+        return layers.BlockTensorTrain(*folds)
+    return (
+        layers.LowRank(inputs, outputs, RANK)
+        if arm == "low-rank"
+        else layers.Dense(inputs, outputs)
+    )
+
+
+def network(arm: str, shape: Sequence[int], outputs: int) -> nn.Sequential:
+    """Two hidden layers of one kind with ReLU, 256 hidden numbers each, and a dense read-out.
+
+    "dense-params": dense and as wide as NdLinear's number of parameters allows.
+    """
+    hidden = HIDDEN[len(shape)]
+    if arm == "dense-params":
+        hidden, arm = (narrow(tuple(shape), outputs),), "dense"
+    width = math.prod(hidden)
+    body = [layer(arm, shape, hidden), nn.ReLU(), layer(arm, hidden, hidden), nn.ReLU()]
+    return nn.Sequential(*body, layers.Dense(width, outputs))
+
+
+def size_of(model: nn.Module) -> int:
+    """Numbers that are trained."""
+    return sum(p.numel() for p in model.parameters())
+
+
+@functools.cache
+def narrow(shape: tuple[int, ...], outputs: int) -> int:
+    """The width of a dense network with at most as many parameters as the NdLinear network; at least one."""
+    with torch.random.fork_rng():
+        most = size_of(network("ndlinear", shape, outputs))
+    inputs = math.prod(shape)
+    # width: (inputs + 1) w + (w + 1) w + (w + 1) outputs <= most
+    linear = inputs + 2 + outputs
+    return max(1, int((math.sqrt(linear**2 + 4 * (most - outputs)) - linear) / 2))
+
+
+def train(configs: list[dict], table: Table) -> list[dict]:
+    """All seeds of a configuration at once: data, size, order, arm, lr, steps. The epoch is chosen on the validation part."""
+    c, seeds = configs[0], [config["seed"] for config in configs]
+    splits = [sample(table, c["size"], c["order"], seed) for seed in seeds]
+    samples = len(splits[0].train[0])
+    epochs = max(1, round(c["steps"] / math.ceil(samples / BATCH)))
+    real = table.y.ndim == 2
+    outputs = table.y.shape[1] if real else len(np.unique(table.y))
+    loss = F.mse_loss if real else F.cross_entropy
+    make = functools.partial(network, c["arm"], table.x.shape[1:], outputs)
+    stack = stacked.fit(
+        make,
+        splits,
+        seeds=seeds,
+        loss=loss,
+        epochs=epochs,
+        lr=c["lr"],
+        batch_size=BATCH,
+        check_every=max(1, epochs // 12),
+    )
+    watched = stack.evaluate([s.val for s in splits], {"val_loss": loss})
+    tested = stack.evaluate([s.test for s in splits], {"test_loss": loss})
+    facts = {"samples": samples, "tested": len(splits[0].test[0]), "pool": len(table.x)}
+    cost = {"parameters": size_of(make())}
+    return [{"metrics": w | t | facts, **cost} for w, t in zip(watched, tested)]
+
+
+# -------------------------------------------------------------------------------------------------------- what is judged
+def whole(name: str, grid: list[dict], run: Callable, **options) -> pd.DataFrame | None:
+    """The rows of a grid as by `lab.record`; in replay None and a sentence as long as the grid is not complete: a part of it judges
+    nothing."""
+    if mode() != "replay" or budget.only_experiment():
+        return runs.record(name, grid, run, **options)
+    kept = {key: value for key, value in options.items() if key in ("data", "together", "timed")}
+    rows = runs.recorded_part(runs.Experiment(name, run, **kept), grid)
+    if len(rows) == len(grid):
+        return runs.frame(rows)
+    say(
+        f"**Open:** {len(rows)} of {len(grid)} runs of `{name}` are recorded; a part judges nothing."
+    )
+    return None
+
+
+def at_best_rate(found: pd.DataFrame) -> pd.DataFrame:
+    """Of each set, size, order and kind of layer the runs at the rate of the lowest mean log validation loss over all seeds."""
+    by = ["data", "size", "order", "arm"]
+    logs = np.log(found["val_loss"]).groupby([found[name] for name in [*by, "lr"]]).mean()
+    best = logs.groupby(by).idxmin().map(lambda cell: cell[-1]).rename("best").reset_index()
+    joined = found.merge(best, on=by)
+    return joined[joined["lr"] == joined["best"]].drop(columns="best")
+
+
+def gains(chosen: pd.DataFrame, order: str = "permuted") -> pd.DataFrame:
+    """ln(test loss in another order / in place) of NdLinear: a row for each set, size and seed."""
+    own = chosen[chosen["arm"] == "ndlinear"]
+    keys = ["data", "size", "seed"]
+    wide = np.log(own.pivot(index=keys, columns="order", values="test_loss"))
+    found = (wide[order] - wide["in place"]).rename("gain").reset_index()
+    counts = own.groupby(["data", "size"])[["samples", "tested", "pool"]].first().reset_index()
+    return found.merge(counts, on=["data", "size"])
+
+
+def ratios(chosen: pd.DataFrame, arm: str) -> pd.DataFrame:
+    """ln(test loss of another kind of layer / of NdLinear), both in place, in the form of `gains`."""
+    own = chosen[chosen["order"] == "in place"]
+    keys = ["data", "size", "seed"]
+    wide = np.log(own.pivot(index=keys, columns="arm", values="test_loss"))
+    found = (wide[arm] - wide["ndlinear"]).rename("gain").reset_index()
+    counts = own.groupby(["data", "size"])[["samples", "tested", "pool"]].first().reset_index()
+    return found.merge(counts, on=["data", "size"])
+
+
+def effects(found: pd.DataFrame) -> pd.DataFrame:
+    """Per set the mean gain over its sizes, with the interval for random cuts of the same cases and its standard error."""
+    rows = []
+    for data, own in found.groupby("data", sort=False):
+        each = own.groupby("seed")["gain"].mean()
+        tested, pool = own["tested"].iloc[0], own["pool"].iloc[0]
+        mean, low, high = over_cuts(each, trained_on=pool - tested, tested_on=tested)
+        error = (high - mean) / float(stdtrit(len(each) - 1, 0.975))
+        rows.append({"data": data, "gain": mean, "low": low, "high": high, "error": error})
+    return pd.DataFrame(rows)
+
+
+class Pooled(NamedTuple):
+    """A mean over data sets with its interval, the deviation between sets, and where a new set is expected."""
+
+    mean: float
+    low: float
+    high: float
+    between: float
+    new_low: float
+    new_high: float
+
+
+def pooled(values, errors) -> Pooled:
+    """Random effects: restricted maximum likelihood for the variance between sets, Hartung and Knapp's interval at 95 %.
+
+    Args:
+        values: a mean for each set. errors: their standard errors.
+    """
+    values, own = np.asarray(values, float), np.square(np.asarray(errors, float))
+
+    def loss(between):
+        weight = 1 / (own + between)
+        mean = weight @ values / weight.sum()
+        spread = weight @ np.square(values - mean)
+        return (np.log(own + between).sum() + math.log(weight.sum()) + spread) / 2
+
+    most = 10 * values.var(ddof=1) + 1e-12
+    between = float(scipy.optimize.minimize_scalar(loss, bounds=(0, most), method="bounded").x)
+    if loss(0.0) <= loss(between):
+        between = 0.0
+    weight = 1 / (own + between)
+    mean = float(weight @ values / weight.sum())
+    sets = len(values)
+    error = math.sqrt(weight @ np.square(values - mean) / (sets - 1) / weight.sum())
+    half = float(stdtrit(sets - 1, 0.975)) * error
+    reach = float(stdtrit(sets - 2, 0.975)) * math.sqrt(between + error**2)
+    return Pooled(mean, mean - half, mean + half, math.sqrt(between), mean - reach, mean + reach)
+
+
+# --------------------------------------------------------------------------------------------- the kernel of the wide limit
+def relu_kernel(a: Tensor, b: Tensor) -> Tensor:
+    """E_v[relu(<v, a>) relu(<v, b>)] for Gaussian v: (..., n, d), (..., m, d) -> (..., n, m) (Cho and Saul 2009)."""
+    norms = a.norm(dim=-1)[..., :, None] * b.norm(dim=-1)[..., None, :]
+    cosine = (a @ b.mT / norms.clamp_min(1e-30)).clamp(-1, 1)
+    angle = cosine.arccos()
+    return (
+        norms * (cosine.square().neg().add(1).sqrt() + (math.pi - angle) * cosine) / (2 * math.pi)
+    )
+
+
+def axis_kernel(x: Tensor, z: Tensor, draws: int = 64, seed: int = 0) -> Tensor:
+    """The kernel of one wide NdLinear layer with ReLU: cases (n, D_1, ..., D_N), (m, D_1, ..., D_N) -> (n, m).
+
+    k(X, Z) = E_u[ E_v relu(u X v) relu(u Z v) ]: Gaussian vectors u along all axes but the last are drawn (``draws`` of them),
+    the last axis is integrated exactly.
+    """
+    made = torch.Generator().manual_seed(seed)
+    total = torch.zeros(len(x), len(z), dtype=x.dtype)
+    for _ in range(draws):
+        a, b = x, z
+        for size in x.shape[1:-1]:
+            u = torch.randn(size, generator=made, dtype=x.dtype)
+            a, b = [torch.tensordot(part, u, ([1], [0])) for part in (a, b)]
+        total += relu_kernel(a, b)
+    return total / draws
+
+
+def left_out_error(kernel: Tensor, y: Tensor) -> float:
+    """Mean squared error of kernel ridge regression on each case left out, at the best of eleven ridges: targets (n, q)."""
+    values, basis = torch.linalg.eigh(kernel)
+    rotated = basis.T @ y
+    scale = values.clamp_min(0).mean()
+    found = []
+    for ridge in torch.logspace(-5, 5, 11, dtype=kernel.dtype):
+        shrink = 1 / (values.clamp_min(0) + ridge * scale)
+        residual = (basis @ (shrink[:, None] * rotated)) / (basis.square() @ shrink)[:, None]
+        found.append(residual.square().mean().item())
+    return min(found)
+
+
+def targets(y: Tensor) -> Tensor:
+    """Centred real targets (n, q), of classes their indicators."""
+    real = y.double() if y.is_floating_point() else F.one_hot(y).double()
+    return real - real.mean(0)
+
+
+def kernel_gain(x: Tensor, moved: Tensor, y: Tensor, draws: int = 64) -> float:
+    """ln(error of kernel regression on moved entries / in place), each with its own ridge, by leaving cases out."""
+    errors = [left_out_error(axis_kernel(part, part, draws), y) for part in (moved, x)]
+    return math.log(errors[0] / errors[1])
+
+
+def share_gain(x: Tensor, moved: Tensor, y: Tensor) -> float:
+    """ln of how much larger the first Kronecker term's share of the covariance of inputs and targets is in place than moved.
+
+    For each target the covariance is a table over the axes; its first term is that of the largest singular value (the first
+    axis against the others).
+    """
+    shares = []
+    for part in (x, moved):
+        tables = torch.tensordot(y.T, part.double(), 1).flatten(2)  # (q, D_1, rest)
+        shares.append(torch.linalg.matrix_norm(tables, 2).square().sum() / tables.square().sum())
+    return math.log(shares[0] / shares[1])
+
+
+def seen_before(table: Table, seed: int, most: int = 400) -> tuple[Tensor, Tensor, Tensor]:
+    """What the predictors may look at: at most 400 cases of the large training sample in place, the same moved, and targets."""
+    shape = table.x.shape[1:]
+    x, y = sample(table, "large", "in place", seed).train
+    moved = sample(table, "large", "permuted", seed).train[0]
+    x, moved = [part[:most].double().unflatten(1, shape) for part in (x, moved)]
+    return x, moved, targets(y[:most])
+
+
+def rank_correlation(a, b) -> tuple[float, float]:
+    """Spearman's correlation and its one-sided p-value over all orders of at most eight pairs (else 100,000 random ones)."""
+    a, b = [pd.Series(list(v)).rank().to_numpy() for v in (a, b)]
+    a, b = [(v - v.mean()) / np.sqrt(np.square(v - v.mean()).sum()) for v in (a, b)]
+    seen = float(a @ b)
+    if len(a) <= 8:
+        orders = np.array(list(itertools.permutations(range(len(a)))))
+    else:
+        draw = np.random.default_rng(0)
+        orders = np.stack([draw.permutation(len(a)) for _ in range(100_000)])
+    return seen, float((b[orders] @ a >= seen - 1e-12).mean())
