@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
+import scipy.integrate
 import scipy.optimize
 import scipy.signal
 import torch
@@ -21,7 +22,7 @@ from scipy.special import stdtrit
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ndlinear import NdLinear
+from ndlinear import NdLinear, NdLinearSum, kronecker_weight
 
 from .. import layers
 from ..data import load
@@ -130,6 +131,19 @@ def teacher(terms: int, count: int = 5000) -> Table:
     answer = np.maximum(np.tensordot(x, weight, ((1, 2), (2, 3))), 0)
     y = np.tensordot(answer, draw.standard_normal((4, 4)), 2)
     return Table(x.astype(np.float32), ((y - y.mean()) / y.std())[:, None])
+
+
+def turned(table: Table, seed: int) -> Table:
+    """A table whose cases are multiplied by a random orthogonal matrix over all entries; answers stay as they are.
+
+    On Gaussian cases that is the same teacher with turned weights. A turned matrix permuted is as likely as one that is not,
+    so for it the gain of axes is zero in expectation, whatever the teacher.
+    """
+    flat = table.x.reshape(len(table.x), -1)
+    draw = np.random.default_rng(34_500 + seed)
+    turn = np.linalg.qr(draw.standard_normal((flat.shape[1],) * 2))
+    signs = np.sign(np.diag(turn.R))
+    return Table((flat @ (turn.Q * signs)).reshape(table.x.shape).astype(np.float32), table.y)
 
 
 def tables(name: str) -> Table:
@@ -501,3 +515,147 @@ def rank_correlation(a, b) -> tuple[float, float]:
         draw = np.random.default_rng(0)
         orders = np.stack([draw.permutation(len(a)) for _ in range(100_000)])
     return seen, float((b[orders] @ a >= seen - 1e-12).mean())
+
+
+# ------------------------------------------------------------------------------------------- which term one layer learns
+def descend(
+    sigma: Tensor, start: Tensor, rate: float, steps: int, adam: bool = False
+) -> tuple[Tensor, Tensor]:
+    """One layer of rank one on a target of orthogonal terms, from many starts, in the basis of the terms.
+
+    The layer is w_1 o ... o w_N, the target sum_i sigma_i e_i o ... o e_i; the loss is half the squared distance.
+
+    Args:
+        sigma: (terms,). start: (starts, N, terms). rate, steps: of gradient descent, or of Adam.
+
+    Returns:
+        Of each start the term that was learned and the loss, both (starts,).
+    """
+    weights = start.clone()
+    moments = torch.zeros_like(weights), torch.zeros_like(weights)
+    for step in range(1, steps + 1):
+        slope = _slope(sigma, weights)
+        if adam:
+            moments[0].lerp_(slope, 0.1)
+            moments[1].lerp_(slope.square(), 0.001)
+            mean, square = moments[0] / (1 - 0.9**step), moments[1] / (1 - 0.999**step)
+            slope = mean / (square.sqrt() + 1e-12)
+        weights = weights - rate * slope
+    overlaps = sigma * weights.prod(1)
+    norms = weights.square().sum(2).prod(1)
+    return overlaps.argmax(1), (norms + sigma.square().sum()) / 2 - overlaps.sum(1)
+
+
+def _slope(sigma: Tensor, weights: Tensor) -> Tensor:
+    norms = weights.square().sum(2, keepdim=True)
+    parts = []
+    for k in range(weights.shape[1]):
+        rest = [other for other in range(weights.shape[1]) if other != k]
+        parts.append(norms[:, rest].prod(1) * weights[:, k] - sigma * weights[:, rest].prod(1))
+    return torch.stack(parts, 1)
+
+
+def blow_up(sigma: float, start: Sequence[float]) -> float:
+    """When the flow x_k' = sigma * product of the other x explodes (Theorem 34.2)."""
+    sizes = np.sort(np.square(np.asarray(start, float)))
+    others = sizes[1:] - sizes[0]
+    at = math.sqrt(sizes[0])
+
+    def time_from(v):
+        return scipy.integrate.quad(
+            lambda t: 1 / np.sqrt(np.prod(others + t * t)), v, np.inf, limit=200
+        )[0]
+
+    first = time_from(at)
+    return (first if np.prod(start) > 0 else 2 * time_from(0.0) - first) / sigma
+
+
+def first_to_explode(sigma: Tensor, start: Tensor) -> Tensor:
+    """The term whose flow explodes first, for each start (starts, N, terms) -> (starts,)."""
+    times = [[blow_up(float(s), own[:, i].tolist()) for i, s in enumerate(sigma)] for own in start]
+    return torch.tensor(times).argmin(1)
+
+
+def fit_outer(target: Tensor, starts: int, steps: int = 2000, rate: float = 0.02) -> Tensor:
+    """Relative errors of outer products trained with Adam on a tensor, one for each random start."""
+    scale = target.norm()
+    factors = [
+        (0.3 * torch.randn(starts, d, dtype=target.dtype)).requires_grad_() for d in target.shape
+    ]
+    adam = torch.optim.Adam(factors, lr=rate)
+    goal = target / scale
+    for step in range(steps):
+        adam.param_groups[0]["lr"] = rate * (1 - step / steps)
+        adam.zero_grad()
+        made = factors[0]
+        for factor in factors[1:]:
+            made = made.unsqueeze(-1) * factor.reshape(starts, *[1] * (made.ndim - 1), -1)
+        losses = (made - goal).flatten(1).square().sum(1)
+        losses.sum().backward()
+        adam.step()
+    return losses.detach().sqrt()
+
+
+# --------------------------------------------------------------------------------------------- are the terms of a sum real?
+def train_sum(target: NdLinearSum, seed: int) -> tuple[NdLinearSum, float]:
+    """A sum of as many terms trained to do what ``target`` does, and its relative error on the inputs."""
+    torch.manual_seed(seed)
+    model = NdLinearSum(
+        target.input_dims,
+        target.hidden_size,
+        target.rank,
+        bias=False,
+        init="unit",
+        dtype=torch.float64,
+    )
+    x = torch.randn(400, *target.input_dims, dtype=torch.float64)
+    y = target(x).detach()
+    rule = torch.optim.LBFGS(
+        model.parameters(),
+        max_iter=3000,
+        tolerance_grad=1e-13,
+        tolerance_change=1e-16,
+        line_search_fn="strong_wolfe",
+    )
+
+    def closure():
+        rule.zero_grad()
+        loss = (model(x) - y).square().mean() / y.square().mean()
+        loss.backward()
+        return loss
+
+    rule.step(closure)
+    return model, math.sqrt(closure().item())
+
+
+def matched(one: NdLinearSum, other: NdLinearSum) -> float:
+    """The smallest cosine between the terms of two sums, each as a full matrix, in the best order."""
+    flat = []
+    for model in (one, other):
+        found = torch.stack([kronecker_weight(term).detach().flatten() for term in model.terms])
+        flat.append(F.normalize(found, dim=1))
+    cosines = (flat[0] @ flat[1].T).numpy()
+    rows, columns = scipy.optimize.linear_sum_assignment(-cosines)
+    return float(cosines[rows, columns].min())
+
+
+def k_rank(columns: Tensor) -> int:
+    """Kruskal's rank of a matrix (n, R): the largest k such that any k of its columns are independent."""
+    count = columns.shape[1]
+    best = 0
+    for k in range(1, count + 1):
+        chosen = [columns[:, list(c)] for c in itertools.combinations(range(count), k)]
+        if any(torch.linalg.matrix_rank(part, rtol=1e-9) < k for part in chosen):
+            break
+        best = k
+    return best
+
+
+def kruskal(model: NdLinearSum) -> tuple[int, int]:
+    """Both sides of Kruskal's condition for a sum of R terms over N axes: the sum of the k-ranks, and 2R + N - 1."""
+    axes = len(model.input_dims)
+    ranks = [
+        k_rank(torch.stack([term.weights[k].detach().flatten() for term in model.terms], 1))
+        for k in range(axes)
+    ]
+    return sum(ranks), 2 * model.rank + axes - 1
