@@ -659,3 +659,34 @@ def kruskal(model: NdLinearSum) -> tuple[int, int]:
         for k in range(axes)
     ]
     return sum(ranks), 2 * model.rank + axes - 1
+
+
+# --------------------------------------------------------------------------------------------------------------- figures
+CONTROLS = {
+    "teacher 1": "1",
+    "teacher 2": "2",
+    "teacher 4": "4",
+    "teacher 8": "8",
+    "turned": "turned",
+}
+
+
+def draw_controls(axis, found: pd.DataFrame) -> None:
+    """Test loss permuted over in place for the teachers: a mark with its interval for each number of training cases."""
+    for shift, (samples, own) in zip((-0.2, 0, 0.2), found.groupby("samples")):
+        marks = effects(own).set_index("data").loc[list(CONTROLS)]
+        ratio = np.exp(marks[["gain", "low", "high"]])
+        error = [ratio["gain"] - ratio["low"], ratio["high"] - ratio["gain"]]
+        at = np.arange(len(marks)) + shift
+        axis.errorbar(
+            at,
+            ratio["gain"],
+            yerr=error,
+            fmt="os^"[round(5 * shift) + 1],
+            label=f"{samples:,} cases",
+        )
+    axis.axhline(1, color="0.5", linewidth=1)
+    axis.set(yscale="log", ylabel="error with entries permuted / in place")
+    axis.set_xticks(range(len(CONTROLS)), CONTROLS.values())
+    axis.set_yticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
+    axis.set_xlabel("Kronecker products in the teacher")

@@ -1,0 +1,277 @@
+"""Chapter 34: tables, samples and orders; the wide kernel, the flow and the terms of sums against independent formulas."""
+
+import math
+
+import lab
+import numpy as np
+import pandas as pd
+import pytest
+import scipy.integrate
+import scipy.stats
+import torch
+from lab.chapters import axes
+
+from ndlinear import NdLinearSum
+
+TABLE = axes.Table(np.random.default_rng(0).standard_normal((200, 4, 6)), np.arange(200) % 3)
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (16, 16), (5, 5), (3, 4), (3, 8, 8)])
+def test_a_refolded_table_has_every_entry_once_and_other_neighbours(shape):
+    index = axes.refold(shape)
+    assert sorted(index) == list(range(math.prod(shape)))
+    assert not np.array_equal(index, np.arange(len(index)))
+
+
+def test_a_square_is_not_merely_transposed():
+    index = axes.refold((4, 4)).reshape(4, 4)
+    rows = index // 4
+    assert any(len(set(row)) > 1 for row in rows.tolist())
+    assert any(len(set(column)) > 1 for column in rows.T.tolist())
+
+
+def test_the_same_seed_draws_the_same_cases_in_each_order():
+    kept, moved = (axes.sample(TABLE, "large", order, 5) for order in ("in place", "permuted"))
+    index = axes.places((4, 6), "permuted", 5)
+    assert torch.equal(kept.train[0][:, index], moved.train[0])
+    assert torch.equal(kept.test[0][:, index], moved.test[0])
+    assert torch.equal(kept.test[1], moved.test[1])
+    assert not torch.equal(kept.train[0], moved.train[0])
+
+
+def test_inputs_are_scaled_by_the_training_part_and_cut_off():
+    found = axes.sample(TABLE, "large", "in place", 1)
+    x = found.train[0]
+    assert x.mean(0).abs().max() < 1e-5 and (x.std(0, correction=0) - 1).abs().max() < 1e-5
+    assert found.test[0].abs().max() <= axes.CLIP
+
+
+def test_sizes_and_parts_do_not_exceed_the_cases():
+    for count in (204, 303, 1797, 3000, 6000):
+        sizes = [axes.parts_of(count, size) for size in axes.SIZES]
+        assert all(sum(parts) <= count for parts in sizes)
+        assert sizes[0][0] < sizes[1][0] < sizes[2][0] <= axes.MOST
+
+
+@pytest.mark.parametrize("arm", ["ndlinear", "monarch", "low-rank", "dense", "dense-params"])
+@pytest.mark.parametrize("shape", [(5, 6), (3, 8, 8)])
+def test_networks_answer_and_the_narrow_one_is_no_larger(arm, shape):
+    model = axes.network(arm, shape, 4)
+    assert model(torch.randn(7, math.prod(shape))).shape == (7, 4)
+    if arm == "dense-params":
+        most = axes.size_of(axes.network("ndlinear", shape, 4))
+        wider = axes.narrow(shape, 4) + 1
+        assert axes.size_of(model) <= most
+        assert (math.prod(shape) + 1) * wider + (wider + 1) * wider + (wider + 1) * 4 > most
+
+
+def test_training_several_seeds_gives_a_row_each():
+    configs = [
+        {
+            "data": "x",
+            "size": "large",
+            "order": "in place",
+            "arm": "ndlinear",
+            "lr": 1e-2,
+            "steps": 20,
+            "seed": s,
+        }
+        for s in (0, 1)
+    ]
+    found = axes.train(configs, TABLE)
+    assert [row["metrics"]["samples"] for row in found] == [120, 120]
+    assert all(0 < row["metrics"]["test_loss"] < 10 for row in found)
+
+
+def test_a_turned_table_keeps_all_inner_products():
+    found = axes.turned(TABLE, 3)
+    one, other = (t.x.reshape(200, -1) for t in (TABLE, found))
+    assert np.allclose(one @ one.T, other @ other.T, atol=1e-4)
+    assert not np.allclose(one, other, atol=0.1)
+
+
+def test_a_teacher_is_a_network_of_few_products():
+    found = axes.teacher(2, count=50)
+    assert found.x.shape == (50, 8, 8) and found.y.shape == (50, 1)
+    assert abs(found.y.mean()) < 1e-6 and abs(found.y.std() - 1) < 1e-6
+
+
+# ------------------------------------------------------------------------------------------------------- what is judged
+def recorded():
+    rows = []
+    for order, arm, lr, val, test in (
+        ("in place", "ndlinear", 0.1, 1.0, 2.0),
+        ("in place", "ndlinear", 0.2, 0.5, 3.0),
+        ("permuted", "ndlinear", 0.1, 0.4, 6.0),
+        ("permuted", "ndlinear", 0.2, 0.9, 1.0),
+        ("in place", "dense", 0.1, 0.4, 1.5),
+    ):
+        for seed in range(3):
+            row = {"data": "d", "size": "large", "order": order, "arm": arm, "lr": lr, "seed": seed}
+            row |= {"samples": 10, "tested": 20, "pool": 100, "val_loss": val}
+            rows.append(row | {"test_loss": test * (1 + 0.01 * seed)})
+    return pd.DataFrame(rows)
+
+
+def test_the_rate_is_chosen_by_validation_and_the_gain_is_a_logarithm():
+    chosen = axes.at_best_rate(recorded())
+    assert set(chosen.query("order == 'in place' and arm == 'ndlinear'")["lr"]) == {0.2}
+    assert np.allclose(axes.gains(chosen)["gain"], math.log(2))
+    assert np.allclose(axes.ratios(chosen, "dense")["gain"], math.log(0.5))
+    found = axes.effects(axes.gains(chosen)).iloc[0]
+    assert found["low"] <= math.log(2) <= found["high"]
+
+
+def test_pooled_against_a_grid_search_and_the_formula():
+    values, errors = np.array([0.1, 0.5, -0.2, 0.3, 0.8]), np.array([0.1, 0.2, 0.1, 0.15, 0.1])
+
+    def likelihood(between):  # restricted, by the multivariate normal of the contrasts
+        contrast = np.linalg.svd(np.ones((1, 5)))[2][1:]
+        covariance = contrast @ np.diag(errors**2 + between) @ contrast.T
+        return scipy.stats.multivariate_normal(np.zeros(4), covariance).logpdf(contrast @ values)
+
+    grid = np.linspace(0, 1, 4001)
+    between = grid[np.argmax([likelihood(b) for b in grid])]
+    found = axes.pooled(values, errors)
+    assert abs(found.between**2 - between) < 1e-3
+    weight = 1 / (errors**2 + found.between**2)
+    mean = (weight * values).sum() / weight.sum()
+    spread = (weight * (values - mean) ** 2).sum() / 4 / weight.sum()
+    half = scipy.stats.t.ppf(0.975, 4) * math.sqrt(spread)
+    assert np.allclose(found[:3], (mean, mean - half, mean + half))
+    assert found.new_low < found.low < found.high < found.new_high
+
+
+def test_equal_sets_have_no_deviation_between_them():
+    assert axes.pooled([0.1, 0.11, 0.09], [0.2, 0.2, 0.2]).between == 0
+
+
+def test_rank_correlation_against_scipy_and_by_hand():
+    a, b = [1, 2, 3, 4, 5, 6, 7], [2, 1, 3, 5, 4, 7, 6]
+    found, p = axes.rank_correlation(a, b)
+    assert abs(found - scipy.stats.spearmanr(a, b).statistic) < 1e-12
+    assert axes.rank_correlation(a, a) == (pytest.approx(1), pytest.approx(1 / 5040))
+    assert 1 / 5040 < p < 0.01
+    assert axes.rank_correlation(range(12), range(12))[1] < 1e-3
+
+
+def test_an_incomplete_grid_is_open_in_replay(monkeypatch, tmp_path, capsys):
+    monkeypatch.setenv("NDL_MODE", "replay")
+    monkeypatch.setenv("NDL_RESULTS", str(tmp_path))
+    assert axes.whole("never-run", [{"seed": 0}], lambda config: {"metrics": {}}) is None
+    assert "0 of 1 runs" in capsys.readouterr().out
+
+
+# --------------------------------------------------------------------------------------------------------------- kernel
+def test_the_error_of_left_out_cases_against_leaving_them_out():
+    torch.manual_seed(0)
+    x, y = torch.randn(6, 3, 4).double(), torch.randn(6, 2).double()
+    kernel = axes.axis_kernel(x, x, 50)
+    scale = torch.linalg.eigvalsh(kernel).clamp_min(0).mean()
+    found = []
+    for ridge in torch.logspace(-5, 5, 11).double():
+        error = 0.0
+        for i in range(6):
+            rest = [j for j in range(6) if j != i]
+            system = kernel[rest][:, rest] + ridge * scale * torch.eye(5).double()
+            error += (kernel[i, rest] @ torch.linalg.solve(system, y[rest]) - y[i]).square().mean()
+        found.append(error.item() / 6)
+    assert abs(axes.left_out_error(kernel, y) - min(found)) < 1e-8
+
+
+def test_the_kernel_of_vectors_against_an_integral():
+    a, b = torch.tensor([[1.0, 0.0]]).double(), torch.tensor([[0.6, 1.1]]).double()
+
+    def inner(angle):
+        v = np.array([math.cos(angle), math.sin(angle)])
+        return max(0, v[0]) * max(0, v @ b[0].numpy())
+
+    # E over a Gaussian plane: mean of r^2 is 2
+    value = 2 * scipy.integrate.quad(inner, -math.pi, math.pi, limit=200)[0] / (2 * math.pi)
+    assert abs(axes.relu_kernel(a, b).item() - value) < 1e-6
+
+
+def test_the_kernel_sees_a_target_on_the_axes():
+    torch.manual_seed(0)
+    x = torch.randn(150, 6, 6).double()
+    y = (x[:, 0, 0] * x[:, 0, 1] + x[:, 2, 3])[:, None]
+    y = y - y.mean()
+    moved = x.flatten(1)[:, torch.randperm(36)].view_as(x)
+    assert axes.share_gain(x, x, y) == pytest.approx(0)
+    assert abs(axes.kernel_gain(x, x, y, 8)) < 1e-9
+    assert axes.share_gain(x, moved, y) != 0
+
+
+# ------------------------------------------------------------------------------------------------------------------ flow
+@pytest.mark.parametrize("start", [(0.2, 0.3, 0.5), (-0.2, 0.3, 0.5), (0.3, 0.3, 0.3, 0.3)])
+def test_the_time_of_explosion_against_the_flow_itself(start):
+    def flow(_, x):
+        return [0.7 * np.prod(np.delete(x, k)) for k in range(len(x))]
+
+    def large(_, x):
+        return np.abs(x).max() - 1e4
+
+    large.terminal = True
+    found = scipy.integrate.solve_ivp(flow, (0, 1e3), start, events=large, rtol=1e-9, atol=1e-12)
+    assert abs(found.t[-1] - axes.blow_up(0.7, start)) < 1e-3 * found.t[-1]
+
+
+def test_a_step_of_descent_is_the_gradient():
+    torch.manual_seed(0)
+    sigma, start = torch.tensor([1.0, 0.6]).double(), torch.randn(4, 3, 2).double()
+    weights = start.clone().requires_grad_()
+    made = torch.einsum("ni,nj,nk->nijk", *weights.unbind(1))
+    target = torch.einsum("r,ri,rj,rk->ijk", sigma, *[torch.eye(2).double()] * 3)
+    loss = (made - target).square().flatten(1).sum(1) / 2
+    loss.sum().backward()
+    assert torch.allclose(axes._slope(sigma, start), weights.grad)
+    assert torch.allclose(axes.descend(sigma, start, 0.1, 0)[1], loss)
+
+
+def test_an_outer_product_is_fitted():
+    torch.manual_seed(0)
+    target = torch.einsum("i,j,k->ijk", *(torch.randn(n).double() for n in (3, 4, 2)))
+    assert axes.fit_outer(target, starts=3, steps=800).min() < 1e-3
+
+
+# ----------------------------------------------------------------------------------------------------------------- terms
+def test_kruskals_rank():
+    independent, equal = torch.eye(4)[:, :3].double(), torch.ones(4, 3).double()
+    assert (axes.k_rank(independent), axes.k_rank(equal)) == (3, 1)
+    assert axes.k_rank(torch.cat([torch.eye(2), torch.ones(2, 1)], 1).double()) == 2
+    assert axes.k_rank(torch.zeros(4, 2).double()) == 0
+
+
+def test_terms_are_matched_in_any_order():
+    torch.manual_seed(0)
+    one = NdLinearSum((3, 2), (2, 2), 2, bias=False, dtype=torch.float64)
+    other = NdLinearSum((3, 2), (2, 2), 2, bias=False, dtype=torch.float64)
+    other.load_state_dict(one.state_dict())
+    other.terms[0], other.terms[1] = other.terms[1], other.terms[0]
+    assert axes.matched(one, other) == pytest.approx(1)
+    for weight in other.terms[0].weights:
+        weight.data.normal_()
+    assert axes.matched(one, other) < 0.999
+
+
+# ------------------------------------------------------------------------------------------------------------------ data
+@pytest.mark.parametrize(("name", "shape"), [("japanesevowels", (640, 25, 12)), ("letters", None)])
+def test_tables_of_the_registry(name, shape, monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    found = axes.tables(name)
+    assert len(found.x) == len(found.y)
+    assert shape is None or found.x.shape == shape
+
+
+def test_counts_of_letters_add_up(monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    found = axes.letters(novels=2, length=100)
+    assert np.allclose(np.expm1(found.x).sum((1, 2)), 99)
+
+
+def test_patches_hold_the_pixels_of_their_place(monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    data = lab.load("cifar10")
+    found = axes.pictures("cifar10", "patches", count=5).x
+    x = data.part("train")[0][:5].reshape(5, 3, 16, 2, 16, 2).mean((3, 5)) / 255
+    assert np.allclose(found[2, 4 * 1 + 3].reshape(3, 4, 4), x[2, :, 4:8, 12:16], atol=1e-6)
