@@ -120,6 +120,7 @@ def test_the_rate_is_chosen_by_validation_and_the_gain_is_a_logarithm():
     assert np.allclose(axes.ratios(chosen, "dense")["gain"], math.log(0.5))
     found = axes.effects(axes.gains(chosen)).iloc[0]
     assert found["low"] <= math.log(2) <= found["high"]
+    assert axes.error_ratios(recorded()).iloc[0]["gain"] == pytest.approx(2)
 
 
 def test_pooled_against_a_grid_search_and_the_formula():

@@ -391,6 +391,12 @@ def effects(found: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def error_ratios(runs_of: pd.DataFrame) -> pd.DataFrame:
+    """Test error permuted over in place at the best rates: a row for each set, the geometric mean over its sizes and seeds."""
+    found = effects(gains(at_best_rate(runs_of)))
+    return found.assign(**np.exp(found[["gain", "low", "high"]]))
+
+
 class Pooled(NamedTuple):
     """A mean over data sets with its interval, the deviation between sets, and where a new set is expected."""
 
