@@ -25,7 +25,8 @@ arXiv:2503.17353. Checkpoints, seeded weights and values agree with its released
 
 What it does not do: put activations between modes; make a bias-free stack richer than one layer;
 keep the channels_last layout (the result is contiguous); record the order of the biases in a
-checkpoint (load with the same `transform_outer`); torch.jit.script.
+checkpoint (load with the same `transform_outer`); torch.jit.script; torch.fx.symbolic_trace, unless
+its tracer takes the layer for a leaf.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ from torch.utils.checkpoint import checkpoint
 
 __version__ = "0.1.0"
 __all__ = [
+    "FlatNdLinear",
     "KroneckerFit",
     "NdLinear",
     "NdLinearSum",
@@ -376,6 +378,51 @@ class NdLinear(nn.Module):
                 inside = repr(layer).replace("\n", "\n#   ")
                 call += f"\n#   align_layers.{k}: {inside}"
         return call
+
+
+class FlatNdLinear(NdLinear):
+    """An NdLinear in place of a torch.nn.Linear: (..., prod D) -> (..., prod H).
+
+    It folds the last axis into (D_1, ..., D_N), applies the layer and flattens (H_1, ..., H_N).
+    Parameters, arguments, `from_linear` and costs are those of NdLinear. Code that reads `weight`
+    and `bias`, as nn.TransformerEncoderLayer in evaluation and nn.MultiheadAttention do, gets those
+    of the dense layer, made in each access.
+
+    Raises:
+        ValueError, TypeError: sizes or input that do not fit.
+
+    >>> layer = FlatNdLinear((4, 5), (3, 2))
+    >>> layer(torch.randn(7, 20)).shape, layer.in_features, layer.out_features
+    (torch.Size([7, 6]), 20, 6)
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(..., prod D) -> (..., prod H)."""
+        if isinstance(x, Tensor) and x.shape[-1:] != (self.in_features,):
+            raise ValueError(
+                f"expected input of shape (..., {self.in_features}), got {tuple(x.shape)}"
+            )
+        return super().forward(x.unflatten(-1, self.input_dims)).flatten(-len(self.hidden_size))
+
+    @property
+    def in_features(self) -> int:
+        """prod D."""
+        return math.prod(self.input_dims)
+
+    @property
+    def out_features(self) -> int:
+        """prod H."""
+        return math.prod(self.hidden_size)
+
+    @property
+    def weight(self) -> Tensor:
+        """The dense weight, (prod H, prod D); differentiable."""
+        return kronecker_weight(self)
+
+    @property
+    def bias(self) -> Tensor | None:
+        """The dense bias, (prod H,), or None; differentiable."""
+        return total_bias(self).flatten() if _has_bias(self) else None
 
 
 # ================================================================================================

@@ -1,0 +1,63 @@
+"""FlatNdLinear in place of nn.Linear."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import ndlinear as nd
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_it_is_the_dense_layer_of_its_weight_and_bias(bias):
+    layer = nd.FlatNdLinear((4, 5), (3, 2), bias=bias, dtype=torch.float64)
+    x = torch.randn(7, 2, 20, dtype=torch.float64)
+    want = nn.functional.linear(x, layer.weight, layer.bias)
+    torch.testing.assert_close(layer(x), want)
+    assert layer(x[:0]).shape == (0, 2, 6) and layer(x[0, 0]).shape == (6,)
+    assert (layer.in_features, layer.out_features) == (20, 6)
+    assert layer.state_dict().keys() == nd.NdLinear((4, 5), (3, 2), bias=bias).state_dict().keys()
+    torch.testing.assert_close(nd.to_linear(layer)(x), want)
+    again = pickle.loads(pickle.dumps(copy.deepcopy(layer)))
+    assert torch.equal(again(x), layer(x)) and repr(again).startswith("FlatNdLinear((4, 5), (3, 2)")
+
+
+def test_an_input_of_another_size_is_refused_in_words():
+    with pytest.raises(ValueError, match=r"shape \(\.\.\., 20\), got \(7, 21\)"):
+        nd.FlatNdLinear((4, 5), (3, 2))(torch.zeros(7, 21))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_in_a_transformer_encoder_and_in_attention(training):
+    torch.manual_seed(0)
+    block = nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True)
+    block.linear1 = nd.FlatNdLinear.from_linear(block.linear1, (4, 4), (6, 4))
+    block.linear2 = nd.FlatNdLinear.from_linear(block.linear2, (6, 4), (4, 4))
+    projection = block.self_attn.out_proj
+    block.self_attn.out_proj = nd.FlatNdLinear.from_linear(projection, (4, 4), (4, 4))
+    dense = copy.deepcopy(block)
+    dense.linear1 = nd.to_linear(block.linear1)
+    dense.linear2 = nd.to_linear(block.linear2)
+    dense.self_attn.out_proj = nd.to_linear(block.self_attn.out_proj)
+    x = torch.randn(3, 5, 16)
+    with torch.set_grad_enabled(training):
+        y = block.train(training)(x)
+        torch.testing.assert_close(y, dense.train(training)(x), atol=1e-5, rtol=1e-4)
+    if training:
+        y.square().sum().backward()
+        assert all(p.grad is not None for p in block.self_attn.out_proj.parameters())
+
+
+def test_fx_traces_a_model_that_takes_the_layer_for_a_leaf():
+    class Tracer(torch.fx.Tracer):
+        def is_leaf_module(self, module, name):
+            return isinstance(module, nd.NdLinear) or super().is_leaf_module(module, name)
+
+    model = nn.Sequential(nd.FlatNdLinear((4, 5), (3, 2)), nn.ReLU())
+    x = torch.randn(7, 20)
+    with pytest.raises(TypeError, match="Proxy"):
+        torch.fx.symbolic_trace(model)
+    traced = torch.fx.GraphModule(model, Tracer().trace(model))
+    torch.testing.assert_close(traced(x), model(x))
