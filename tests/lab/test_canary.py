@@ -259,6 +259,17 @@ def test_global_settings_of_torch_are_part_of_a_canary(recorded, change):
         torch.set_float32_matmul_precision("highest")
 
 
+def test_settings_that_a_training_function_makes_itself_are_not_those_that_it_finds(
+    recorded, tmp_path, monkeypatch
+):
+    sets = "import torch\n\ndef run(config):\n    torch.set_default_dtype(torch.float64)"
+    try:
+        found = small_run(made(CODE.replace("def run(config):", sets)), tmp_path, monkeypatch)
+        assert torch.get_default_dtype() == torch.float64 and found["state"][0] == "torch.float32"
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
 def test_differences_are_relative_and_words_differ_or_do_not():
     one = {"a": {"loss": 2.0, "gap": 1e-9, "word": "x", "count": 3}}
     same = {"a": {"loss": 2.0, "gap": 1e-9, "word": "x", "count": 3}}
