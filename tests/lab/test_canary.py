@@ -281,6 +281,14 @@ def test_differences_are_relative_and_words_differ_or_do_not():
     )
 
 
+def test_a_curve_gives_its_mean_and_end_and_a_table_of_times_nothing():
+    row = {"config": {}, "metrics": {"y": 1.0}}
+    points = [{"step": 1, "loss": 2.0}, {"step": 3, "loss": 1.0}]
+    ((_, found),) = canary.values([row | {"curve": points}])
+    assert found["loss (mean)"] == 1.5 and found["loss (end)"] == 1.0 and found["step (end)"] == 3
+    assert canary.values([row | {"curve": {"dense": [1.0, 2.0]}}]) == [[{}, {"y": 1.0}]]
+
+
 def test_tolerances_are_ten_times_what_was_measured_and_times_are_not_compared():
     assert canaries.tolerances({"loss": 2e-5, "seconds": 0.4, "exact": 0.0}) == {
         "loss": 2e-4,

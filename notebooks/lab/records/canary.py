@@ -175,8 +175,10 @@ def values(rows: list[dict]) -> list[list]:
     for row in rows:
         numbers = dict(row["metrics"])
         numbers |= {name: row[name] for name in ("parameters", "macs") if name in row}
-        for column in sorted({name for point in row.get("curve") or () for name in point}):
-            points = [p[column] for p in row["curve"] if isinstance(p.get(column), (int, float))]
+        curve = row.get("curve") or []
+        curve = curve if isinstance(curve, list) else []  # a table of times has no points
+        for column in sorted({name for point in curve for name in point}):
+            points = [p[column] for p in curve if isinstance(p.get(column), (int, float))]
             if points:
                 numbers |= {
                     f"{column} (mean)": statistics.fmean(points),
