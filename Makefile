@@ -39,7 +39,7 @@ lint: $(VENV)/test.installed
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m nbstripout --verify --keep-id notebooks/*.ipynb notebooks/evidence/*.ipynb
-	git ls-files | grep -vE '\.(csv|jsonl|svg)$$' | xargs $(VENV)/bin/codespell
+	git ls-files | grep -vE '\.(csv|jsonl|svg)$$|/canaries/' | xargs $(VENV)/bin/codespell
 
 # The reproducibility report as one sheet of A4, printed by a Chromium on the path or in NDL_CHROMIUM.
 report: book

@@ -16,7 +16,7 @@ import nbformat
 import yaml
 from jupyter_cache import get_cache
 from jupyter_cache.base import CacheBundleIn
-from lab.page.ledger import chapter_of
+from lab.page.ledger import belongs
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
 from sphinx.util import logging
@@ -45,7 +45,7 @@ class State:
             return _digest(path.read_bytes()) if path.is_file() else "absent"
         chosen = {
             "claim": [c for c in self.claims if c["id"] == name],
-            "claims of": [c for c in self.claims if chapter_of(c) == name.rpartition("/")[2]],
+            "claims of": [c for c in self.claims if belongs(c, name)],
             "claims": self.claims,
         }[kind]
         return _digest(json.dumps(chosen, sort_keys=True, default=str).encode())

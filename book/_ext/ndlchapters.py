@@ -4,9 +4,11 @@ The number is that of the notebook's file name, so a chapter that is added, rena
 """
 
 import html
+import pathlib
 import re
 
 from docutils import nodes
+from lab import modes
 from sphinx.transforms import SphinxTransform
 
 # "chapter 12", "chapters 10, 30 and 32", "chapters 30 to 33", "Theorem 11.2"
@@ -24,6 +26,10 @@ AROUND = re.compile(MARKUP.format(more=""), FLAGS)
 AROUND_PROSE = re.compile(MARKUP.format(more="|table|figcaption|summary|dt"), FLAGS)
 # words of the glossary that everyday language and this book use in other senses too
 EVERYDAY = {"axis", "claim", "full", "mode", "record", "smoke"}
+FORWARD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Moved</title>
+<link rel="canonical" href="{target}"><meta http-equiv="refresh" content="0; url={target}"></head>
+<body><p>This chapter is part of <a href="{target}">another one</a> now.</p></body></html>
+"""
 FILE_NAME_AS_TEXT = re.compile(r"(<a\b[^>]*>)(\d\d_\w+)(</a>)")
 
 
@@ -40,8 +46,18 @@ def shown_number(docname: str) -> str:
 
 
 def by_number(docnames) -> dict[str, str]:
-    """Number of a chapter -> its page."""
-    return {number(name): name for name in sorted(docnames) if number(name)}
+    """Number of a chapter -> its page; that of a chapter that became part of another one -> the other one."""
+    found = {number(name): name for name in sorted(docnames) if number(name)}
+    merged = {name: f"notebooks/{modes.lecture(name)}" for name in modes.MERGED}
+    return {name[:2]: page for name, page in merged.items() if page in docnames} | found
+
+
+def forward(folder: pathlib.Path) -> None:
+    """Pages at the addresses of chapters that became part of another one; they lead there."""
+    for name in modes.MERGED:
+        page, target = folder / f"{name}.html", modes.lecture(name)
+        if target != name:
+            page.write_text(FORWARD.format(target=f"{target}.html"), encoding="utf-8")
 
 
 class NumberedTitle(SphinxTransform):

@@ -11,6 +11,15 @@ ROOT = NOTEBOOKS.parent
 PAPER = ROOT / "book" / "paper"
 RESULTS = NOTEBOOKS / "results"
 MODES = ("replay", "smoke", "full")
+# chapters that became part of another one; their old addresses lead there, their evidence keeps its name
+MERGED = {
+    "32_sample_efficiency": "31_dial_a_bias",
+    "50_vit_distillation": "50_as_a_dense_layer",
+    "51_opt_pretraining": "50_as_a_dense_layer",
+    "53_dit": "50_as_a_dense_layer",
+    "62_scaling": "61_overhead",
+    "73_protocols": "70_forensics",
+}
 
 if str(ROOT) not in sys.path:
     sys.path.insert(
@@ -27,6 +36,18 @@ def chapters() -> list[pathlib.Path]:
 def slug(path: pathlib.Path) -> str:
     """How the ledger and the cards name a notebook: "40_cnn", or "evidence/40_cnn"."""
     return f"evidence/{path.stem}" if path.parent.name == "evidence" else path.stem
+
+
+def lecture(name: str) -> str:
+    """The chapter of the main line that a notebook belongs to, by names without folder and ending."""
+    merged = MERGED.get(name, name)
+    return merged if (NOTEBOOKS / f"{merged}.ipynb").is_file() else name
+
+
+def evidence(name: str) -> list[str]:
+    """The notebooks with the rules, runs and judgements of a chapter, as file names without their ending."""
+    found = (path.stem for path in sorted(NOTEBOOKS.glob("evidence/[0-9][0-9]_*.ipynb")))
+    return [stem for stem in found if lecture(stem) == name]
 
 
 class LabError(RuntimeError):

@@ -83,8 +83,8 @@ def read_page(path: pathlib.Path) -> Page:
     targets = [*NOTEBOOKS, *(ROOT / "book").glob("*.md")]
     pages = {pathlib.Path(os.path.relpath(p, path.parent)).as_posix() for p in targets}
     notebook = json.loads(path.read_text(encoding="utf8"))
-    beside = (path.parent / "evidence" / path.name).is_file()
     slug = modes.slug(path)
+    beside = bool(modes.evidence(slug))
     return Page(slug, notebook, standard_setup(), known_dois(), frozenset(pages), beside)
 
 
@@ -141,7 +141,7 @@ def lecture(page):
         return
     for name in ("record", "at_scale", "verdict", "finding"):
         if any(f"lab.{name}(" in source for source in page.code):
-            yield f"lab.{name} belongs into evidence/{page.slug}.ipynb"
+            yield f"lab.{name} belongs into the evidence, notebooks/evidence"
     if not 400 <= len(page.plain.split()) <= 2600:
         yield f"a lecture has 1,000 to 2,500 words; this one has {len(page.plain.split())}"
 
@@ -606,7 +606,7 @@ def test_a_lecture_leaves_judging_to_its_evidence():
     good = page_of(notebook, has_evidence=True)
     assert list(lecture(good)) == []
     notebook["cells"][4]["source"] = "lab.verdict('a', holds=True)"
-    assert "evidence/11_sound" in next(lecture(page_of(notebook, has_evidence=True)))
+    assert "belongs into the evidence" in next(lecture(page_of(notebook, has_evidence=True)))
     assert any(
         "words" in complaint for complaint in lecture(page_of(sound_notebook(), has_evidence=True))
     )

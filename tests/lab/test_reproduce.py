@@ -75,7 +75,7 @@ def test_rows_of_earlier_code_are_compared_and_adopted(own_results):
     reproduce.adopt("made-up", earlier, rows(code="c"), "and again")
     assert store.current("made-up", earlier[0])[0] == "c"
     entries = {entry["code"]: entry["by"] for entry in canary.kept("made-up")["earlier"]}
-    assert entries == {"a": "and again", "b": "and again"}
+    assert entries == {"a": "all rows: 1 of 1 means inside", "b": "and again"}
 
 
 def test_a_part_that_does_not_execute_what_changed_is_not_adopted(own_results):

@@ -47,11 +47,12 @@ def card(slug: str, *, read_first: list[str] | None = None, gpu: bool = False) -
 
 def evidence(slug: str) -> list[tuple[str, str, str]]:
     """The row that leads from a lecture to its rules, runs and judgements, where they stand apart."""
-    page = f"evidence/{slug}"
-    if not (modes.NOTEBOOKS / f"{page}.ipynb").is_file():
+    names = modes.evidence(slug)
+    if not names:
         return []
-    words = "rules, runs and judgements"
-    return [("Evidence", f'<a href="{page}.html">{words}</a>', f"{page}.ipynb: {words}")]
+    links = ", ".join(f'<a href="evidence/{name}.html">{name}</a>' for name in names)
+    files = ", ".join(f"evidence/{name}.ipynb" for name in names)
+    return [("Evidence", f"{links}: rules, runs and judgements", files)]
 
 
 def cell(claim: dict, slug: str) -> str:

@@ -6,7 +6,7 @@ import functools
 import html
 import re
 
-from .. import reads
+from .. import modes, reads
 from ..modes import PAPER, LabError, mode
 from .show import put, say
 
@@ -193,15 +193,19 @@ def claims() -> list[dict]:
 
 
 def of_chapter(notebook: str) -> list[dict]:
-    """The entries that a chapter settles, it or its evidence, by the file name without its ending."""
+    """The entries that a chapter settles, it or its evidence; those of one notebook for the name of an evidence notebook."""
     reads.note("claims of", notebook)
-    name = notebook.rpartition("/")[2]
-    return [entry for entry in _load().values() if chapter_of(entry) == name]
+    return [entry for entry in _load().values() if belongs(entry, notebook)]
+
+
+def belongs(claim: dict, notebook: str) -> bool:
+    """Whether a claim is settled in a notebook, or in the evidence of that chapter."""
+    return notebook in (claim.get("notebook"), chapter_of(claim))
 
 
 def chapter_of(claim: dict) -> str:
     """The chapter in which a claim is treated, such as "40_cnn"; "" for none. Its evidence may judge it."""
-    return (claim.get("notebook") or "").rpartition("/")[2]
+    return modes.lecture((claim.get("notebook") or "").rpartition("/")[2])
 
 
 def counts() -> dict[str, int]:

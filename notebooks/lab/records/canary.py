@@ -403,8 +403,8 @@ def supersede(name: str, code: str, old: str, why: str, without=()) -> None:
     What its smoke run gave before is dropped: `make canaries` takes down what it gives now.
     """
     known = kept(name)
-    before = {old, known.get("code", old)} - {code}
-    others = [e for e in known.get("earlier", []) if e["code"] not in (code, old)]
+    others = [e for e in known.get("earlier", []) if e["code"] != code]
+    before = {old, known.get("code", old)} - {code} - {e["code"] for e in others}
     write(name, {"code": code, "earlier": others})
     for earlier in sorted(before):
         join(name, earlier, why, without=list(without))

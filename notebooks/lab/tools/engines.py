@@ -92,7 +92,11 @@ def main(arguments: list[str]) -> int:
         for experiment in filter(reproduce.TIMES.fullmatch, timed):
             recorded = store.read(experiment)
             without = sorted(set(recorded[-1]["config"]) & set(BY_HAND))
-            code = reproduce.present_code(experiment)
+            try:
+                code = reproduce.present_code(experiment)
+            except modes.LabError as error:
+                print(error)
+                continue
             reproduce.enter(
                 experiment, recorded, code, f"old and new ndlinear.py side by side: {said}", without
             )

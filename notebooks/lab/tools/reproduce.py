@@ -89,7 +89,9 @@ def rerun(experiment: str, folder: pathlib.Path, only: dict[str, str] | None = N
     return again
 
 
-def _run_notebook(experiment: str, values: dict[str, str], folder: pathlib.Path) -> None:
+def _run_notebook(
+    experiment: str, values: dict[str, str], folder: pathlib.Path, stdout: int | None = None
+) -> None:
     """Run the notebook of an experiment up to its record, and there the configurations with these values, into ``folder``."""
     notebook = owner(experiment)
     file = folder / f"{notebook.stem}.py"
@@ -101,15 +103,19 @@ def _run_notebook(experiment: str, values: dict[str, str], folder: pathlib.Path)
         "MPLBACKEND": "Agg",
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(NOTEBOOKS)]),
     }
-    subprocess.run([sys.executable, str(file)], cwd=NOTEBOOKS, env=environment, check=True)
+    subprocess.run(
+        [sys.executable, str(file)], cwd=NOTEBOOKS, env=environment, check=True, stdout=stdout
+    )
 
 
 def present_code(experiment: str) -> str:
     """The fingerprint that rows of an experiment would carry today; runs nothing of it."""
     with tempfile.TemporaryDirectory() as folder:
-        _run_notebook(experiment, {"seed": "none"}, pathlib.Path(folder))
-        note = pathlib.Path(folder, f"{experiment}{NOTE}").read_text(encoding="utf-8")
-    return json.loads(note)["code"]
+        _run_notebook(experiment, {"seed": "none"}, pathlib.Path(folder), subprocess.DEVNULL)
+        note = pathlib.Path(folder, f"{experiment}{NOTE}")
+        if not note.is_file():
+            raise LabError(f"{owner(experiment).name} does not ask for {experiment} here")
+        return json.loads(note.read_text(encoding="utf-8"))["code"]
 
 
 def against(experiment: str, recorded: list[dict], again: list[dict]) -> pd.DataFrame:
@@ -164,11 +170,11 @@ def _key(row: dict, without: list[str]) -> str:
     return canonical({k: v for k, v in row["config"].items() if k not in without})
 
 
-def _by_kind(rows: list[dict]) -> dict[str, list[dict]]:
-    """Rows by configuration without seed."""
+def _by_kind(rows: list[dict], without: tuple | list = ()) -> dict[str, list[dict]]:
+    """Rows by configuration without seed and without some other fields."""
     kinds: dict[str, list[dict]] = {}
     for row in rows:
-        kind = canonical({k: v for k, v in row["config"].items() if k != "seed"})
+        kind = _key(row, ["seed", *without])
         kinds.setdefault(kind, []).append(row)
     return kinds
 
@@ -183,7 +189,8 @@ def untried(experiment: str, recorded: list[dict], again: list[dict], dark: list
             if problems
             else ""
         )
-    missing = _by_kind(recorded).keys() - _by_kind(again).keys()
+    without = _fields_of_old_rows(recorded, again)
+    missing = _by_kind(recorded, without).keys() - _by_kind(again).keys()
     return f"{len(missing)} configurations did not run again: {min(missing)}" if missing else ""
 
 
