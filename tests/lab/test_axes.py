@@ -276,3 +276,28 @@ def test_patches_hold_the_pixels_of_their_place(monkeypatch):
     found = axes.pictures("cifar10", "patches", count=5).x
     x = data.part("train")[0][:5].reshape(5, 3, 16, 2, 16, 2).mean((3, 5)) / 255
     assert np.allclose(found[2, 4 * 1 + 3].reshape(3, 4, 4), x[2, :, 4:8, 12:16], atol=1e-6)
+
+
+def test_growth_is_the_difference_of_large_and_small():
+    rows = [
+        {"data": d, "size": size, "seed": s, "gain": gain + s, "tested": 10, "pool": 100}
+        for d, shift in (("a", 0.0), ("b", 1.0))
+        for size, gain in (("small", 1.0), ("middle", 9.0), ("large", 3.0 + shift))
+        for s in (0, 1)
+    ]
+    found = axes.growth(pd.DataFrame(rows))
+    assert found.groupby("data")["gain"].agg(list).to_dict() == {"a": [2.0, 2.0], "b": [3.0, 3.0]}
+
+
+def test_the_predictor_that_orders_the_gains_comes_first():
+    sets = list("abcde")
+    looks = pd.DataFrame(
+        {"data": sets * 2, **{name: [3, 1, 2, 5, 4] * 2 for name in axes.PREDICTORS}}
+    )
+    looks["share_gain"] = [0.9, 2.1, 3, 4, 5, 1.1, 1.9, 3, 4, 5]
+    measured = pd.DataFrame({"data": sets, "gain": [0.1, 0.2, 0.3, 0.4, 0.5]})
+    table = axes.ranked(looks, measured)
+    assert table["predictor"][0] == "share_gain" and np.isclose(table["correlation"][0], 1)
+    assert np.isclose(table["p"][0], 1 / 120)
+    kernel = axes.kernel_effects(looks, ["b", "d"]).set_index("data")["gain"]
+    assert kernel.to_dict() == {"b": 1, "d": 5}

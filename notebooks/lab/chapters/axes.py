@@ -435,6 +435,47 @@ def pooled(values, errors) -> Pooled:
     return Pooled(mean, mean - half, mean + half, math.sqrt(between), mean - reach, mean + reach)
 
 
+def growth(found: pd.DataFrame) -> pd.DataFrame:
+    """From `gains`: the gain of the large sample minus that of the small one, in the same form."""
+    keys = ["data", "seed"]
+    wide = found.pivot(index=keys, columns="size", values="gain")
+    difference = (wide["large"] - wide["small"]).rename("gain").reset_index()
+    large = found[found["size"] == "large"][[*keys, "tested", "pool"]]
+    return difference.merge(large, on=keys)
+
+
+def over_all(found: pd.DataFrame) -> Pooled:
+    """The pooled mean of what `gains`, `ratios` or `growth` hold."""
+    each = effects(found)
+    return pooled(each["gain"], each["error"])
+
+
+PREDICTORS = {
+    "axis gain in place": "axis gain of the inputs",
+    "label gain in place": "label gain",
+    "share_gain": "share of the first product",
+    "kernel_gain": "gain in the kernel",
+}
+
+
+def ranked(looks: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
+    """Each predictor's rank correlation with the measured gains, one-sided p beside; highest first.
+
+    Args:
+        looks: the predictors of each set and seed. measured: `effects` of the sets to compare with.
+    """
+    means = looks.groupby("data")[list(PREDICTORS)].mean().loc[measured["data"]]
+    rows = [(name, *rank_correlation(means[name], measured["gain"])) for name in PREDICTORS]
+    table = pd.DataFrame(rows, columns=["predictor", "correlation", "p"])
+    return table.sort_values("correlation", ascending=False, ignore_index=True)
+
+
+def kernel_effects(looks: pd.DataFrame, sets: Sequence[str]) -> pd.DataFrame:
+    """Mean kernel gain of each set with its standard error over the seeds."""
+    own = looks[looks["data"].isin(sets)].groupby("data")["kernel_gain"]
+    return pd.DataFrame({"gain": own.mean(), "error": own.sem()}).reset_index()
+
+
 # --------------------------------------------------------------------------------------------- the kernel of the wide limit
 def relu_kernel(a: Tensor, b: Tensor) -> Tensor:
     """E_v[relu(<v, a>) relu(<v, b>)] for Gaussian v: (..., n, d), (..., m, d) -> (..., n, m) (Cho and Saul 2009)."""
