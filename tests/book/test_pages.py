@@ -189,7 +189,9 @@ def plain_python(page):
 
 
 def something_is_checked(page):
-    if not any(re.search(r"^\s*assert |lab\.verdict\(", source, re.M) for source in page.code):
+    if not any(
+        re.search(r"^\s*assert |lab\.(verdict|finding)\(", source, re.M) for source in page.code
+    ):
         yield "check something: an assertion or a verdict after each derived equation"
 
 

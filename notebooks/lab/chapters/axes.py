@@ -737,3 +737,24 @@ def draw_controls(axis, found: pd.DataFrame) -> None:
     axis.set_xticks(range(len(CONTROLS)), CONTROLS.values())
     axis.set_yticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
     axis.set_xlabel("Kronecker products in the teacher")
+
+
+def draw_gains(axis, found: pd.DataFrame) -> None:
+    """Gains of the large samples, a row for each set, and below all sets together for each size; percent of the loss."""
+    each = effects(found[found["size"] == "large"]).sort_values("gain")
+    names = [OPENED[data][0] for data in each["data"]]
+    rows = [f"all sets, {size} samples" for size in reversed(SIZES)]
+    together = [over_all(found[found["size"] == size])[:3] for size in reversed(SIZES)]
+    at = np.arange(len(each)) + len(rows) + 0.5
+    _draw_percent(axis, at, each[["gain", "low", "high"]].to_numpy(), fmt="o", markersize=4)
+    _draw_percent(axis, np.arange(len(rows)), np.array(together), fmt="D", color="C1")
+    axis.set_yticks([*range(len(rows)), *at], rows + names)
+    axis.axvline(0, color="0.5", linewidth=1)
+    axis.set_xlim(-15, 40)
+    axis.set_xlabel("rise of the test loss with entries permuted, %")
+
+
+def _draw_percent(axis, at, logarithms: np.ndarray, **style) -> None:
+    """Means and intervals, (rows, 3), from logarithms of ratios to percent."""
+    mean, low, high = 100 * np.expm1(logarithms.T)
+    axis.errorbar(mean, at, xerr=[mean - low, high - mean], **style)
