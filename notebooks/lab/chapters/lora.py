@@ -27,7 +27,7 @@ from ..models import DECODERS, TARGETS
 from ..modes import LabError
 from ..page import figures
 from ..page.facts import facts
-from ..stats import interval, paired
+from ..stats import differences, interval, paired
 from ..train.loop import check_finite
 
 ARMS = ("ndlinear", "ndlinear-released", "lora-1", "lora-4", "lora-8", "full", "head")
@@ -283,6 +283,20 @@ def shares(matrix: Tensor, fold: tuple, most: int = 8) -> np.ndarray:
 CROSSED = (1, 2, 4, 8, 16)
 
 
+def one_term(matrix: Tensor) -> dict[str, float]:
+    """Share of the energy of a matrix (outputs, inputs) that one term keeps, fold by fold."""
+    outputs, inputs = matrix.shape
+    folds = {f"crossed_{k}": crossed(inputs, outputs, k) for k in CROSSED}
+    folds["square"] = square(inputs, outputs)
+    return {name: float(shares(matrix, fold)[0]) for name, fold in folds.items()}
+
+
+def noise_shares() -> pd.Series:
+    """What one term keeps of white noise, fold by fold: mean over the six maps of a block of the encoder."""
+    block = [(384, 384)] * 4 + [(1536, 384), (384, 1536)]  # (outputs, inputs)
+    return pd.DataFrame([one_term(torch.randn(*shape)) for shape in block]).mean()
+
+
 def update_shares(before: Mapping[str, Tensor], model: nn.Module) -> dict[str, float]:
     """What the best terms keep of the updates of an encoder's maps: means over the maps.
 
@@ -467,6 +481,24 @@ def draw_shares(axes, updates: pd.DataFrame, noise: Mapping[str, float]) -> None
         axis.minorticks_off()
         axis.set_title(titles[task], fontsize=10)
     axes[0].set_ylabel("energy kept by one term, percent")
+
+
+def draw_gaps(axis, tasks: Mapping[str, pd.DataFrame]) -> None:
+    """Loss of NdLinear-LoRA minus that of LoRA of rank 1 and 8, a row for each task; every seed a point, mean and interval."""
+    for arm, shift, mark in (("lora-1", -0.15, "o"), ("lora-8", 0.15, "^")):
+        colour = figures.colour("ndlinear" if arm == "lora-1" else "lora")
+        for place, runs in enumerate(tasks.values()):
+            gaps, y = differences(runs, "loss", "ndlinear", arm), place + shift
+            mean, low, high = interval(gaps)
+            axis.plot(gaps, [y + 0.1] * len(gaps), mark, color=colour, alpha=0.4, ms=3)
+            axis.plot([low, high], [y, y], color=colour, lw=1.5)
+            axis.plot(mean, y, mark, color=colour, ms=7)
+        axis.plot([], [], mark, color=colour, label=f"minus {NAMES[arm]}")
+    axis.axvline(0, color="#8a8a8a", lw=1)
+    axis.set_yticks(range(len(tasks)), tasks)
+    axis.invert_yaxis()
+    axis.set(xlabel="difference in loss, nats")
+    axis.figure.legend(loc="outside upper center", ncols=2, fontsize=9)
 
 
 # ------------------------------------------------------------------------------------------------ the paper's printed table

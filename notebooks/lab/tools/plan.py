@@ -115,7 +115,7 @@ PLAN = (
         in_order=True,
     ),
     Item(
-        "52_lora",
+        "evidence/52_lora",
         "Adapters with five times the steps, five seeds and a second task, each at its own best rate.",
         ("lora-rates", "lora-adapters"),
         seconds=40,
