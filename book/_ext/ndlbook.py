@@ -119,8 +119,8 @@ def on_finish(app, exception) -> None:
         return
     ndlbuild.copy_mathjax(pathlib.Path(app.outdir) / "_static" / "mathjax")
     ndlexport.write(app)
-    ndlchapters.forward(pathlib.Path(app.outdir) / "notebooks")
     ndlpreviews.write(app, ledger.claims())
+    ndlchapters.forward(pathlib.Path(app.outdir) / "notebooks")
     if app._warncount == 0:
         state.write_text(app.ndl_state)
 

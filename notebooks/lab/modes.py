@@ -40,8 +40,8 @@ def slug(path: pathlib.Path) -> str:
 
 def lecture(name: str) -> str:
     """The chapter of the main line that a notebook belongs to, by names without folder and ending."""
-    merged = MERGED.get(name, name)
-    return merged if (NOTEBOOKS / f"{merged}.ipynb").is_file() else name
+    merged, own = MERGED.get(name, name), NOTEBOOKS / f"{name}.ipynb"
+    return merged if not own.is_file() and (NOTEBOOKS / f"{merged}.ipynb").is_file() else name
 
 
 def evidence(name: str) -> list[str]:
