@@ -422,6 +422,49 @@ def draw_errors(axes, runs: pd.DataFrame) -> None:
         axis.set(ylabel="test error")
 
 
+def draw_gaps(axes, runs: pd.DataFrame, opponents: dict[str, str]) -> None:
+    """Test error of NdLinear minus that of dense networks in percent of theirs, mean and 95 % interval, an axis for each difficulty.
+
+    opponents: what a dense network shares with NdLinear, see `equal_dense` -> the method whose colour and marker it takes.
+    """
+    widths, depths = (16, 32, 64, 128), (2, 3)
+    for (place, width), depth in itertools.product(enumerate(widths), depths):
+        dense = equal_dense(width, depth)
+        for k, (common, look) in enumerate(opponents.items()):
+            x = place + 0.36 * k + 0.16 * (depth - 2) - 0.26
+            fill = colour(look) if depth == 2 else "none"
+            for axis, sigma in zip(axes, SIGMAS):
+                mean, low, high = against(runs, sigma, width, depth, dense[common])
+                axis.plot([x, x], [low, high], color=colour(look))
+                axis.plot(x, mean, marker(look), color=colour(look), mfc=fill, ms=5)
+    for axis, sigma in zip(axes, SIGMAS):
+        axis.axhline(0, color=colour("constant"), lw=1)
+        axis.set_xticks(range(len(widths)), [f"({w // 4}, {w // 4})" for w in widths], fontsize=8)
+        axis.set(xlabel="hidden shape of NdLinear")
+        axis.set_title(f"σ = {sigma}", fontsize=10)
+    axes[0].set(ylabel="NdLinear − dense, percent")
+
+
+def draw_entropy_gaps(axes, runs: pd.DataFrame) -> None:
+    """AveEntropy of dense minus NdLinear in each pair of equal label, trained against untrained, an axis for each difficulty."""
+    stated = printed("ave_entropy")["value"].unstack("arm").eval("dense - ndlinear")
+    hue = colour("ndlinear")
+    for axis, sigma in zip(axes, SIGMAS):
+        for (width, depth), group in runs[runs["sigma"] == sigma].groupby(["width", "depth"]):
+            wide = group.set_index("seed").groupby("arm")[["init_ave_entropy", "end_ave_entropy"]]
+            gap = wide.get_group("dense") - wide.get_group("ndlinear")
+            x, y = gap["init_ave_entropy"], gap["end_ave_entropy"]
+            fill = hue if depth == 2 else "none"
+            axis.plot(x, y, marker("ndlinear"), color=hue, alpha=0.4, mfc=fill, ms=3.5)
+            axis.plot(x.mean(), y.mean(), "x", color=colour("linear"), ms=7)
+            star = stated[sigma, width, depth]
+            axis.plot(x.mean(), star, marker("paper"), color=colour("paper"))
+        axis.axline((0, 0), slope=1, color=colour("constant"), lw=1)
+        axis.set(xlabel="gap, untrained")
+        axis.set_title(f"σ = {sigma}", fontsize=10)
+    axes[0].set(ylabel="gap, trained")
+
+
 def _draw_networks(axis, group: pd.DataFrame, cost: str, name: str, depth: int) -> None:
     """Every seed as a point, and a line through the means of the networks that the paper has."""
     look = {"color": colour(name), "marker": marker(name)}

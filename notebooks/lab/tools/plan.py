@@ -143,7 +143,7 @@ PLAN = (
         seconds=120,
     ),
     Item(
-        "30_radius_bump",
+        "evidence/30_radius_bump",
         "Recorded as a whole on a processor; listed last so that a change of its code is filled in here.",
         ("radius-bump", "radius-bump-fair", "radius-bump-released"),
         seconds=30,
@@ -181,7 +181,7 @@ def chosen(names: list[str]) -> list[Item]:
     found = [
         item
         for item in PLAN
-        if any(text.startswith(n) for n in names for text in (item.notebook, *item.experiments))
+        if any(text.startswith(n) for n in names for text in (item.path.stem, *item.experiments))
     ]
     if not found:
         raise LabError(f"nothing in the plan begins with {', '.join(names)}")
