@@ -283,7 +283,8 @@ def figures(page):
         if not draws and not meta.get("figure"):
             continue
         where = f"cell {cell.get('id')}"
-        if source.count("plt.show(") != 1:
+        ends = source.rstrip().splitlines()[-1].strip() == "plt.show()"
+        if source.count("plt.show(") != 1 or not ends:
             yield f"{where}: end a figure cell with one plt.show(), one figure per cell"
         caption, name = (
             meta.get("figure", {}).get("caption", ""),
