@@ -81,7 +81,7 @@ def results(tmp_path, monkeypatch):
     folder.mkdir()
     monkeypatch.setattr(modes, "RESULTS", folder)
     monkeypatch.setattr(plan, "NOTEBOOKS", tmp_path)
-    monkeypatch.setattr(merge, "NOTEBOOKS", tmp_path)
+    monkeypatch.setattr(modes, "NOTEBOOKS", tmp_path)
     monkeypatch.setattr(plan, "PLAN", (plan.Item("90_mini", "A test.", ("mini",), seconds=0.01),))
     monkeypatch.setattr(gpu, "START_UP", 0.1)
     monkeypatch.setattr(gpu, "RESERVE", 0.3)
@@ -304,7 +304,7 @@ def test_a_notebook_can_be_given_other_constants():
     assert cells.replaced(source, {}) == source
     new = cells.replaced(source, {"LARGE": "SCALE | dict(x=1)", "OTHER": "2", "print": "3"})
     assert new == "é = 1; LARGE = SCALE | dict(x=1)  # for a GPU\nOTHER = 2\nprint(LARGE == None)"
-    assert plan.constants_of(modes.NOTEBOOKS / "50_vit_distillation.ipynb") == {
+    assert plan.constants_of(modes.NOTEBOOKS / "evidence/50_vit_distillation.ipynb") == {
         "LARGE": "GPU_SCALE"
     }
 

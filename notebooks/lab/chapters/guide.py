@@ -316,7 +316,7 @@ def _students() -> list[Situation]:
     }
     return [
         Situation(
-            f"Transformer block, {words}", kind, "50_vit_distillation", records, {"data": "cifar10"},
+            f"Transformer block, {words}", kind, "50_as_a_dense_layer", records, {"data": "cifar10"},
             "test_accuracy", arm, "standard 125", "18,000 pictures, 6 epochs", search=("vit-tuning",),
             left_out=dict.fromkeys([other for other in others if other != arm], ITSELF),
         )

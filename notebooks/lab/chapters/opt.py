@@ -232,6 +232,19 @@ def all_tasks(model: nn.Module, encoding: BPE, context: int, most: int) -> dict[
     return metrics
 
 
+def branch_size(arm: str, seed: int) -> tuple[float, float]:
+    """Root mean square of the block's output at the start of OPT-Small, and of the gradient of its first matrix."""
+    torch.manual_seed(seed)
+    made = block(Size(12, 768, 12), arm)
+    start_as_released(made, RELEASED_STD)
+    if arm == "ndlinear":
+        spread_kinks(made, RELEASED_STD)
+    out = made(torch.randn(256, 768))
+    weight = next(made.parameters())
+    out.backward(torch.randn_like(out))
+    return out.square().mean().sqrt().item(), weight.grad.square().mean().sqrt().item()
+
+
 # ------------------------------------------------------------------------------------------------------ reading the runs
 def best_rates(trials: pd.DataFrame) -> dict[str, float]:
     """The rate of each arm with the lowest loss on the text for tuning."""

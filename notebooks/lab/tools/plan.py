@@ -102,14 +102,14 @@ PLAN = (
         bf16=True,
     ),
     Item(
-        "50_vit_distillation",
+        "evidence/50_vit_distillation",
         "The only chapter of part 5 whose verdicts a GPU alone can change: six tables at the paper's widths.",
         ("vit-printed",),
         seconds=120,
         constants=(("LARGE", "GPU_SCALE"),),
     ),
     Item(
-        "51_opt_pretraining",
+        "evidence/51_opt_pretraining",
         "Loss curves of language models, where their grid is not yet filled on a processor.",
         seconds=90,
         in_order=True,
@@ -123,7 +123,7 @@ PLAN = (
         in_order=True,
     ),
     Item(
-        "53_dit",
+        "evidence/53_dit",
         "Diffusion from scratch on pictures of 32 pixels in place of digits; the printed distances need weights that are not ours.",
         ("dit-rates", "dit-digits"),
         seconds=150,
