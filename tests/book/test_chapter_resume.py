@@ -1,4 +1,4 @@
-"""A chapter's own experiment survives kill -9: chapter 32, its networks, its training function and its grid, at a small size."""
+"""An experiment survives kill -9: the samples of chapter 31, its networks, its training function and its grid, at a small size."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-NOTEBOOK = ROOT / "notebooks" / "32_sample_efficiency.ipynb"
+NOTEBOOK = ROOT / "notebooks" / "evidence" / "32_sample_efficiency.ipynb"
 NEEDED = (
     "lab.start()",
     "import itertools",

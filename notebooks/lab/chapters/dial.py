@@ -494,7 +494,7 @@ def panels(
         band(below, runs, reading, ends, printed)
 
 
-# ------------------------------------------------------------------------------- runs of chapter 32
+# ------------------------------------------------------------------------------- the number of samples
 def by_size(runs: pd.DataFrame, model: str, alpha: float) -> pd.DataFrame:
     """Error over variance: one row per seed, one column per number of samples."""
     found = runs[(runs["model"] == model) & (runs["alpha"] == alpha)]

@@ -428,7 +428,7 @@ def neighbour(model: nn.Sequential, other: nn.Sequential, delta: float) -> list[
 
 # ---------------------------------------------------------------------------------------------------- gaps of other chapters
 def recorded_gaps(spread) -> pd.DataFrame:
-    """Test minus training error over the error of a constant, from the records of chapters 10, 30 and 32: means over seeds.
+    """Test minus training error over the error of a constant, from the records of chapters 10, 30 and 31: means over seeds.
 
     spread: sigma -> variance of the target of chapter 30. Columns: chapter, arm, parameters, samples, gap, least.
     """
