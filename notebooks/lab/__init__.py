@@ -19,7 +19,7 @@ from .page.facts import fact, facts, protocols, setting
 from .page.figures import colour, label, marker, style
 from .page.ledger import claim, finding, verdict
 from .page.recorded import recorded
-from .page.scale import at_scale, on_devices, places
+from .page.scale import at_scale, on_devices, places, whole
 from .page.show import baselines, interactive, say, start, table
 from .records import read, record
 from .stats import (
@@ -100,4 +100,5 @@ __all__ = [
     "table",
     "timing",
     "verdict",
+    "whole",
 ]

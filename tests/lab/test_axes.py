@@ -159,7 +159,7 @@ def test_rank_correlation_against_scipy_and_by_hand():
 def test_an_incomplete_grid_is_open_in_replay(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("NDL_MODE", "replay")
     monkeypatch.setenv("NDL_RESULTS", str(tmp_path))
-    assert axes.whole("never-run", [{"seed": 0}], lambda config: {"metrics": {}}) is None
+    assert lab.whole("never-run", [{"seed": 0}], lambda config: {"metrics": {}}) is None
     assert "0 of 1 runs" in capsys.readouterr().out
 
 

@@ -26,9 +26,6 @@ from ndlinear import NdLinear, NdLinearSum, kronecker_weight
 
 from .. import layers
 from ..data import load
-from ..modes import mode
-from ..page.show import say
-from ..records import budget, runs
 from ..stats import over_cuts
 from ..train import Split, stacked
 
@@ -335,21 +332,6 @@ def train(configs: list[dict], table: Table) -> list[dict]:
 
 
 # -------------------------------------------------------------------------------------------------------- what is judged
-def whole(name: str, grid: list[dict], run: Callable, **options) -> pd.DataFrame | None:
-    """The rows of a grid as by `lab.record`; in replay None and a sentence as long as the grid is not complete: a part of it judges
-    nothing."""
-    if mode() != "replay" or budget.only_experiment():
-        return runs.record(name, grid, run, **options)
-    kept = {key: value for key, value in options.items() if key in ("data", "together", "timed")}
-    rows = runs.recorded_part(runs.Experiment(name, run, **kept), grid)
-    if len(rows) == len(grid):
-        return runs.frame(rows)
-    say(
-        f"**Open:** {len(rows)} of {len(grid)} runs of `{name}` are recorded; a part judges nothing."
-    )
-    return None
-
-
 def at_best_rate(found: pd.DataFrame) -> pd.DataFrame:
     """Of each set, size, order and kind of layer the runs at the rate of the lowest mean log validation loss over all seeds."""
     by = ["data", "size", "order", "arm"]

