@@ -21,8 +21,7 @@ from ..counts import count_macs
 from ..data import load, official
 from ..data.splits import some_of_each
 from ..page import figures
-from ..page.facts import fact
-from ..stats import interval
+from ..stats import paired
 from ..train.loop import Split, fit, predict, seed_everything
 from ..train.stacked import Stack
 
@@ -139,26 +138,45 @@ def words(span, form: str = "{:+.1f}") -> str:
     )
 
 
-def draw_bias(axis, runs: pd.DataFrame, looks: dict[str, str], bound: float, constant: float):
-    """Test error of every arm at every width, each seed a point, with printed means, bound and constant.
+ORDERS = {
+    o: (o.replace(",", " "), o, "1,2,3") for o in ("1,3,2", "2,1,3", "2,3,1", "3,1,2", "3,2,1")
+}
+LAYOUTS = {
+    name: (name.replace(" ", "\n").replace("order", "modes"), name, "original")
+    for name in ("reverse order", "random order", "reverse axes", "random axes")
+}
 
-    looks: arm -> the method whose colour and marker it takes; the first two arms have printed means.
+
+def draw_gains(
+    axis, runs: pd.DataFrame, changes: dict[str, tuple[str, str, str]], level: float = 0.95
+) -> None:
+    """Points of test accuracy that a change brings, paired by seed: mean and interval.
+
+    changes: any key -> what the axis calls it, the arm, and the arm without the change.
     """
+    hue = figures.colour("ndlinear")
+    for place, (_, arm, without) in enumerate(changes.values()):
+        mean, low, high = (
+            100 * v for v in paired(runs, "test_accuracy", arm, without, level=level)
+        )
+        axis.vlines(place, low, high, color=hue)
+        axis.plot(place, mean, figures.marker("ndlinear"), color=hue)
+    axis.axhline(0, color="0.5", lw=1)
+    axis.set_xticks(range(len(changes)), [name for name, *_ in changes.values()], fontsize=8)
+
+
+def draw_bias_gains(axis, runs: pd.DataFrame) -> None:
+    """Change of the test error in percent of that without biases at every width: with biases, and with their parameters spent on width."""
     widths = sorted(runs["width"].unique())
-    for (width, arm), at in runs.groupby(["width", "arm"]):
-        j = list(looks).index(arm)
-        place = 5 * widths.index(width) + j
-        low, high = interval(at["mse"])[1:]
-        figures.seeds(axis, place, at["mse"], looks[arm], low=low, high=high)
-        if j < 2:
-            bias = ("false", "true")[j]
-            star = fact("app_bias", width=width, bias=bias, metric="test_mse")
-            fill = {"fillstyle": "full" if j else "none", "color": figures.colour("paper")}
-            axis.plot(place - 0.35, star, figures.marker("paper"), ms=9, zorder=5, **fill)
-    for arm, like in looks.items():
-        axis.plot([], [], figures.marker(like), color=figures.colour(like), label=arm)
-    axis.axhline(constant, color="0.5", linestyle=":", label="constant")
-    axis.axhline(bound, color="0.5", linestyle="--", label="bound without biases")
-    axis.set_xticks([5 * k + 1.5 for k in range(len(widths))], [f"width {w}" for w in widths])
-    axis.set(ylabel="test mean squared error")
-    axis.legend(fontsize=8, ncol=2)
+    for shift, arm, look in ((-0.12, "per-mode bias", "ndlinear"), (0.12, "wider, no bias", "trl")):
+        for place, width in enumerate(widths):
+            at = runs[runs["width"] == width]
+            without = at[at["arm"] == "no bias"]["mse"].mean()
+            mean, low, high = (100 * v / without for v in paired(at, "mse", arm, "no bias"))
+            axis.vlines(place + shift, low, high, color=figures.colour(look))
+            axis.plot(place + shift, mean, figures.marker(look), color=figures.colour(look))
+        axis.plot([], [], figures.marker(look), color=figures.colour(look), label=arm)
+    axis.axhline(0, color="0.5", lw=1)
+    axis.set_xticks(range(len(widths)), widths)
+    axis.set(xlabel="width", ylim=(-21, 27))
+    axis.legend(fontsize=8, loc="upper left")

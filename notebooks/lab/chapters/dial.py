@@ -366,8 +366,8 @@ SHARED = {
 
 PANELS = {  # what a figure calls a reading
     "text": "as the text names the parts",
-    "text-scrambled": "the same, places permuted",
-    "text-local": "the same, XOR of neighbours",
+    "text-scrambled": "all parts, places permuted",
+    "text-local": "all parts, XOR of neighbours",
     "linear": "linear parts alone",
     "linear-scrambled": "linear parts, permuted",
 }

@@ -137,7 +137,7 @@ PLAN = (
         seconds=60,
     ),
     Item(
-        "33_ablations",
+        "evidence/33_ablations",
         "Order, axes and hidden sizes on CIFAR-100, from end to end in place of heads on frozen features.",
         ("ablation-cifar-whole",),
         seconds=120,
