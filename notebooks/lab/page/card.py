@@ -50,9 +50,16 @@ def evidence(slug: str) -> list[tuple[str, str, str]]:
     names = modes.evidence(slug)
     if not names:
         return []
-    links = ", ".join(f'<a href="evidence/{name}.html">{name}</a>' for name in names)
+    links = ", ".join(f'<a href="evidence/{name}.html">{title(name)}</a>' for name in names)
     files = ", ".join(f"evidence/{name}.ipynb" for name in names)
     return [("Evidence", f"{links}: rules, runs and judgements", files)]
+
+
+def title(name: str) -> str:
+    """Number and title of an evidence notebook, such as "E43 · Tables"."""
+    notebook = modes.NOTEBOOKS / "evidence" / f"{name}.ipynb"
+    first = "".join(json.loads(notebook.read_text(encoding="utf-8"))["cells"][0]["source"])
+    return f"E{name[:2]} · {first.splitlines()[0].removeprefix('# ')}"
 
 
 def cell(claim: dict, slug: str) -> str:
