@@ -84,6 +84,20 @@ def on_page(app, pagename, templatename, context, doctree) -> None:
     context["body"] = with_links(app, pagename, body)
 
 
+def name_toggles(app, pagename, templatename, context, doctree) -> None:
+    """Gives the arrow beside an entry of the side bar that can be opened a name, which the theme leaves out."""
+    made = context.get("generate_toctree_html")
+
+    def named(*args, **options):
+        tree = made(*args, **options)
+        for summary in tree.select("summary") if hasattr(tree, "select") else ():
+            summary["aria-label"] = "Show or hide the pages below"
+        return tree
+
+    if made is not None:
+        context["generate_toctree_html"] = named
+
+
 def with_links(app, pagename: str, body: str) -> str:
     """The page with a link at every chapter and theorem that it names, and in chapters at the first mention of a term."""
 
@@ -271,6 +285,7 @@ def setup(app) -> dict:
     app.connect("autodoc-process-docstring", ndlapi.on_docstring)
     app.connect("doctree-read", on_doctree)
     app.connect("html-page-context", on_page)
+    app.connect("html-page-context", name_toggles, priority=900)  # after the theme's own
     app.add_transform(ndlchapters.NumberedTitle)
     app.connect("build-finished", on_finish)
     for script in ("figures.js", "hover.js"):  # on every page
