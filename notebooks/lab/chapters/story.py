@@ -24,19 +24,11 @@ COLOURS = {
     "untestable": "#8a8a96",
     "open": "#ffffff00",
 }
-PARTS = {
-    "1": "The layer",
-    "2": "Theory",
-    "3": "Controlled experiments",
-    "4": "Real data",
-    "5": "Large models",
-}
-PARTS |= {"6": "Cost on hardware", "7": "Verdict"}
 SETTLED = ("holds", "holds-if", "fails", "undecided")  # judged by a cell
 
 
 def frame() -> pd.DataFrame:
-    """One row per claim: id, area, kind, verdict, outcome, notebook, part of the book, what it needs and its records."""
+    """One row per claim: id, area, kind, verdict, outcome, notebook, what it needs and its records."""
     rows = []
     for claim in ledger.claims():
         notebook = ledger.chapter_of(claim)
@@ -48,7 +40,6 @@ def frame() -> pd.DataFrame:
                 "verdict": claim["verdict"],
                 "outcome": ledger.outcome(claim),
                 "notebook": notebook,
-                "part": PARTS.get(notebook[:1], ""),
                 "needs": needs(claim),
                 "records": claim.get("records") or [],
             }
