@@ -614,7 +614,7 @@ def test_links_show_what_they_lead_to(visit, name, link, words):
     page = one.go(name)
     target, preview = page.locator(link).first, page.locator(".ndl-preview")
     if words is VERDICT:
-        words = ledger.claim(target.inner_text().strip())["verdict"]
+        words = ledger.ground(ledger.claim(target.inner_text().strip()))
     target.hover()
     preview.wait_for()
     assert words in preview.inner_text() and "\\(" not in preview.inner_text()
