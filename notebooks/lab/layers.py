@@ -99,6 +99,44 @@ class LowRank(Structured):
         return F.linear(F.linear(x, self.down), self.up, self.bias)
 
 
+class Bottleneck(LowRank):
+    """A low-rank layer with SiLU on the numbers between its matrices, as in CoLA (Liu et al. 2025, arXiv:2502.10940)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(F.silu(F.linear(x, self.down)), self.up, self.bias)
+
+
+class Blast(Structured):
+    """Blocks of one rank that share their sides: block (i, j) is U_i diag(s_ij) V_j, with r (D + H + blocks^2) weights, each used
+    once (BLAST, Lee et al. 2024, arXiv:2410.21262)."""
+
+    steps = 3
+
+    def __init__(self, inputs: int, outputs: int, rank: int, blocks: int, bias: bool = True):
+        super().__init__(inputs, outputs, bias)
+        if inputs % blocks or outputs % blocks:
+            raise ValueError(f"{blocks} blocks do not divide {inputs} inputs and {outputs} outputs")
+        self.right = nn.Parameter(torch.empty(blocks, inputs // blocks, rank))
+        self.scales = nn.Parameter(torch.empty(blocks, blocks, rank))
+        self.left = nn.Parameter(torch.empty(blocks, rank, outputs // blocks))
+        self.reset_parameters()
+
+    def matrices(self) -> Matrices:
+        """Each of the ``rank`` scales is a matrix of its own, from the blocks of the input to those of the output."""
+        (blocks, reads, rank), writes = self.right.shape, self.left.shape[2]
+        return [
+            (self.right, reads, rank),
+            (self.scales, blocks, blocks),
+            (self.left, rank, writes),
+        ]
+
+    def forward(self, x: Tensor) -> Tensor:
+        split = x.unflatten(-1, self.right.shape[:2])
+        inner = torch.einsum("...jq,jqr->...jr", split, self.right)
+        mixed = torch.einsum("...jr,jir->...ir", inner, self.scales)
+        return self._shifted(torch.einsum("...ir,irp->...ip", mixed, self.left).flatten(-2))
+
+
 class BlockDiagonal(Structured):
     """``blocks`` small matrices side by side: D H / blocks weights. The outputs are dealt out, one of each block in turn, so that
     a second layer of this kind mixes what the first one kept apart."""

@@ -9,7 +9,9 @@ import pytest
 import torch
 from lab import layers, modes
 from lab.chapters import structured
+from lab.guide import schedule
 from lab.records import store
+from lab.train import steps
 from lab.train.loop import seed_everything
 from scipy import stats as independent
 from torch import nn
@@ -72,11 +74,11 @@ def test_rates_follow_the_sizes_of_the_matrices():
 
 
 def test_the_schedule_warms_up_and_decays():
-    shares = [structured.schedule(step, 100) for step in range(100)]
+    shares = [schedule(step, 100) for step in range(100)]
     assert shares[:5] == pytest.approx([0.2, 0.4, 0.6, 0.8, 1.0])
     assert shares[5:60] == [1.0] * 55 and shares[60] == 1.0
     assert shares[80] == pytest.approx(0.5) and shares[99] == pytest.approx(1 / 40)
-    assert structured.schedule(0, 1) == 1.0
+    assert schedule(0, 1) == 1.0
 
 
 def plain(make, data, seed, rate, loss, steps, batch):
@@ -93,7 +95,7 @@ def plain(make, data, seed, rate, loss, steps, batch):
             index = torch.randperm(len(x), generator=order)
         now, index = index[:batch], index[batch:]
         for group in adam.param_groups:
-            group["lr"] = group["base"] * structured.schedule(step, steps)
+            group["lr"] = group["base"] * schedule(step, steps)
         adam.zero_grad()
         loss(model(x[now]), y[now]).backward()
         adam.step()
@@ -116,7 +118,7 @@ def test_members_train_as_they_would_alone(arm):
         return structured.rates(model, 3e-3, "rule")
 
     options = {"rate": rate, "loss": structured.squared_error, "steps": 7, "batch": 16}
-    found = structured.fit(make, stacked, seeds=(3, 4), scores={}, **options)
+    found = steps.fit(make, stacked, seeds=(3, 4), scores={}, **options)
     for seed, own, member in zip((3, 4), data, found):
         model = plain(make, own, seed, **options)
         wanted = structured.squared_error(model(own["test"][0]), own["test"][1]).item()
@@ -135,7 +137,7 @@ def test_the_weights_of_the_lowest_validation_loss_are_tested():
 
     x = torch.zeros(1, 10, 1)
     parts = {"train": (x, x + 100.0), "val": (x, x + 1.0), "test": (x, x + 0.0)}
-    found = structured.fit(
+    found = steps.fit(
         Drift, parts, seeds=(0,), rate=lambda m: {"at": 1.0}, loss=lambda o, t: (o - t).square().mean(),
         scores={}, steps=10, batch=10, checks=10,
     )  # fmt: skip
@@ -146,20 +148,20 @@ def test_the_weights_of_the_lowest_validation_loss_are_tested():
 
 def test_a_member_that_diverges_is_recorded_as_such():
     data = {p: (torch.randn(1, 40, 8), torch.randn(1, 40)) for p in ("train", "test")}
-    found = structured.fit(
+    found = steps.fit(
         lambda: structured.network("dense", 8, 64, 1), data, seeds=(0,),
         rate=lambda m: structured.rates(m, 1e30, "rule"), loss=structured.squared_error, scores={}, steps=4, batch=8,
     )  # fmt: skip
-    assert found[0]["diverged"] == 1 and found[0]["test_loss"] == structured.WORST
+    assert found[0]["diverged"] == 1 and found[0]["test_loss"] == steps.WORST
 
 
 def test_every_sample_is_used_once_before_one_is_used_again():
     orders = [torch.Generator().manual_seed(seed) for seed in (0, 1)]
-    seen = torch.cat(list(structured._batches(10, 5, 4, orders)), dim=1)
+    seen = torch.cat(list(steps._batches(10, 5, 4, orders)), dim=1)
     for member in seen:
         assert sorted(member[:10].tolist()) == sorted(member[10:].tolist()) == list(range(10))
     assert not torch.equal(seen[0], seen[1])
-    few = list(structured._batches(3, 64, 2, [torch.Generator().manual_seed(0)]))
+    few = list(steps._batches(3, 64, 2, [torch.Generator().manual_seed(0)]))
     assert [batch.shape for batch in few] == [(1, 3), (1, 3)]
 
 

@@ -35,8 +35,8 @@ from ndlinear import (
     rearrange,
 )
 
-from . import timing
-from .layers import BlockTensorTrain, LowRank, fit_kronecker, fit_low_rank
+from .. import timing
+from ..layers import BlockTensorTrain, LowRank, fit_kronecker, fit_low_rank
 
 Shape = tuple[int, ...]
 LIMITS = ("time", "operations", "parameters")
@@ -477,6 +477,31 @@ def _case(row: dict, seen: Seen, limit: str, foldable: bool) -> Case:
 FITS = {"ndlinear": fit_kronecker, "low-rank": fit_low_rank}
 
 
+def replaceable(model: nn.Module, names: Iterable[str]) -> dict[str, Seen]:
+    """The linear layers of a model that are named, each checked: another layer may take its place.
+
+    Raises:
+        TypeError, ValueError: no module, a name that is no nn.Linear of it, or a weight that is used elsewhere as well.
+    """
+    check(model)
+    by_name = {name: seen for seen in linear_layers(model) for name in seen.names}
+    found = {}
+    for name in names:
+        if name not in by_name:
+            raise ValueError(
+                f"{name!r} is not a linear layer of this model; they are {sorted(by_name)}"
+            )
+        seen = by_name[name]
+        if len(seen.names) > 1 or seen.notes:
+            raise ValueError(f"{name} shares its weight: {', '.join(seen.names[1:] + seen.notes)}")
+        if isinstance(model.get_submodule(name.rpartition(".")[0]), nn.MultiheadAttention):
+            raise ValueError(
+                f"{name} is read by nn.MultiheadAttention itself and must stay nn.Linear"
+            )
+        found[name] = seen
+    return found
+
+
 def convert(
     model: nn.Module, layers: Iterable[str], *, share: float = 0.25, kind: str = "ndlinear"
 ) -> tuple[nn.Module, pd.DataFrame]:
@@ -503,21 +528,9 @@ def convert(
     check(model)
     if kind not in FITS:
         raise ValueError(f"kind must be one of {', '.join(map(repr, FITS))}, got {kind!r}")
-    by_name = {name: seen for seen in linear_layers(model) for name in seen.names}
     copied = copy.deepcopy(model)
     rows = []
-    for name in dict.fromkeys(layers):
-        if name not in by_name:
-            raise ValueError(
-                f"{name!r} is not a linear layer of this model; they are {sorted(by_name)}"
-            )
-        seen = by_name[name]
-        if len(seen.names) > 1 or seen.notes:
-            raise ValueError(f"{name} shares its weight: {', '.join(seen.names[1:] + seen.notes)}")
-        if isinstance(model.get_submodule(name.rpartition(".")[0]), nn.MultiheadAttention):
-            raise ValueError(
-                f"{name} is read by nn.MultiheadAttention itself and must stay nn.Linear"
-            )
+    for name, seen in replaceable(model, dict.fromkeys(layers)).items():
         layer, error = FITS[kind](seen.layer, share)
         layer.train(seen.layer.training)
         if name == "(the model)":

@@ -1,0 +1,639 @@
+"""Which kind of layer should stand in your model? A race on your own data: short trainings of many, longer ones of the best.
+
+    from lab import guide
+    found = guide.race(model, (x, y), (x_val, y_val), [("fc1", "fc2")], share=0.25)
+    found.table                                   # loss, parameters, multiply-adds and time of a step, the chosen kind first
+    net = found.build()                           # a fresh copy of the model with the chosen layers
+    torch.optim.Adam(guide.groups(net, found.choice.rate))
+
+Successive halving (Jamieson & Talwalkar 2016, arXiv:1502.07943) by thirds: each round takes as long as the one before, and a
+third of the contestants goes on to trainings three times as long. Every training starts afresh and has a schedule of its own length, so
+that its end can be compared, and a race that was stopped goes on where it was. Needs torch and what the lab itself needs.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import json
+import math
+import pathlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from tqdm.auto import tqdm
+
+from ndlinear import cheapest_order, count_macs, count_parameters, near_square
+
+from .. import stats
+from ..layers import Blast, BlockDiagonal, BlockTensorTrain, Bottleneck, Dense, Kronecker, LowRank
+from .report import replaceable
+
+Names = Sequence[str | tuple[str, str]]
+Loss = Callable[[nn.Module, Any], Tensor]
+RATES = (1e-3, 3e-3, 1e-2)
+ROUNDS = 3
+FEWER = 3  # a round has so many times fewer contestants than the one before, and so many times more steps
+TERMS = 16  # of a sum, at most
+LOOKS = 5  # at the validation part during a training; the lowest loss counts
+
+
+# ------------------------------------------------------------------------------------------------- a layer of a given cost
+def build(
+    kind: str,
+    inputs: int,
+    outputs: int,
+    *,
+    share: float = 0.25,
+    limit: str = "parameters",
+    bias: bool = True,
+) -> nn.Module | None:
+    """The largest layer of a kind that costs at most a share of the dense one; None if there is none.
+
+    Args:
+        kind: one of `KINDS`. inputs, outputs: of the dense layer, D and H.
+        share: of the D H weights or multiply-adds of the dense layer. limit: "parameters" or "operations". Biases count nothing.
+    """
+    _check_budget(share, limit)
+    if kind not in BUILT:
+        raise ValueError(f"kind must be one of {', '.join(map(repr, BUILT))}, got {kind!r}")
+    return BUILT[kind](inputs, outputs, int(share * inputs * outputs), limit, bias)
+
+
+def _check_budget(share: float, limit: str) -> None:
+    if limit not in ("parameters", "operations"):
+        raise ValueError(f"limit must be 'parameters' or 'operations', got {limit!r}")
+    if not 0 < share <= 1:
+        raise ValueError(f"share must lie above 0 and be at most 1, got {share}")
+
+
+def _dense(inputs, outputs, most, limit, bias):
+    return Dense(inputs, outputs, bias) if inputs * outputs <= most else None
+
+
+def _low_rank(inputs, outputs, most, limit, bias, kind=LowRank):
+    rank = min(most // (inputs + outputs), inputs, outputs)
+    return kind(inputs, outputs, rank, bias) if rank else None
+
+
+def _blocks(inputs, outputs, most, limit, bias):
+    for blocks in _divisors(math.gcd(inputs, outputs)):
+        if inputs * outputs // blocks <= most:
+            return BlockDiagonal(inputs, outputs, blocks, bias)
+    return None
+
+
+def _blast(inputs, outputs, most, limit, bias):
+    blocks = max((b for b in _divisors(math.gcd(inputs, outputs)) if b <= 4), default=0)
+    rank = most // (inputs + outputs + blocks**2)
+    return Blast(inputs, outputs, rank, blocks, bias) if blocks and rank else None
+
+
+def _monarch(inputs, outputs, most, limit, bias):
+    sizes = [(m * a * (n + c), (m, n), (a, c)) for (m, n), (a, c) in _foldings(inputs, outputs)]
+    fits = [found for found in sizes if found[0] <= most]
+    return BlockTensorTrain(*max(fits)[1:], bias=bias) if fits else None
+
+
+def _square(inputs, outputs, most, limit, bias):
+    dims, hidden = near_square(inputs), near_square(outputs)[::-1]
+    if 1 in (*dims, *hidden) or _cost(dims, hidden, limit) > most:
+        return None
+    return Kronecker(dims, hidden, bias=bias)
+
+
+def _fold(inputs, outputs, most, limit, bias):
+    """Two modes of other lengths than the nearly square ones, as many weights or multiply-adds as fit."""
+    square = near_square(inputs), near_square(outputs)[::-1]
+    sizes = [(_cost(*each, limit), *each) for each in _foldings(inputs, outputs)]
+    fits = [found for found in sizes if found[0] <= most]
+    dims, hidden = max(fits)[1:] if fits else square
+    return None if (dims, hidden) == square else Kronecker(dims, hidden, bias=bias)
+
+
+def _cube(inputs, outputs, most, limit, bias):
+    dims, hidden = _three(inputs), _three(outputs)[::-1]
+    if 1 in (*dims, *hidden) or _cost(dims, hidden, limit) > most:
+        return None
+    return Kronecker(dims, hidden, bias=bias)
+
+
+def _sum(inputs, outputs, most, limit, bias):
+    dims, hidden = near_square(inputs), near_square(outputs)[::-1]
+    terms = min(most // _cost(dims, hidden, limit), TERMS)
+    if 1 in (*dims, *hidden) or terms < 2:
+        return None
+    return Kronecker(dims, hidden, terms, bias)
+
+
+BUILT = {
+    "dense": _dense,
+    "low-rank": _low_rank,
+    "bottleneck": functools.partial(_low_rank, kind=Bottleneck),
+    "blocks": _blocks,
+    "monarch": _monarch,
+    "blast": _blast,
+    "ndlinear": _square,
+    "ndlinear-fold": _fold,
+    "ndlinear-3": _cube,
+    "ndlinear-sum": _sum,
+}
+NARROW = "narrow"  # of a pair of layers: both dense, with fewer numbers between them
+KINDS = (*BUILT, NARROW)
+
+
+def _divisors(n: int) -> list[int]:
+    return [d for d in range(2, n // 2 + 1) if n % d == 0]
+
+
+def _foldings(inputs: int, outputs: int) -> list:
+    """Two modes of the inputs and two of the outputs, none of length one."""
+    sides = _divisors(inputs), _divisors(outputs)
+    return [((a, inputs // a), (c, outputs // c)) for a in sides[0] for c in sides[1]]
+
+
+def _three(n: int) -> tuple[int, int, int]:
+    """Three factors of n, ascending, with the smallest sum."""
+    return min((tuple(sorted((a, *near_square(n // a)))) for a in [1, *_divisors(n)]), key=sum)
+
+
+def _cost(dims, hidden, limit: str) -> int:
+    if limit == "parameters":
+        return count_parameters(dims, hidden, bias=False)
+    return count_macs(dims, hidden, cheapest_order(dims, hidden))
+
+
+# ------------------------------------------------------------------------------------------------ a model with other layers
+def swap(
+    model: nn.Module, layers: Names, kind: str, *, share: float = 0.25, limit: str = "parameters"
+) -> nn.Module | None:
+    """A copy of a model with new layers of one kind, freshly drawn, in place of some nn.Linear; None where they do not fit.
+
+    Args:
+        model: is not changed. layers: names of its nn.Linear; a pair (first, second) is two layers with something
+            between them that acts on each number alone, so that "narrow" may have fewer numbers there.
+        kind: one of `KINDS`; "narrow" needs pairs alone.
+
+    Raises:
+        TypeError, ValueError: as `lab.guide.convert`, or two layers of a pair whose sizes do not meet.
+    """
+    _check_budget(share, limit)
+    if not layers:
+        raise ValueError("layers is empty: name at least one nn.Linear of the model")
+    pairs = [names for names in layers if not isinstance(names, str)]
+    flat = [name for names in layers for name in ([names] if isinstance(names, str) else names)]
+    old = {name: seen.layer for name, seen in replaceable(model, flat).items()}
+    for first, second in pairs:
+        if old[first].out_features != old[second].in_features:
+            raise ValueError(
+                f"{first} writes {old[first].out_features} numbers and {second} reads "
+                f"{old[second].in_features}: they are no pair"
+            )
+    if kind == NARROW:
+        new = (
+            _narrow([(old[a], old[b]) for a, b in pairs], share)
+            if len(flat) == 2 * len(pairs)
+            else None
+        )
+    else:
+        budget = {"share": share, "limit": limit}
+        new = [
+            build(
+                kind, layer.in_features, layer.out_features, bias=layer.bias is not None, **budget
+            )
+            for layer in old.values()
+        ]
+    if new is None or None in new:
+        return None
+    copied = copy.deepcopy(model)
+    for (name, layer), other in zip(old.items(), new):
+        other.to(layer.weight).train(layer.training)
+        if layer is model:
+            return other
+        copied.set_submodule(name, other)
+    return copied
+
+
+def _narrow(pairs: Sequence[tuple[nn.Linear, nn.Linear]], share: float) -> list[nn.Module] | None:
+    """Dense layers with as many numbers between the two of a pair as the budget of both allows."""
+    found = []
+    for first, second in pairs:
+        inputs, outputs = first.in_features, second.out_features
+        width = int(share * first.out_features)
+        if width < 1:
+            return None
+        found.append(Dense(inputs, width, first.bias is not None))
+        found.append(Dense(width, outputs, second.bias is not None))
+    return found
+
+
+def rates(model: nn.Module, lr: float) -> dict[str, float]:
+    """Adam's rate of each parameter by name: lr, and in a layer of several matrices, each of which reads n numbers and is one of s in
+    a row, lr D / (n s) for its D inputs. Chapter 15 derives it."""
+    found = {name: lr for name, _ in model.named_parameters()}
+    names = {id(p): name for name, p in model.named_parameters()}
+    for layer in model.modules():
+        if hasattr(layer, "matrices"):
+            for weight, reads, _ in layer.matrices():
+                found[names[id(weight)]] = lr * layer.in_features / (reads * layer.steps)
+    return found
+
+
+def groups(model: nn.Module, lr: float) -> list[dict]:
+    """Parameter groups for torch.optim.Adam with the rates of `rates`."""
+    named = dict(model.named_parameters())
+    each = rates(model, lr)
+    return [{"params": [p], "lr": each[name]} for name, p in named.items() if p.requires_grad]
+
+
+def schedule(step: int, steps: int) -> float:
+    """The share of the rate in a step, counted from 0: five per cent of warm-up, constant, linear decay over the last 40 %."""
+    warm = max(1, round(0.05 * steps))
+    return min(1.0, (step + 1) / warm, (steps - step) / (0.4 * steps))
+
+
+# ----------------------------------------------------------------------------------------------------------------- the race
+class Contestant(NamedTuple):
+    """A kind of layer with a rate."""
+
+    kind: str
+    rate: float
+
+
+class Round(NamedTuple):
+    """Trainings of equal length: the losses of each contestant, one for each seed; infinite where a training diverged."""
+
+    steps: int
+    losses: dict[Contestant, list[float]]
+
+
+def halving(
+    contestants: Sequence[Contestant],
+    train: Callable[[Contestant, int], list[float]],
+    *,
+    steps: int,
+    budget: float,
+    seeds: int = 1,
+) -> list[Round]:
+    """The rounds of a race; its winner is the contestant with the lowest mean loss in the last one.
+
+    Args:
+        train: (contestant, steps) -> its validation losses, one for each seed.
+        steps: of a full training. budget: what the race may take, in full trainings; a third for each round.
+    """
+    rounds = []
+    left = list(dict.fromkeys(contestants))
+    for number in range(ROUNDS):
+        length = budget * steps / (ROUNDS * len(left) * seeds)
+        length = max(1, min(steps, round(length)))
+        losses = {each: train(each, length) for each in left}
+        rounds.append(Round(length, losses))
+        if not any(math.isfinite(_mean(found)) for found in losses.values()):
+            raise ValueError(
+                f"no loss is finite after {length} steps: check the data and the loss, or give lower rates"
+            )
+        count = math.ceil(len(left) / FEWER)
+        left = _best(losses, count, 2 if number == 0 else 1)
+    return rounds
+
+
+def _mean(losses: Sequence[float]) -> float:
+    return float(np.mean(losses))
+
+
+def _best(losses: dict[Contestant, list[float]], count: int, each: int) -> list[Contestant]:
+    """The ``count`` contestants with the lowest loss, of one kind at most ``each``."""
+    found: list[Contestant] = []
+    for one in sorted(losses, key=lambda one: _mean(losses[one])):
+        same = sum(other.kind == one.kind for other in found)
+        if same < each and len(found) < count and math.isfinite(_mean(losses[one])):
+            found.append(one)
+    return found
+
+
+def winner(last: Round) -> Contestant:
+    """The contestant with the lowest mean loss."""
+    return min(last.losses, key=lambda one: _mean(last.losses[one]))
+
+
+@dataclass
+class Race:
+    """A finished race.
+
+    ``table``: a row for each kind, the chosen one first. ``choice``: its kind and rate. ``rounds``: all losses.
+    """
+
+    table: pd.DataFrame
+    choice: Contestant
+    rounds: list[Round]
+    build: Callable[[], nn.Module] = field(repr=False)
+
+
+def race(
+    model: nn.Module,
+    train: Any,
+    validation: Any,
+    layers: Names,
+    *,
+    kinds: Sequence[str] = KINDS,
+    share: float = 0.25,
+    limit: str = "parameters",
+    rates: Sequence[float] = RATES,
+    steps: int = 1000,
+    batch_size: int = 64,
+    budget: float = 3.0,
+    seconds: float | None = None,
+    seeds: Sequence[int] = (0,),
+    loss: Loss | None = None,
+    store: str | pathlib.Path | None = None,
+    progress: bool = True,
+) -> Race:
+    """Race kinds of layers on your own model and data, each at several rates, and say which one to train in full.
+
+    Args:
+        model: is not changed. Its nn.Linear named in ``layers`` (see `swap`) are replaced and drawn anew, everything else starts
+            from its present weights.
+        train, validation: a tuple of tensors (inputs, targets), a torch Dataset, or anything that gives batches each time it
+            is iterated, such as a DataLoader.
+        kinds: those that do not fit the layers at this ``share`` of ``limit`` stay away.
+        rates: of Adam for dense layers; matrices of structured layers get theirs by `lab.guide.rates`.
+        steps, batch_size: of a full training. budget: what the race may take, in full trainings.
+        seconds: in place of ``budget``; time of a step is measured first. About so long, not at most.
+        seeds: several give intervals, at the price of shorter trainings.
+        loss: (model, batch) -> mean loss. Without it a batch is (inputs, targets), and the loss is cross-entropy where targets are
+            integers, the mean squared error where they are not.
+        store: a file to which every training is written when it ends; the same call goes on from there.
+
+    Raises:
+        TypeError, ValueError: a layer that cannot be replaced, an empty budget, no batch, no kind that fits, no loss that is
+            finite, or a store of another race.
+    """
+    _check_race(rates, steps, budget, seconds, seeds, kinds)
+    with torch.random.fork_rng(devices=[]):
+        fitting = _fitting(model, layers, kinds, share, limit)
+    if not fitting:
+        raise ValueError(
+            f"no kind of layer fits into {share:g} of the {limit}: give a larger share"
+        )
+    contestants = [Contestant(kind, float(rate)) for kind in fitting for rate in rates]
+    log = _Log(
+        store,
+        _settings(
+            model, layers, contestants, share, limit, steps, batch_size, budget, seconds, seeds
+        ),
+    )
+    run = functools.partial(
+        _train,
+        model,
+        layers,
+        {"share": share, "limit": limit},
+        train,
+        validation,
+        loss or _loss,
+        batch_size,
+    )
+    if seconds is not None:
+        budget = log.remember("budget", lambda: _affordable(run, fitting, seconds, steps))
+    bar = tqdm(total=None, disable=not progress, unit="training", desc="race")
+
+    def losses(one: Contestant, length: int) -> list[float]:
+        found = []
+        for seed in seeds:
+            found.append(log.row(one, length, seed, lambda seed=seed: run(one, length, seed)))
+            bar.update()
+        return [math.inf if value is None else value for value in found]
+
+    with bar:
+        rounds = halving(contestants, losses, steps=steps, budget=budget, seeds=len(seeds))
+    choice = winner(rounds[-1])
+    table = _table(rounds, fitting, log.times())
+    chosen = functools.partial(swap, model, layers, choice.kind, share=share, limit=limit)
+    return Race(table, choice, rounds, chosen)
+
+
+def _fitting(model, layers, kinds, share: float, limit: str) -> dict[str, nn.Module]:
+    """The model with layers of each kind that fits."""
+    built = {
+        kind: swap(model, layers, kind, share=share, limit=limit) for kind in dict.fromkeys(kinds)
+    }
+    return {kind: net for kind, net in built.items() if net is not None}
+
+
+def _check_race(rates, steps, budget, seconds, seeds, kinds) -> None:
+    if not seeds or not rates or not kinds:
+        raise ValueError("give at least one seed, one rate and one kind")
+    if unknown := sorted(set(kinds) - set(KINDS)):
+        raise ValueError(f"kinds names {unknown}; there are {', '.join(KINDS)}")
+    if any(not 0 < rate < math.inf for rate in rates):
+        raise ValueError(f"rates must be positive and finite, got {list(rates)}")
+    if steps < 1 or budget <= 0 or (seconds is not None and seconds <= 0):
+        raise ValueError(f"steps={steps}, budget={budget}, seconds={seconds}: all must be positive")
+
+
+def _settings(model, layers, contestants, *others) -> str:
+    sizes = [(name, list(p.shape)) for name, p in model.named_parameters()]
+    return json.dumps([sizes, list(layers), contestants, *others], default=list)
+
+
+# -------------------------------------------------------------------------------------------------------------- one training
+def _train(
+    model,
+    layers,
+    budget,
+    train,
+    validation,
+    loss,
+    batch_size,
+    one: Contestant,
+    steps: int,
+    seed: int,
+) -> tuple[float | None, float]:
+    """The lowest validation loss of a training of so many steps, None if none is finite, and the median seconds of a step."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        net = swap(model, layers, one.kind, **budget).train()
+        adam = torch.optim.Adam(groups(net, one.rate))
+        base = [group["lr"] for group in adam.param_groups]
+        device = next(net.parameters()).device
+        looks = {round(steps * (i + 1) / LOOKS) for i in range(LOOKS)}
+        taken, found = [], math.inf
+        for step, batch in zip(range(steps), _endless(train, batch_size, seed)):
+            began = time.perf_counter()
+            for group, rate in zip(adam.param_groups, base):
+                group["lr"] = rate * schedule(step, steps)
+            adam.zero_grad(set_to_none=True)
+            loss(net, _moved(batch, device)).backward()
+            adam.step()
+            taken.append(time.perf_counter() - began)
+            if step + 1 in looks:
+                found = min(found, _validate(net, validation, loss, device))
+    return (found if math.isfinite(found) else None), float(np.median(taken))
+
+
+def _loss(model: nn.Module, batch: Any) -> Tensor:
+    """Cross-entropy for integer targets, else the mean squared error."""
+    inputs, targets = batch
+    outputs = model(inputs)
+    if targets.is_floating_point():
+        return F.mse_loss(outputs, targets)
+    return F.cross_entropy(outputs, targets)
+
+
+@torch.no_grad()
+def _validate(net: nn.Module, data: Any, loss: Loss, device) -> float:
+    """Mean loss over the validation part, infinite if it is not a number."""
+    total = count = 0
+    net.eval()
+    for batch in _batches(data, 1024, None):
+        size = _size(batch)
+        total += float(loss(net, _moved(batch, device))) * size
+        count += size
+    net.train()
+    if not count:
+        raise ValueError(
+            "validation gave no batch; an iterator is spent after one pass: give a DataLoader, a Dataset or tensors"
+        )
+    return total / count if math.isfinite(total) else math.inf
+
+
+def _size(batch: Any) -> int:
+    first = next(iter(batch.values())) if isinstance(batch, dict) else batch
+    return len(first) if isinstance(first, Tensor) else len(first[0])
+
+
+def _moved(batch: Any, device) -> Any:
+    if isinstance(batch, Tensor):
+        return batch.to(device)
+    if isinstance(batch, dict):
+        return {name: _moved(value, device) for name, value in batch.items()}
+    return tuple(_moved(value, device) for value in batch)
+
+
+def _batches(data: Any, batch_size: int, seed: int | None) -> Iterable:
+    """Batches of data of any kind; in an order of its own for each seed, in their own order without one."""
+    if isinstance(data, (tuple, list)) and data and all(isinstance(part, Tensor) for part in data):
+        data = TensorDataset(*data)
+    if isinstance(data, Dataset) and not isinstance(data, IterableDataset):
+        order = None if seed is None else torch.Generator().manual_seed(seed)
+        drop = seed is not None and len(data) >= batch_size
+        return DataLoader(
+            data, batch_size, shuffle=seed is not None, generator=order, drop_last=drop
+        )
+    return data
+
+
+def _endless(data: Any, batch_size: int, seed: int) -> Iterator:
+    batches = _batches(data, batch_size, seed)
+    while True:
+        given = False
+        for batch in batches:
+            given = True
+            yield batch
+        if not given:
+            raise ValueError(
+                "train gave no batch; an iterator is spent after one pass: give a DataLoader, a Dataset or tensors"
+            )
+
+
+def _affordable(run, fitting: dict[str, nn.Module], seconds: float, steps: int) -> float:
+    """Full trainings that fit into so many seconds: the mean over the kinds of the median time of a few steps."""
+    taken = [run(Contestant(kind, RATES[0]), 5, 0)[1] for kind in fitting]
+    return seconds / (steps * float(np.mean(taken)))
+
+
+# ------------------------------------------------------------------------------------------------------------ log and table
+class _Log:
+    """Rows of trainings that ended, in memory and, with a path, in a file of one JSON object a line."""
+
+    def __init__(self, path: str | pathlib.Path | None, settings: str):
+        self.path = None if path is None else pathlib.Path(path)
+        self.rows: dict[str, Any] = {}
+        if self.path is None:
+            return
+        if self.path.exists():
+            for line in self.path.read_text(encoding="utf-8").splitlines():
+                row = json.loads(line)
+                self.rows[row["key"]] = row["value"]
+            if self.rows.get("settings") != settings:
+                raise ValueError(
+                    f"{self.path} holds another race (other layers, kinds, rates, steps or seeds): name another file"
+                )
+        else:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.remember("settings", lambda: settings)
+
+    def remember(self, key: str, compute: Callable[[], Any]) -> Any:
+        if key not in self.rows:
+            value = compute()
+            self.rows[key] = value
+            if self.path is not None:
+                with self.path.open("a", encoding="utf-8") as file:
+                    file.write(json.dumps({"key": key, "value": value}) + "\n")
+        return self.rows[key]
+
+    def row(self, one: Contestant, steps: int, seed: int, run: Callable) -> float | None:
+        return self.remember(json.dumps([one.kind, one.rate, steps, seed]), run)[0]
+
+    def times(self) -> dict[str, float]:
+        """Median seconds of a step of each kind, over its trainings."""
+        found: dict[str, list[float]] = {}
+        for key, value in self.rows.items():
+            if key.startswith("["):
+                found.setdefault(json.loads(key)[0], []).append(value[1])
+        return {kind: float(np.median(values)) for kind, values in found.items()}
+
+
+def _table(
+    rounds: list[Round], fitting: dict[str, nn.Module], times: dict[str, float]
+) -> pd.DataFrame:
+    """One row for each kind: how far its best contestant came and with which loss; those that came farther first."""
+    last = {}
+    for number, each in enumerate(rounds, 1):
+        for kind in {one.kind for one in each.losses}:
+            own = {one: losses for one, losses in each.losses.items() if one.kind == kind}
+            best = winner(Round(each.steps, own))
+            last[kind] = (number, each.steps, best.rate, own[best])
+    chosen = rounds[-1].losses[winner(rounds[-1])]
+    rows = []
+    for kind, (number, steps, rate, losses) in last.items():
+        row = {"kind": kind, "round": number, "steps": steps, "rate": rate, "loss": _mean(losses)}
+        if len(losses) > 1 and math.isfinite(_mean(losses)):
+            row["low"], row["high"] = stats.interval(losses)[1:]
+        net = fitting[kind]
+        row["parameters"] = sum(p.numel() for p in net.parameters())
+        row["multiply-adds"] = _macs(net)
+        row["ms a step"] = 1e3 * times[kind]
+        row["result"] = _result(number, losses, chosen)
+        rows.append(row)
+    table = pd.DataFrame(rows)
+    return table.sort_values(["round", "loss"], ascending=[False, True], ignore_index=True)
+
+
+def _macs(net: nn.Module) -> int:
+    """Multiply-adds of the linear layers for one row of their inputs."""
+    total = 0
+    for layer in net.modules():
+        if hasattr(layer, "multiply_adds"):
+            total += layer.multiply_adds()
+        elif isinstance(layer, nn.Linear):
+            total += layer.in_features * layer.out_features
+    return total
+
+
+def _result(number: int, losses: list[float], chosen: list[float]) -> str:
+    if losses is chosen:
+        return "chosen"
+    if number < ROUNDS:
+        return f"left after round {number}"
+    if len(losses) < 2:
+        return "one seed: no interval"
+    worse = stats.above(stats.interval(np.subtract(losses, chosen)))
+    return "worse" if worse else "no clear difference"

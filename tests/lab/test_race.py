@@ -1,0 +1,245 @@
+"""`lab.guide.race`: layers within their budget, rounds of the cost asked for, a choice that is plain, and errors."""
+
+import math
+
+import pytest
+import torch
+from lab import guide, layers
+from lab.guide import racing as module
+from torch import nn
+
+from ndlinear import NdLinear
+
+SHARES = [("parameters", 1 / 16), ("parameters", 1 / 4), ("operations", 1 / 3)]
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(16, 24)
+        self.fc2 = nn.Linear(24, 16, bias=False)
+        self.out = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.out(x + self.fc2(self.fc1(x).relu()))
+
+
+PAIR = [("fc1", "fc2")]
+
+
+def data(count=200, seed=0):
+    draw = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 16, generator=draw)
+    return x, x[:, :3].argmax(1)
+
+
+QUICK = {"steps": 12, "batch_size": 16, "progress": False}
+
+
+# ------------------------------------------------------------------------------------------------------------- the layers
+@pytest.mark.parametrize("kind", module.BUILT)
+@pytest.mark.parametrize(("limit", "share"), SHARES)
+@pytest.mark.parametrize("sizes", [(144, 144), (64, 256), (96, 60)])
+def test_a_layer_keeps_its_budget_and_maps_what_it_says(kind, limit, share, sizes):
+    layer = guide.build(kind, *sizes, share=share, limit=limit, bias=False)
+    if layer is None:
+        return
+    cost = layers.count_weights(layer) if limit == "parameters" else layer.multiply_adds()
+    assert 0 < cost <= share * sizes[0] * sizes[1]
+    assert layer(torch.randn(2, 3, sizes[0])).shape == (2, 3, sizes[1])
+
+
+def test_most_kinds_fit_and_fill_a_quarter():
+    built = {kind: guide.build(kind, 144, 144, share=0.25, bias=False) for kind in module.BUILT}
+    assert [kind for kind, layer in built.items() if layer is None] == ["dense"]
+    filled = {kind: layers.count_weights(layer) / 144**2 for kind, layer in built.items() if layer}
+    assert all(filled[k] > 0.2 for k in ("low-rank", "bottleneck", "blocks", "monarch", "blast"))
+    assert isinstance(built["ndlinear"].map, NdLinear) and built["ndlinear-sum"].map.rank == 16
+
+
+def test_a_bottleneck_is_not_linear_and_blast_is_its_blocks():
+    x = torch.randn(4, 12, dtype=torch.float64)
+    layer = layers.Bottleneck(12, 8, 3, bias=False).double()
+    assert not torch.allclose(layer(2 * x), 2 * layer(x))
+    blast = layers.Blast(12, 8, rank=3, blocks=4, bias=False).double()
+    blocks = [
+        [blast.right[j] @ torch.diag(blast.scales[j, i]) @ blast.left[i] for i in range(4)]
+        for j in range(4)
+    ]
+    whole = torch.cat([torch.cat(row, 1) for row in blocks])
+    assert torch.allclose(blast(x), x @ whole)
+
+
+def test_narrow_shrinks_what_lies_between_a_pair():
+    net = guide.swap(Net(), PAIR, "narrow", share=0.25)
+    assert (net.fc1.out_features, net.fc2.in_features, net.fc2.bias) == (6, 6, None)
+    assert guide.swap(Net(), ["fc1", "fc2"], "narrow") is None
+    assert net(torch.randn(2, 16)).shape == (2, 3)
+
+
+def test_a_swap_leaves_the_model_and_the_other_layers_alone():
+    model = Net()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    net = guide.swap(model, ["fc1"], "low-rank", share=0.5)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert torch.equal(net.fc2.weight, model.fc2.weight) and isinstance(net.fc1, layers.LowRank)
+    one = guide.swap(nn.Linear(16, 16), ["(the model)"], "blocks", share=0.5)
+    assert isinstance(one, layers.BlockDiagonal)
+
+
+def test_rates_follow_the_rule():
+    net = guide.swap(Net(), ["fc1"], "low-rank", share=0.5)
+    found = guide.rates(net, 0.01)
+    rank = len(net.fc1.down)
+    assert found["fc1.down"] == pytest.approx(0.01 / 2)
+    assert found["fc1.up"] == pytest.approx(0.01 * 16 / (2 * rank))
+    assert found["fc2.weight"] == found["fc1.bias"] == 0.01
+    assert sum(len(group["params"]) for group in guide.groups(net, 0.01)) == len(found)
+
+
+# --------------------------------------------------------------------------------------------------------------- the rounds
+@pytest.mark.parametrize("budget", [1.0, 3.0])
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_rounds_cost_what_the_race_may_take(budget, seeds):
+    contestants = [guide.Contestant(kind, rate) for kind in "abcdefghij" for rate in (1, 2, 3)]
+    spent = []
+
+    def train(one, steps):
+        spent.append(seeds * steps)
+        return [ord(one.kind) + one.rate / 10] * seeds
+
+    rounds = guide.halving(contestants, train, steps=3600, budget=budget, seeds=seeds)
+    assert [len(each.losses) for each in rounds] == [30, 10, 4]
+    assert rounds[1].steps == 3 * rounds[0].steps
+    assert sum(spent) == pytest.approx(3600 * budget, rel=0.02)
+    assert guide.winner(rounds[-1]) == ("a", 1)
+    second = [one.kind for one in rounds[1].losses]
+    assert max(second.count(kind) for kind in second) == 2
+    assert len({one.kind for one in rounds[2].losses}) == 4
+
+
+def test_who_diverges_leaves_and_a_race_without_losses_says_so():
+    contestants = [guide.Contestant("a", 1.0), guide.Contestant("b", 1.0)]
+    options = {"steps": 10, "budget": 3.0}
+    rounds = guide.halving(
+        contestants, lambda one, _: [math.inf if one.kind == "a" else 1.0], **options
+    )
+    assert [list(each.losses) for each in rounds[1:]] == [contestants[1:]] * 2
+    with pytest.raises(ValueError, match="give lower rates"):
+        guide.halving(contestants, lambda *_: [math.nan], **options)
+
+
+# ----------------------------------------------------------------------------------------------------------------- the race
+def test_a_race_finds_the_layer_that_the_task_needs():
+    """Targets are what blocks of four make of the inputs, orthogonal: a matrix of low rank gives no good answer."""
+    torch.manual_seed(0)
+    x = torch.randn(600, 64)
+    y = torch.block_diag(*[torch.linalg.qr(torch.randn(4, 4)).Q for _ in range(16)])
+    y = (x @ y).view(-1, 16, 4).transpose(1, 2).flatten(1)
+    found = guide.race(
+        nn.Linear(64, 64), (x[:500], y[:500]), (x[500:], y[500:]), ["(the model)"],
+        kinds=("low-rank", "blocks", "ndlinear"), share=1 / 16, steps=200, batch_size=50, rates=(0.01, 0.03),
+        progress=False,
+    )  # fmt: skip
+    assert found.choice.kind == "blocks" and found.table["result"][0] == "chosen"
+    assert isinstance(found.build(), layers.BlockDiagonal)
+    assert list(found.table["loss"]) == sorted(found.table["loss"])
+
+
+def test_the_table_names_costs_intervals_and_who_left():
+    found = guide.race(Net(), data(), data(60, 1), PAIR, seeds=(0, 1, 2), budget=9, **QUICK)
+    table = found.table
+    assert table["result"][0] == "chosen" and set(table["result"][1:]) <= {
+        "worse", "no clear difference", "left after round 1", "left after round 2",
+    }  # fmt: skip
+    assert (table["low"] <= table["loss"]).all() and (table["ms a step"] > 0).all()
+    net = found.build()
+    row = table.iloc[0]
+    assert row["parameters"] == sum(p.numel() for p in net.parameters())
+    single = guide.race(Net(), data(), data(60, 1), PAIR, **QUICK).table
+    assert "low" not in single and "one seed: no interval" in set(single["result"])
+
+
+def test_a_race_goes_on_where_it_was(tmp_path, monkeypatch):
+    store = tmp_path / "new" / "race.jsonl"
+    args = (Net(), data(), data(60, 1), PAIR)
+    own = module._train
+    done = []
+
+    def breaks(*args):
+        if len(done) == 7:
+            raise KeyboardInterrupt
+        done.append(args)
+        return own(*args)
+
+    monkeypatch.setattr(module, "_train", breaks)
+    with pytest.raises(KeyboardInterrupt):
+        guide.race(*args, store=store, **QUICK)
+    kept = store.read_text()
+    monkeypatch.setattr(module, "_train", lambda *args: done.append(args) or own(*args))
+    found = guide.race(*args, store=store, **QUICK)
+    assert store.read_text().startswith(kept) and kept.count("\n") == 8
+    trained = len(done)
+    again = guide.race(*args, store=store, **QUICK)
+    assert len(done) == trained and again.choice == found.choice
+    assert again.rounds == found.rounds
+    with pytest.raises(ValueError, match="holds another race"):
+        guide.race(*args, store=store, seeds=(5,), **QUICK)
+
+
+def test_a_budget_in_seconds_is_measured_first():
+    found = guide.race(
+        Net(), data(), data(60, 1), PAIR, seconds=1.0, kinds=("blocks", "low-rank"), **QUICK
+    )
+    assert found.rounds[0].steps >= 1
+
+
+@pytest.mark.parametrize("form", ["loader", "dictionary"])
+def test_batches_of_any_form(form):
+    x, y = data()
+    if form == "loader":
+        train = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 32)
+        found = guide.race(Net(), train, train, PAIR, kinds=("blocks",), **QUICK)
+    else:
+        train = [{"x": x, "y": y}]
+
+        def loss(net, batch):
+            return nn.functional.cross_entropy(net(batch["x"]), batch["y"])
+
+        found = guide.race(Net(), train, train, PAIR, kinds=("blocks",), loss=loss, **QUICK)
+    assert math.isfinite(found.table["loss"][0])
+
+
+def test_the_generator_of_the_caller_is_left_alone():
+    model = Net()
+    torch.manual_seed(3)
+    expected = torch.rand(3)
+    torch.manual_seed(3)
+    guide.race(model, data(), data(60, 1), PAIR, kinds=("low-rank",), **QUICK)
+    assert torch.equal(torch.rand(3), expected)
+
+
+WRONG = [
+    ({"layers": []}, "layers is empty"),
+    ({"layers": ["fc3"]}, "not a linear layer"),
+    ({"layers": [("fc1", "out")]}, "are no pair"),
+    ({"model": nn.Sequential(nn.Conv2d(1, 1, 1))}, "has no nn.Linear"),
+    ({"kinds": ("tucker",)}, "kinds names"),
+    ({"kinds": ("dense",)}, "larger share"),
+    ({"rates": (0.0,)}, "positive and finite"),
+    ({"rates": (float("inf"),)}, "positive and finite"),
+    ({"seeds": ()}, "at least one seed"),
+    ({"budget": 0}, "must be positive"),
+    ({"share": 1.5}, "at most 1"),
+    ({"limit": "time"}, "limit must be"),
+    ({"train": iter([])}, "train gave no batch"),
+    ({"validation": []}, "validation gave no batch"),
+    ({"train": (torch.full((20, 16), math.nan), torch.zeros(20, dtype=torch.long))}, "lower rates"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), WRONG)
+def test_errors_say_what_to_do(change, words):
+    options = {"model": Net(), "train": data(), "validation": data(60, 1), "layers": PAIR} | QUICK
+    with pytest.raises(ValueError, match=words):
+        guide.race(**options | change)
