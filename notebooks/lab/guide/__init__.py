@@ -14,7 +14,7 @@ from .racing import (
     swap,
     winner,
 )
-from .report import (
+from .reporting import (
     Advice,
     Case,
     advise,
