@@ -185,13 +185,39 @@ def test_a_race_goes_on_where_it_was(tmp_path, monkeypatch):
     assert again.rounds == found.rounds
     with pytest.raises(ValueError, match="holds another race"):
         guide.race(*args, store=store, seeds=(5,), **QUICK)
+    with pytest.raises(ValueError, match="holds another race"):
+        guide.race(Net(), data(), data(60, 2), PAIR, store=store, **QUICK)
 
 
-def test_a_budget_in_seconds_is_measured_first():
-    found = guide.race(
-        Net(), data(), data(60, 1), PAIR, seconds=1.0, kinds=("blocks", "low-rank"), **QUICK
-    )
-    assert found.rounds[0].steps >= 1
+def test_a_line_that_was_cut_off_costs_one_training(tmp_path):
+    args, store = (Net(), data(), data(60, 1), PAIR), tmp_path / "race.jsonl"
+    found = guide.race(*args, store=store, **QUICK)
+    text = store.read_text()
+    store.write_text(text[:-9])
+    again = guide.race(*args, store=store, **QUICK)
+    assert again.rounds == found.rounds
+    assert [line.split('"value"')[0] for line in store.read_text().splitlines()] == [
+        line.split('"value"')[0] for line in text.splitlines()
+    ]
+    for other in ("no race\n", "no line"):
+        store.write_text(other)
+        with pytest.raises(ValueError, match="name another file"):
+            guide.race(*args, store=store, **QUICK)
+        assert store.read_text() == other
+
+
+def test_a_budget_in_seconds_is_measured_once(tmp_path, monkeypatch):
+    """At 0.01 s a step, 9 s pay for 900 steps: 300 for each round, and six contestants in the first."""
+    kinds = ("blocks", "low-rank")
+    options = QUICK | {"steps": 1000, "kinds": kinds, "seconds": 9.0, "store": tmp_path / "race"}
+    seconds = [0.01]
+    monkeypatch.setattr(module, "_train", lambda *args: (args[-3].rate, seconds[0]))
+    found = guide.race(Net(), data(), data(60, 1), PAIR, **options)
+    assert [each.steps for each in found.rounds] == [50, 150, 300]
+    assert found.table["ms a step"].tolist() == pytest.approx([10.0, 10.0])
+    seconds[0] = 1.0
+    again = guide.race(Net(), data(), data(60, 1), PAIR, **options)
+    assert again.rounds == found.rounds
 
 
 @pytest.mark.parametrize("form", ["loader", "dictionary"])
@@ -201,7 +227,7 @@ def test_batches_of_any_form(form):
         train = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 32)
         found = guide.race(Net(), train, train, PAIR, kinds=("blocks",), **QUICK)
     else:
-        train = [{"x": x, "y": y}]
+        train = [{"name": "all", "x": x, "y": y}]
 
         def loss(net, batch):
             return nn.functional.cross_entropy(net(batch["x"]), batch["y"])
@@ -223,6 +249,8 @@ WRONG = [
     ({"layers": []}, "layers is empty"),
     ({"layers": ["fc3"]}, "not a linear layer"),
     ({"layers": [("fc1", "out")]}, "are no pair"),
+    ({"layers": [("fc1", "fc2"), ("fc2", "fc1")]}, "more than once"),
+    ({"layers": [("fc1", "fc2", "out")]}, "two names"),
     ({"model": nn.Sequential(nn.Conv2d(1, 1, 1))}, "has no nn.Linear"),
     ({"kinds": ("tucker",)}, "kinds names"),
     ({"kinds": ("dense",)}, "larger share"),

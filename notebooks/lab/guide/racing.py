@@ -13,13 +13,16 @@ that its end can be compared, and a race that was stopped goes on where it was. 
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
+import hashlib
+import itertools
 import json
 import math
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -29,13 +32,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
-from tqdm.auto import tqdm
 
 from ndlinear import cheapest_order, count_macs, count_parameters, near_square
 
 from .. import stats
 from ..layers import Blast, BlockDiagonal, BlockTensorTrain, Bottleneck, Dense, Kronecker, LowRank
-from .reporting import replaceable
+from .reporting import divisors, folding, replaceable
 
 Names = Sequence[str | tuple[str, str]]
 Loss = Callable[[nn.Module, Any], Tensor]
@@ -59,7 +61,7 @@ def build(
     """The largest layer of a kind that costs at most a share of the dense one; None if there is none.
 
     Args:
-        kind: one of `KINDS`. inputs, outputs: of the dense layer, D and H.
+        kind: one of `KINDS`, "narrow" excepted. inputs, outputs: of the dense layer, D and H.
         share: of the D H weights or multiply-adds of the dense layer. limit: "parameters" or "operations". Biases count nothing.
     """
     _check_budget(share, limit)
@@ -85,14 +87,14 @@ def _low_rank(inputs, outputs, most, limit, bias, kind=LowRank):
 
 
 def _blocks(inputs, outputs, most, limit, bias):
-    for blocks in _divisors(math.gcd(inputs, outputs)):
+    for blocks in divisors(math.gcd(inputs, outputs)):
         if inputs * outputs // blocks <= most:
             return BlockDiagonal(inputs, outputs, blocks, bias)
     return None
 
 
 def _blast(inputs, outputs, most, limit, bias):
-    blocks = max((b for b in _divisors(math.gcd(inputs, outputs)) if b <= 4), default=0)
+    blocks = max((b for b in divisors(math.gcd(inputs, outputs)) if b <= 4), default=0)
     rank = most // (inputs + outputs + blocks**2)
     return Blast(inputs, outputs, rank, blocks, bias) if blocks and rank else None
 
@@ -103,8 +105,14 @@ def _monarch(inputs, outputs, most, limit, bias):
     return BlockTensorTrain(*max(fits)[1:], bias=bias) if fits else None
 
 
-def _square(inputs, outputs, most, limit, bias):
-    dims, hidden = near_square(inputs), near_square(outputs)[::-1]
+def _three(n: int) -> tuple[int, int, int]:
+    """Three factors of n, ascending, with the smallest sum."""
+    return min((tuple(sorted((a, *near_square(n // a)))) for a in [1, *divisors(n)]), key=sum)
+
+
+def _kronecker(inputs, outputs, most, limit, bias, split=near_square):
+    """As many modes as ``split`` gives, as equal as possible; None if one has length one."""
+    dims, hidden = split(inputs), split(outputs)[::-1]
     if 1 in (*dims, *hidden) or _cost(dims, hidden, limit) > most:
         return None
     return Kronecker(dims, hidden, bias=bias)
@@ -112,26 +120,17 @@ def _square(inputs, outputs, most, limit, bias):
 
 def _fold(inputs, outputs, most, limit, bias):
     """Two modes of other lengths than the nearly square ones, as many weights or multiply-adds as fit."""
-    square = near_square(inputs), near_square(outputs)[::-1]
     sizes = [(_cost(*each, limit), *each) for each in _foldings(inputs, outputs)]
     fits = [found for found in sizes if found[0] <= most]
-    dims, hidden = max(fits)[1:] if fits else square
-    return None if (dims, hidden) == square else Kronecker(dims, hidden, bias=bias)
-
-
-def _cube(inputs, outputs, most, limit, bias):
-    dims, hidden = _three(inputs), _three(outputs)[::-1]
-    if 1 in (*dims, *hidden) or _cost(dims, hidden, limit) > most:
+    if not fits or max(fits)[1:] == folding(inputs, outputs):
         return None
-    return Kronecker(dims, hidden, bias=bias)
+    return Kronecker(*max(fits)[1:], bias=bias)
 
 
 def _sum(inputs, outputs, most, limit, bias):
-    dims, hidden = near_square(inputs), near_square(outputs)[::-1]
-    terms = min(most // _cost(dims, hidden, limit), TERMS)
-    if 1 in (*dims, *hidden) or terms < 2:
-        return None
-    return Kronecker(dims, hidden, terms, bias)
+    square = folding(inputs, outputs)
+    terms = min(most // _cost(*square, limit), TERMS) if square else 0
+    return Kronecker(*square, terms, bias) if terms > 1 else None
 
 
 BUILT = {
@@ -141,28 +140,19 @@ BUILT = {
     "blocks": _blocks,
     "monarch": _monarch,
     "blast": _blast,
-    "ndlinear": _square,
+    "ndlinear": _kronecker,
     "ndlinear-fold": _fold,
-    "ndlinear-3": _cube,
+    "ndlinear-3": functools.partial(_kronecker, split=_three),
     "ndlinear-sum": _sum,
 }
 NARROW = "narrow"  # of a pair of layers: both dense, with fewer numbers between them
 KINDS = (*BUILT, NARROW)
 
 
-def _divisors(n: int) -> list[int]:
-    return [d for d in range(2, n // 2 + 1) if n % d == 0]
-
-
 def _foldings(inputs: int, outputs: int) -> list:
     """Two modes of the inputs and two of the outputs, none of length one."""
-    sides = _divisors(inputs), _divisors(outputs)
+    sides = divisors(inputs), divisors(outputs)
     return [((a, inputs // a), (c, outputs // c)) for a in sides[0] for c in sides[1]]
-
-
-def _three(n: int) -> tuple[int, int, int]:
-    """Three factors of n, ascending, with the smallest sum."""
-    return min((tuple(sorted((a, *near_square(n // a)))) for a in [1, *_divisors(n)]), key=sum)
 
 
 def _cost(dims, hidden, limit: str) -> int:
@@ -183,13 +173,18 @@ def swap(
         kind: one of `KINDS`; "narrow" needs pairs alone.
 
     Raises:
-        TypeError, ValueError: as `lab.guide.convert`, or two layers of a pair whose sizes do not meet.
+        TypeError, ValueError: as `lab.guide.convert`, or a name given twice, or two layers of a
+            pair whose sizes do not meet.
     """
     _check_budget(share, limit)
     if not layers:
         raise ValueError("layers is empty: name at least one nn.Linear of the model")
-    pairs = [names for names in layers if not isinstance(names, str)]
+    pairs = [tuple(names) for names in layers if not isinstance(names, str)]
+    if any(len(pair) != 2 for pair in pairs):
+        raise ValueError(f"a pair has two names, got {[p for p in pairs if len(p) != 2]}")
     flat = [name for names in layers for name in ([names] if isinstance(names, str) else names)]
+    if twice := sorted({name for name in flat if flat.count(name) > 1}):
+        raise ValueError(f"layers names {twice} more than once")
     old = {name: seen.layer for name, seen in replaceable(model, flat).items()}
     for first, second in pairs:
         if old[first].out_features != old[second].in_features:
@@ -370,7 +365,8 @@ def race(
         seeds: several give intervals, at the price of shorter trainings.
         loss: (model, batch) -> mean loss. Without it a batch is (inputs, targets), and the loss is cross-entropy where targets are
             integers, the mean squared error where they are not.
-        store: a file to which every training is written when it ends; the same call goes on from there.
+        store: a file to which every training is written when it ends; the same call, on the same data, goes on from there. It
+            does not know the weights of the model nor the loss: keep them.
 
     Raises:
         TypeError, ValueError: a layer that cannot be replaced, an empty budget, no batch, no kind that fits, no loss that is
@@ -378,7 +374,9 @@ def race(
     """
     _check_race(rates, steps, budget, seconds, seeds, kinds)
     with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
         fitting = _fitting(model, layers, kinds, share, limit)
+        seen = _digest(validation)
     if not fitting:
         raise ValueError(
             f"no kind of layer fits into {share:g} of the {limit}: give a larger share"
@@ -387,7 +385,17 @@ def race(
     log = _Log(
         store,
         _settings(
-            model, layers, contestants, share, limit, steps, batch_size, budget, seconds, seeds
+            model,
+            layers,
+            contestants,
+            share,
+            limit,
+            steps,
+            batch_size,
+            budget,
+            seconds,
+            seeds,
+            seen,
         ),
     )
     run = functools.partial(
@@ -402,21 +410,44 @@ def race(
     )
     if seconds is not None:
         budget = log.remember("budget", lambda: _affordable(run, fitting, seconds, steps))
-    bar = tqdm(total=None, disable=not progress, unit="training", desc="race")
+    trainings = len(seeds) * sum(math.ceil(len(contestants) / FEWER**i) for i in range(ROUNDS))
 
     def losses(one: Contestant, length: int) -> list[float]:
         found = []
         for seed in seeds:
             found.append(log.row(one, length, seed, lambda seed=seed: run(one, length, seed)))
-            bar.update()
+            tick()
         return [math.inf if value is None else value for value in found]
 
-    with bar:
+    with _bar(trainings if progress else 0) as tick:
         rounds = halving(contestants, losses, steps=steps, budget=budget, seeds=len(seeds))
     choice = winner(rounds[-1])
     table = _table(rounds, fitting, log.times())
     chosen = functools.partial(swap, model, layers, choice.kind, share=share, limit=limit)
     return Race(table, choice, rounds, chosen)
+
+
+@contextlib.contextmanager
+def _bar(total: int) -> Iterator[Callable[[], object]]:
+    """A progress bar where tqdm is installed and there is something to count; gives what moves it on."""
+    try:
+        from tqdm.auto import tqdm
+    except ImportError:
+        total = 0
+    if not total:
+        yield lambda: None
+        return
+    with tqdm(total=total, unit="training", desc="race") as bar:
+        yield bar.update
+
+
+def _digest(validation: Any) -> str:
+    """A short name for data: of the numbers in the first batch of the validation part."""
+    found = hashlib.sha256()
+    for batch in itertools.islice(iter(_batches(validation, 1024, None)), 1):
+        for part in _tensors(batch):
+            found.update(part.detach().cpu().double().numpy().tobytes())
+    return found.hexdigest()[:16]
 
 
 def _fitting(model, layers, kinds, share: float, limit: str) -> dict[str, nn.Module]:
@@ -457,12 +488,13 @@ def _train(
     seed: int,
 ) -> tuple[float | None, float]:
     """The lowest validation loss of a training of so many steps, None if none is finite, and the median seconds of a step."""
-    with torch.random.fork_rng(devices=[]):
+    device = next(model.parameters()).device
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda):
         torch.manual_seed(seed)
         net = swap(model, layers, one.kind, **budget).train()
         adam = torch.optim.Adam(groups(net, one.rate))
         base = [group["lr"] for group in adam.param_groups]
-        device = next(net.parameters()).device
         looks = {round(steps * (i + 1) / LOOKS) for i in range(LOOKS)}
         taken, found = [], math.inf
         for step, batch in zip(range(steps), _endless(train, batch_size, seed)):
@@ -472,6 +504,8 @@ def _train(
             adam.zero_grad(set_to_none=True)
             loss(net, _moved(batch, device)).backward()
             adam.step()
+            if cuda:
+                torch.cuda.synchronize(device)
             taken.append(time.perf_counter() - began)
             if step + 1 in looks:
                 found = min(found, _validate(net, validation, loss, device))
@@ -504,17 +538,30 @@ def _validate(net: nn.Module, data: Any, loss: Loss, device) -> float:
     return total / count if math.isfinite(total) else math.inf
 
 
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    """All tensors of a batch, whatever holds them."""
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping):
+        yield from _tensors(list(batch.values()))
+    elif isinstance(batch, (tuple, list)):
+        for part in batch:
+            yield from _tensors(part)
+
+
 def _size(batch: Any) -> int:
-    first = next(iter(batch.values())) if isinstance(batch, dict) else batch
-    return len(first) if isinstance(first, Tensor) else len(first[0])
+    return len(next(_tensors(batch)))
 
 
 def _moved(batch: Any, device) -> Any:
+    """The batch with its tensors on a device; what is no tensor stays as it is."""
     if isinstance(batch, Tensor):
         return batch.to(device)
-    if isinstance(batch, dict):
+    if isinstance(batch, Mapping):
         return {name: _moved(value, device) for name, value in batch.items()}
-    return tuple(_moved(value, device) for value in batch)
+    if isinstance(batch, (tuple, list)):
+        return tuple(_moved(value, device) for value in batch)
+    return batch
 
 
 def _batches(data: Any, batch_size: int, seed: int | None) -> Iterable:
@@ -559,9 +606,7 @@ class _Log:
         if self.path is None:
             return
         if self.path.exists():
-            for line in self.path.read_text(encoding="utf-8").splitlines():
-                row = json.loads(line)
-                self.rows[row["key"]] = row["value"]
+            self._read()
             if self.rows.get("settings") != settings:
                 raise ValueError(
                     f"{self.path} holds another race (other layers, kinds, rates, steps or seeds): name another file"
@@ -569,6 +614,21 @@ class _Log:
         else:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             self.remember("settings", lambda: settings)
+
+    def _read(self) -> None:
+        """All whole lines; one that was cut off in the middle of writing is removed."""
+        text = self.path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        for line in whole.splitlines():
+            try:
+                row = json.loads(line)
+                self.rows[row["key"]] = row["value"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise ValueError(
+                    f"{self.path} is not the file of a race: name another file"
+                ) from error
+        if whole != text and self.rows:
+            self.path.write_text(whole, encoding="utf-8")
 
     def remember(self, key: str, compute: Callable[[], Any]) -> Any:
         if key not in self.rows:

@@ -112,7 +112,7 @@ def foldings(
         Columns ``input_dims``, ``hidden_size``, ``parameters``, ``macs``; no rows if nothing fits.
     """
     rows = []
-    for a, c in itertools.product(_divisors(inputs), _divisors(outputs)):
+    for a, c in itertools.product(divisors(inputs), divisors(outputs)):
         dims, hidden = (a, inputs // a), (c, outputs // c)
         order = cheapest_order(dims, hidden)
         rows.append((dims, hidden, count_parameters(dims, hidden), count_macs(dims, hidden, order)))
@@ -127,7 +127,7 @@ def foldings(
     return found.reset_index(drop=True)
 
 
-def _divisors(n: int) -> list[int]:
+def divisors(n: int) -> list[int]:
     """Divisors of n other than 1 and n."""
     return [d for d in range(2, n // 2 + 1) if n % d == 0]
 
