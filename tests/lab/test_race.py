@@ -163,20 +163,20 @@ def test_the_table_names_costs_intervals_and_who_left():
 def test_a_race_goes_on_where_it_was(tmp_path, monkeypatch):
     store = tmp_path / "new" / "race.jsonl"
     args = (Net(), data(), data(60, 1), PAIR)
-    own = module._train
+    own = module.training
     done = []
 
-    def breaks(*args):
+    def breaks(*args, **options):
         if len(done) == 7:
             raise KeyboardInterrupt
         done.append(args)
-        return own(*args)
+        return own(*args, **options)
 
-    monkeypatch.setattr(module, "_train", breaks)
+    monkeypatch.setattr(module, "training", breaks)
     with pytest.raises(KeyboardInterrupt):
         guide.race(*args, store=store, **QUICK)
     kept = store.read_text()
-    monkeypatch.setattr(module, "_train", lambda *args: done.append(args) or own(*args))
+    monkeypatch.setattr(module, "training", lambda *a, **o: done.append(a) or own(*a, **o))
     found = guide.race(*args, store=store, **QUICK)
     assert store.read_text().startswith(kept) and kept.count("\n") == 8
     trained = len(done)
@@ -211,7 +211,11 @@ def test_a_budget_in_seconds_is_measured_once(tmp_path, monkeypatch):
     kinds = ("blocks", "low-rank")
     options = QUICK | {"steps": 1000, "kinds": kinds, "seconds": 9.0, "store": tmp_path / "race"}
     seconds = [0.01]
-    monkeypatch.setattr(module, "_train", lambda *args: (args[-3].rate, seconds[0]))
+
+    def quick(make, rate, *others, **options):
+        return guide.Training(rate, seconds[0])
+
+    monkeypatch.setattr(module, "training", quick)
     found = guide.race(Net(), data(), data(60, 1), PAIR, **options)
     assert [each.steps for each in found.rounds] == [50, 150, 300]
     assert found.table["ms a step"].tolist() == pytest.approx([10.0, 10.0])
@@ -271,3 +275,50 @@ def test_errors_say_what_to_do(change, words):
     options = {"model": Net(), "train": data(), "validation": data(60, 1), "layers": PAIR} | QUICK
     with pytest.raises(ValueError, match=words):
         guide.race(**options | change)
+
+
+# --------------------------------------------------------------------------------------------------------- axes of the data
+def test_axes_are_those_of_the_data():
+    """With (2, 8) inputs the layer multiplies two axes of these lengths; without axes the kind stays away."""
+    net = guide.swap(Net(), ["fc1"], "ndlinear-axes", axes={"fc1": (2, 1, 8)})
+    assert net.fc1.map.input_dims == (2, 8) and net.fc1.map.hidden_size == (4, 6)
+    assert guide.swap(Net(), ["fc1"], "ndlinear-axes") is None
+    both = guide.swap(Net(), PAIR, "ndlinear-axes", axes={"fc1": (2, 2, 4)})
+    assert both.fc1.map.input_dims == (2, 2, 4) and both.fc2.map.input_dims == (4, 6)
+    found = guide.race(Net(), data(), data(60, 1), PAIR, axes={"fc1": (2, 8)}, **QUICK)
+    assert "ndlinear-axes" in set(found.table["kind"])
+    without = guide.race(Net(), data(), data(60, 1), PAIR, **QUICK)
+    assert "ndlinear-axes" not in set(without.table["kind"])
+
+
+@pytest.mark.parametrize("axes", [{"fc1": (3, 5)}, {"out": (4, 4)}])
+def test_axes_that_are_not_those_of_a_layer_are_refused(axes):
+    with pytest.raises(ValueError, match="axes"):
+        guide.swap(Net(), PAIR, "ndlinear-axes", axes=axes)
+
+
+@pytest.mark.parametrize("modes", [1, 2, 3, 4])
+@pytest.mark.parametrize("n", [1, 7, 24, 64, 360])
+def test_factors_have_the_smallest_sum(n, modes):
+    """Against all ways to write n as a product."""
+
+    def products(rest, count):
+        if count == 1:
+            yield (rest,)
+            return
+        for a in range(1, rest + 1):
+            if rest % a == 0:
+                yield from ((a, *others) for others in products(rest // a, count - 1))
+
+    assert sum(guide.spread(n, modes)) == min(map(sum, products(n, modes)))
+    assert math.prod(guide.spread(n, modes)) == n
+
+
+def test_the_test_loss_belongs_to_the_lowest_validation_loss():
+    """With the validation part as test part both are one number; another part does not change the training."""
+    make = lambda: guide.swap(Net(), PAIR, "low-rank")  # noqa: E731
+    args = (make, 3e-3, data(), data(60, 1), 40, 0)
+    same = guide.training(*args, test=data(60, 1))
+    other = guide.training(*args, test=data(60, 2))
+    assert same.loss == same.test == other.loss != other.test
+    assert guide.training(*args).test is None

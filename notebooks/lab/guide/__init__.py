@@ -3,15 +3,19 @@ train (`race`)."""
 
 from .racing import (
     KINDS,
+    RATES,
     Contestant,
     Race,
+    Training,
     build,
     groups,
     halving,
     race,
     rates,
     schedule,
+    spread,
     swap,
+    training,
     winner,
 )
 from .reporting import (
@@ -29,10 +33,12 @@ from .reporting import (
 
 __all__ = [
     "KINDS",
+    "RATES",
     "Advice",
     "Case",
     "Contestant",
     "Race",
+    "Training",
     "advise",
     "build",
     "by_chance",
@@ -46,7 +52,9 @@ __all__ = [
     "rates",
     "report",
     "schedule",
+    "spread",
     "swap",
+    "training",
     "watch",
     "winner",
 ]

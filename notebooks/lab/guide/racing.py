@@ -40,6 +40,7 @@ from ..layers import Blast, BlockDiagonal, BlockTensorTrain, Bottleneck, Dense, 
 from .reporting import divisors, folding, replaceable
 
 Names = Sequence[str | tuple[str, str]]
+Axes = Mapping[str, Sequence[int]]
 Loss = Callable[[nn.Module, Any], Tensor]
 RATES = (3e-4, 1e-3, 3e-3)  # on the digits the middle one is the best or the second
 ROUNDS = 3
@@ -61,7 +62,7 @@ def build(
     """The largest layer of a kind that costs at most a share of the dense one; None if there is none.
 
     Args:
-        kind: one of `KINDS`, "narrow" excepted. inputs, outputs: of the dense layer, D and H.
+        kind: one of `KINDS`, "narrow" and "ndlinear-axes" excepted. inputs, outputs: of the dense layer, D and H.
         share: of the D H weights or multiply-adds of the dense layer. limit: "parameters" or "operations". Biases count nothing.
     """
     _check_budget(share, limit)
@@ -105,14 +106,21 @@ def _monarch(inputs, outputs, most, limit, bias):
     return BlockTensorTrain(*max(fits)[1:], bias=bias) if fits else None
 
 
-def _three(n: int) -> tuple[int, int, int]:
-    """Three factors of n, ascending, with the smallest sum."""
-    return min((tuple(sorted((a, *near_square(n // a)))) for a in [1, *divisors(n)]), key=sum)
+@functools.cache
+def spread(n: int, modes: int) -> tuple[int, ...]:
+    """So many factors of n, ascending, with the smallest sum."""
+    if modes <= 2:
+        return (n,) if modes == 1 else near_square(n)
+    each = [tuple(sorted((a, *spread(n // a, modes - 1)))) for a in [1, *divisors(n)]]
+    return min(each, key=sum)
 
 
-def _kronecker(inputs, outputs, most, limit, bias, split=near_square):
-    """As many modes as ``split`` gives, as equal as possible; None if one has length one."""
-    dims, hidden = split(inputs), split(outputs)[::-1]
+def _kronecker(inputs, outputs, most, limit, bias, modes=2):
+    """So many modes, as equal as possible; None if one has length one."""
+    return _folded(spread(inputs, modes), spread(outputs, modes)[::-1], most, limit, bias)
+
+
+def _folded(dims, hidden, most, limit, bias):
     if 1 in (*dims, *hidden) or _cost(dims, hidden, limit) > most:
         return None
     return Kronecker(dims, hidden, bias=bias)
@@ -142,11 +150,12 @@ BUILT = {
     "blast": _blast,
     "ndlinear": _kronecker,
     "ndlinear-fold": _fold,
-    "ndlinear-3": functools.partial(_kronecker, split=_three),
+    "ndlinear-3": functools.partial(_kronecker, modes=3),
     "ndlinear-sum": _sum,
 }
 NARROW = "narrow"  # of a pair of layers: both dense, with fewer numbers between them
-KINDS = (*BUILT, NARROW)
+AXES = "ndlinear-axes"  # NdLinear on the axes that the inputs have
+KINDS = (*BUILT, AXES, NARROW)
 
 
 def _foldings(inputs: int, outputs: int) -> list:
@@ -163,18 +172,26 @@ def _cost(dims, hidden, limit: str) -> int:
 
 # ------------------------------------------------------------------------------------------------ a model with other layers
 def swap(
-    model: nn.Module, layers: Names, kind: str, *, share: float = 0.25, limit: str = "parameters"
+    model: nn.Module,
+    layers: Names,
+    kind: str,
+    *,
+    share: float = 0.25,
+    limit: str = "parameters",
+    axes: Axes | None = None,
 ) -> nn.Module | None:
     """A copy of a model with new layers of one kind, freshly drawn, in place of some nn.Linear; None where they do not fit.
 
     Args:
         model: is not changed. layers: names of its nn.Linear; a pair (first, second) is two layers with something
             between them that acts on each number alone, so that "narrow" may have fewer numbers there.
-        kind: one of `KINDS`; "narrow" needs pairs alone.
+        kind: one of `KINDS`; "narrow" needs pairs alone, "ndlinear-axes" needs ``axes``.
+        axes: name of a layer -> lengths of the axes that its inputs had before they were flattened, such as
+            {"fc1": (3, 32, 32)}. Layers without an entry get the two modes of "ndlinear".
 
     Raises:
         TypeError, ValueError: as `lab.guide.convert`, or a name given twice, or two layers of a
-            pair whose sizes do not meet.
+            pair whose sizes do not meet, or axes that are not those of a layer named.
     """
     _check_budget(share, limit)
     if not layers:
@@ -192,21 +209,16 @@ def swap(
                 f"{first} writes {old[first].out_features} numbers and {second} reads "
                 f"{old[second].in_features}: they are no pair"
             )
+    axes = _lengths(axes or {}, old)
     if kind == NARROW:
-        new = (
-            _narrow([(old[a], old[b]) for a, b in pairs], share)
-            if len(flat) == 2 * len(pairs)
-            else None
-        )
+        new = []
+        if len(flat) == 2 * len(pairs):
+            new = _narrow([(old[a], old[b]) for a, b in pairs], share)
+    elif kind == AXES:
+        new = [_on_axes(old[name], axes.get(name), share, limit) for name in flat] if axes else []
     else:
-        budget = {"share": share, "limit": limit}
-        new = [
-            build(
-                kind, layer.in_features, layer.out_features, bias=layer.bias is not None, **budget
-            )
-            for layer in old.values()
-        ]
-    if new is None or None in new:
+        new = [_like(layer, kind, share, limit) for layer in old.values()]
+    if not new or None in new:
         return None
     copied = copy.deepcopy(model)
     for (name, layer), other in zip(old.items(), new):
@@ -217,14 +229,44 @@ def swap(
     return copied
 
 
-def _narrow(pairs: Sequence[tuple[nn.Linear, nn.Linear]], share: float) -> list[nn.Module] | None:
+def _like(layer: nn.Linear, kind: str, share: float, limit: str) -> nn.Module | None:
+    """A layer of a kind in place of a dense one."""
+    sizes = layer.in_features, layer.out_features
+    return build(kind, *sizes, share=share, limit=limit, bias=layer.bias is not None)
+
+
+def _on_axes(layer: nn.Linear, dims: tuple | None, share: float, limit: str) -> nn.Module | None:
+    """NdLinear on the axes of the inputs, of which there is none for a layer that reads no table."""
+    if dims is None:
+        return _like(layer, "ndlinear", share, limit)
+    most = int(share * layer.in_features * layer.out_features)
+    hidden = spread(layer.out_features, len(dims))
+    return _folded(dims, hidden, most, limit, layer.bias is not None)
+
+
+def _lengths(axes: Axes, layers: Mapping[str, nn.Linear]) -> dict[str, tuple[int, ...]]:
+    """The axes of each layer without those of length one."""
+    found = {}
+    for name, lengths in axes.items():
+        if name not in layers:
+            raise ValueError(f"axes names {name!r}; layers names {sorted(layers)}")
+        if math.prod(lengths) != layers[name].in_features:
+            raise ValueError(
+                f"axes of {name}: {tuple(lengths)} has {math.prod(lengths)} numbers, the layer reads "
+                f"{layers[name].in_features}"
+            )
+        found[name] = tuple(length for length in lengths if length > 1)
+    return found
+
+
+def _narrow(pairs: Sequence[tuple[nn.Linear, nn.Linear]], share: float) -> list[nn.Module]:
     """Dense layers with as many numbers between the two of a pair as the budget of both allows."""
     found = []
     for first, second in pairs:
         inputs, outputs = first.in_features, second.out_features
         width = int(share * first.out_features)
         if width < 1:
-            return None
+            return []
         found.append(Dense(inputs, width, first.bias is not None))
         found.append(Dense(width, outputs, second.bias is not None))
     return found
@@ -243,10 +285,13 @@ def rates(model: nn.Module, lr: float) -> dict[str, float]:
 
 
 def groups(model: nn.Module, lr: float) -> list[dict]:
-    """Parameter groups for Adam with the rates of `rates`."""
-    named = dict(model.named_parameters())
+    """Parameter groups for Adam, one for each rate of `rates`."""
     each = rates(model, lr)
-    return [{"params": [p], "lr": each[name]} for name, p in named.items() if p.requires_grad]
+    found: dict[float, list] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            found.setdefault(each[name], []).append(parameter)
+    return [{"params": parameters, "lr": rate} for rate, parameters in found.items()]
 
 
 def schedule(step: int, steps: int) -> float:
@@ -341,6 +386,7 @@ def race(
     kinds: Sequence[str] = KINDS,
     share: float = 0.25,
     limit: str = "parameters",
+    axes: Axes | None = None,
     rates: Sequence[float] = RATES,
     steps: int = 1000,
     batch_size: int = 64,
@@ -358,7 +404,8 @@ def race(
             from its present weights.
         train, validation: a tuple of tensors (inputs, targets), a torch Dataset, or anything that gives batches each time it
             is iterated, such as a DataLoader.
-        kinds: those that do not fit the layers at this ``share`` of ``limit`` stay away.
+        kinds: those that do not fit the layers at this ``share`` of ``limit`` stay away. axes: see `swap`; without
+            them "ndlinear-axes" stays away.
         rates: of Adam for dense layers; matrices of structured layers get theirs by `lab.guide.rates`.
         steps, batch_size: of a full training. budget: what the race may take, in full trainings.
         seconds: in place of ``budget``; time of a step is measured first. About so long, not at most.
@@ -375,7 +422,8 @@ def race(
     _check_race(rates, steps, budget, seconds, seeds, kinds)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        fitting = _fitting(model, layers, kinds, share, limit)
+        limits = {"share": share, "limit": limit, "axes": axes}
+        fitting = _fitting(model, layers, kinds, limits)
         seen = _digest(validation)
     if not fitting:
         raise ValueError(
@@ -388,8 +436,7 @@ def race(
             model,
             layers,
             contestants,
-            share,
-            limit,
+            limits,
             steps,
             batch_size,
             budget,
@@ -398,16 +445,14 @@ def race(
             seen,
         ),
     )
-    run = functools.partial(
-        _train,
-        model,
-        layers,
-        {"share": share, "limit": limit},
-        train,
-        validation,
-        loss or _loss,
-        batch_size,
-    )
+
+    def run(one: Contestant, length: int, seed: int) -> tuple[float | None, float]:
+        net = functools.partial(swap, model, layers, one.kind, **limits)
+        ended = training(
+            net, one.rate, train, validation, length, seed, batch_size=batch_size, loss=loss
+        )
+        return (ended.loss if math.isfinite(ended.loss) else None), ended.seconds
+
     if seconds is not None:
         budget = log.remember("budget", lambda: _affordable(run, fitting, seconds, steps))
     trainings = len(seeds) * sum(math.ceil(len(contestants) / FEWER**i) for i in range(ROUNDS))
@@ -423,7 +468,7 @@ def race(
         rounds = halving(contestants, losses, steps=steps, budget=budget, seeds=len(seeds))
     choice = winner(rounds[-1])
     table = _table(rounds, fitting, log.times())
-    chosen = functools.partial(swap, model, layers, choice.kind, share=share, limit=limit)
+    chosen = functools.partial(swap, model, layers, choice.kind, **limits)
     return Race(table, choice, rounds, chosen)
 
 
@@ -450,11 +495,9 @@ def _digest(validation: Any) -> str:
     return found.hexdigest()[:16]
 
 
-def _fitting(model, layers, kinds, share: float, limit: str) -> dict[str, nn.Module]:
+def _fitting(model, layers, kinds, limits: dict) -> dict[str, nn.Module]:
     """The model with layers of each kind that fits."""
-    built = {
-        kind: swap(model, layers, kind, share=share, limit=limit) for kind in dict.fromkeys(kinds)
-    }
+    built = {kind: swap(model, layers, kind, **limits) for kind in dict.fromkeys(kinds)}
     return {kind: net for kind, net in built.items() if net is not None}
 
 
@@ -475,41 +518,63 @@ def _settings(model, layers, contestants, *others) -> str:
 
 
 # -------------------------------------------------------------------------------------------------------------- one training
-def _train(
-    model,
-    layers,
-    budget,
-    train,
-    validation,
-    loss,
-    batch_size,
-    one: Contestant,
+class Training(NamedTuple):
+    """How a training ended: lowest validation loss, infinite if it diverged; seconds of a step, a median; test loss at the lowest
+    validation loss, where there was a test part."""
+
+    loss: float
+    seconds: float
+    test: float | None = None
+
+
+def training(
+    make: Callable[[], nn.Module],
+    rate: float,
+    train: Any,
+    validation: Any,
     steps: int,
     seed: int,
-) -> tuple[float | None, float]:
-    """The lowest validation loss of a training of so many steps, None if none is finite, and the median seconds of a step."""
-    device = next(model.parameters()).device
-    cuda = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=cuda):
-        torch.manual_seed(seed)
-        net = swap(model, layers, one.kind, **budget).train()
-        adam = torch.optim.Adam(groups(net, one.rate))
+    *,
+    batch_size: int = 64,
+    loss: Loss | None = None,
+    test: Any = None,
+) -> Training:
+    """Train what ``make`` gives for so many steps, as the race does: Adam at the rates of `rates`, the schedule of `schedule`, and
+    `LOOKS` looks at the validation part, evenly spaced."""
+    with _drawn(make, seed) as net:
+        net.train()
+        device = next(net.parameters()).device
+        score = loss or _loss
+        # the plain loop of Adam takes as long as the layers where these are small
+        adam = torch.optim.Adam(groups(net, rate), fused=device.type in ("cpu", "cuda"))
         base = [group["lr"] for group in adam.param_groups]
         looks = {round(steps * (i + 1) / LOOKS) for i in range(LOOKS)}
-        taken, found = [], math.inf
+        taken, found, tested = [], math.inf, None
         for step, batch in zip(range(steps), _endless(train, batch_size, seed)):
             began = time.perf_counter()
-            for group, rate in zip(adam.param_groups, base):
-                group["lr"] = rate * schedule(step, steps)
+            for group, own in zip(adam.param_groups, base):
+                group["lr"] = own * schedule(step, steps)
             adam.zero_grad(set_to_none=True)
-            loss(net, _moved(batch, device)).backward()
+            score(net, _moved(batch, device)).backward()
             adam.step()
-            if cuda:
+            if device.type == "cuda":
                 torch.cuda.synchronize(device)
             taken.append(time.perf_counter() - began)
             if step + 1 in looks:
-                found = min(found, _validate(net, validation, loss, device))
-    return (found if math.isfinite(found) else None), float(np.median(taken))
+                seen = _validate(net, validation, score, device)
+                if seen < found:
+                    found = seen
+                    tested = None if test is None else _validate(net, test, score, device)
+        return Training(found, float(np.median(taken)), tested)
+
+
+@contextlib.contextmanager
+def _drawn(make: Callable[[], nn.Module], seed: int) -> Iterator[nn.Module]:
+    """A fresh model, with random numbers that belong to its training alone."""
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(seed)
+        yield make()
 
 
 def _loss(model: nn.Module, batch: Any) -> Tensor:

@@ -59,10 +59,16 @@ def _module_tree(file: str, lines: tuple[str, ...]) -> ast.Module:
     return ast.parse("".join(lines))
 
 
+@functools.lru_cache(maxsize=256)
+def _definitions(file: str, lines: tuple[str, ...]) -> list[ast.AST]:
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda)
+    return [node for node in ast.walk(_module_tree(file, lines)) if isinstance(node, kinds)]
+
+
 def _nodes(file: str, kinds) -> list[ast.AST]:
     """The functions, lambdas or classes that a file, or a cell of a notebook, defines."""
-    lines = tuple(linecache.getlines(file))
-    return [node for node in ast.walk(_module_tree(file, lines)) if isinstance(node, kinds)]
+    found = _definitions(file, tuple(linecache.getlines(file)))
+    return [node for node in found if isinstance(node, kinds)]
 
 
 def _first_line(node: ast.AST) -> int:
@@ -141,6 +147,12 @@ def bare(node: ast.AST) -> ast.AST:
     return ast.fix_missing_locations(_Bare().visit(again))
 
 
+@functools.lru_cache(maxsize=4096)
+def _bare_once(node: ast.AST) -> ast.AST:
+    """`bare`, made once for each definition and only read."""
+    return bare(node)
+
+
 class _Numbered(ast.NodeTransformer):
     """Puts in place of names their numbers in the order of appearance, and of other definitions what they contain."""
 
@@ -193,6 +205,12 @@ def _listed(node, names: dict[str, str]) -> object:
     return [type(node).__name__, {k: _listed(v, names) for k, v in fields.items()}]
 
 
+@functools.lru_cache(maxsize=4096)
+def _content_of(tree: ast.AST) -> str:
+    """The text of a definition without its name, its locals numbered."""
+    return "".join(ast.unparse(part) for part in _body(numbered(tree, {})))
+
+
 def _body(tree: ast.AST) -> list[ast.AST]:
     body = getattr(tree, "body", tree)
     return body if isinstance(body, list) else [body]
@@ -207,7 +225,8 @@ def _dotted(node: ast.AST) -> str:
     return ".".join([node.id, *reversed(parts)]) if isinstance(node, ast.Name) else ""
 
 
-def _outer_names(tree: ast.AST) -> set[str]:
+@functools.lru_cache(maxsize=4096)
+def _outer_names(tree: ast.AST) -> frozenset[str]:
     """Names that a definition takes from outside, by the compiler's own rules of scope."""
     found: set[str] = set()
     top = symtable.symtable(ast.unparse(tree), "definition", "exec")
@@ -221,7 +240,7 @@ def _outer_names(tree: ast.AST) -> set[str]:
             collect(child)
 
     collect(top)
-    return found
+    return frozenset(found)
 
 
 # ------------------------------------------------------------------------------------------------------- what is reached
@@ -247,7 +266,7 @@ class _Reached:
 
     def numbers(self) -> set[str]:
         """All numbers in the code and the constants, with the texts and arrays that are constants; -1, 0 and 1 are free."""
-        nodes = [n for d in self.definitions for n in ast.walk(bare(d.tree))]
+        nodes = [n for d in self.definitions for n in ast.walk(_bare_once(d.tree))]
         values = [n.value for n in nodes if isinstance(n, ast.Constant)]
         found = {repr(v) for v in values if isinstance(v, (int, float)) and not isinstance(v, bool)}
         return (found | self.atoms) - {"0", "1", "-1", "0.0", "1.0"}
@@ -275,7 +294,7 @@ class _Reached:
         content = []
         for tree in trees:
             meant: dict[str, str] = {}
-            content.append(self._follow(bare(tree), scope, thing.__qualname__, meant))
+            content.append(self._follow(_bare_once(tree), scope, thing.__qualname__, meant))
             self.definitions.append(Definition(file, tree, meant))
         text = repr(content)
         self.entries.append(("code", thing.__qualname__, text))
@@ -339,7 +358,7 @@ class _Reached:
             if isinstance(thing, type)
             else _function_trees(thing)
         )
-        text = "".join(ast.unparse(part) for tree in trees for part in _body(numbered(tree, {})))
+        text = "".join(map(_content_of, trees))
         return {name: f"of_{hashlib.sha256(text.encode()).hexdigest()[:8]}"}
 
     def _attribute(self, chain: str, module: types.ModuleType, reader: str):

@@ -1,0 +1,214 @@
+"""Chapter 64's race: does a short race on the data at hand find the structured layer that full trainings would?
+
+A cell is a data set with a sample size and a budget of cost. The data are tables of chapter 34, on which no choice among
+structured layers was tuned. The model has two hidden layers of 256 numbers, and the race may exchange both.
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import nn
+
+from .. import guide, stats
+from ..train.loop import Split
+
+WIDTH = 256
+PAIR = [("first", "second")]
+CELL = ["data", "size", "limit", "share"]
+NAMES = {
+    "low-rank": "low rank",
+    "bottleneck": "low rank with SiLU between (CoLA)",
+    "blocks": "block-diagonal",
+    "monarch": "Monarch",
+    "blast": "BLAST",
+    "ndlinear": "NdLinear, two modes",
+    "ndlinear-fold": "NdLinear, other folding",
+    "ndlinear-3": "NdLinear, three modes",
+    "ndlinear-sum": "NdLinear, sum of terms",
+    "ndlinear-axes": "NdLinear, axes of the data",
+    "narrow": "narrower dense",
+}
+KINDS = tuple(NAMES)
+CLOSE = 0.02  # a choice within two per cent of the lowest loss counts as good
+
+
+# ------------------------------------------------------------------------------------------------------------ trainings
+def network(inputs: int, outputs: int) -> nn.Sequential:
+    """Two hidden layers and a read-out; the first two are the pair that is exchanged."""
+    parts = {
+        "first": nn.Linear(inputs, WIDTH),
+        "relu": nn.ReLU(),
+        "second": nn.Linear(WIDTH, WIDTH),
+        "relu_too": nn.ReLU(),
+        "out": nn.Linear(WIDTH, outputs),
+    }
+    return nn.Sequential(collections.OrderedDict(parts))
+
+
+def outputs_of(split: Split) -> int:
+    """Classes, or targets of a regression."""
+    y = split.train[1]
+    if y.is_floating_point():
+        return y.shape[1]
+    return 1 + max(int(part[1].max()) for part in (split.train, split.val, split.test))
+
+
+def limits(config: Mapping, shape: Sequence[int]) -> dict:
+    """What a layer may cost, and the axes: those of the data, and as many in the hidden layer."""
+    axes = {"first": tuple(shape), "second": guide.spread(WIDTH, len(shape))}
+    return {"share": config["share"], "limit": config["limit"], "axes": axes}
+
+
+def kinds_of(config: Mapping, shape: Sequence[int]) -> list[str]:
+    """The kinds of layers that fit into a cell's budget."""
+    model = network(math.prod(shape), 2)
+    return [k for k in KINDS if guide.swap(model, PAIR, k, **limits(config, shape)) is not None]
+
+
+def full(config: Mapping, shape: Sequence[int], split: Split) -> dict:
+    """A full training of one kind at one rate; the test loss is that at the lowest validation loss."""
+    model = network(math.prod(shape), outputs_of(split))
+    make = functools.partial(guide.swap, model, PAIR, config["kind"], **limits(config, shape))
+    ended = guide.training(
+        make,
+        config["lr"],
+        split.train,
+        split.val,
+        config["steps"],
+        config["seed"],
+        test=split.test,
+    )
+    if not math.isfinite(ended.loss):
+        raise ValueError("the loss is not finite")
+    metrics = {"val_loss": ended.loss, "test_loss": ended.test}
+    return {"metrics": metrics, "parameters": sum(p.numel() for p in make().parameters())}
+
+
+def raced(config: Mapping, shape: Sequence[int], split: Split) -> dict:
+    """A race on the training and the validation part: the number of the kind in `KINDS` that it chooses, and the rate."""
+    torch.manual_seed(config["seed"])
+    found = guide.race(
+        network(math.prod(shape), outputs_of(split)),
+        split.train,
+        split.val,
+        PAIR,
+        kinds=KINDS,
+        rates=config["rates"],
+        steps=config["steps"],
+        budget=config["budget"],
+        seeds=(config["seed"],),
+        progress=False,
+        **limits(config, shape),
+    )
+    loss = float(np.mean(found.rounds[-1].losses[found.choice]))
+    kind, rate = found.choice
+    return {"metrics": {"kind": KINDS.index(kind), "rate": rate, "val_loss": loss}}
+
+
+# ------------------------------------------------------------------------------------------------------------- judgement
+def best_rates(tuning: pd.DataFrame) -> pd.Series:
+    """The rate with the lowest validation loss of each cell and kind."""
+    by = [*CELL, "kind"]
+    least = tuning.loc[tuning.groupby(by)["val_loss"].idxmin()]
+    return least.set_index(by)["lr"]
+
+
+def truth(runs: pd.DataFrame) -> dict[tuple, pd.DataFrame]:
+    """The test losses of each cell: a row for each kind, a column for each seed, the best kind first."""
+    found = {}
+    for cell, own in runs.groupby(CELL, sort=False):
+        losses = own.pivot(index="kind", columns="seed", values="test_loss")
+        found[cell] = losses.loc[losses.mean(axis=1).sort_values().index]
+    return found
+
+
+def regret(losses: pd.DataFrame, kind: str) -> dict:
+    """What a choice costs in a cell: its mean loss over the lowest, minus one, and whether that is good.
+
+    Good: at most two per cent above, or a difference whose 95 % t interval, paired by seed, holds zero.
+    """
+    lost = float(losses.loc[kind].mean() / losses.iloc[0].mean() - 1)
+    same = kind == losses.index[0] or not _worse(losses.loc[kind], losses.iloc[0])
+    return {"regret": lost, "good": lost <= CLOSE or same, "close": lost <= CLOSE}
+
+
+def _worse(one: pd.Series, other: pd.Series) -> bool:
+    return stats.above(stats.interval((one - other).to_numpy())) is True
+
+
+def advised(limit: str, kinds: Sequence[str]) -> str:
+    """The layer that the decision tree of 2026 names, or where it does not fit, Monarch, or else low rank."""
+    wanted = guide.advise(guide.Case(limit=limit)).layer
+    return next(kind for kind in (wanted, "monarch", "low-rank") if kind in kinds)
+
+
+def choices(found: dict[tuple, pd.DataFrame], races: pd.DataFrame) -> pd.DataFrame:
+    """A row for each cell and way of choosing: race of each budget, tree, always the same kind; with its regret."""
+    rows = []
+    for cell, losses in found.items():
+        named = dict(zip(CELL, cell))
+        own = races[(races[CELL] == list(cell)).all(axis=1)]
+        chosen = {f"race, {b:g}": KINDS[int(k)] for b, k in zip(own["budget"], own["kind"])}
+        chosen["tree"] = advised(named["limit"], losses.index)
+        chosen |= {f"always {kind}": kind for kind in losses.index}
+        for way, kind in chosen.items():
+            rows.append({**named, "way": way, "kind": kind, **regret(losses, kind)})
+    return pd.DataFrame(rows)
+
+
+def ways(chosen: pd.DataFrame) -> pd.DataFrame:
+    """Each way of choosing that has an answer in every cell: share of good and of close choices, and the loss that it costs.
+
+    The interval of the share is a t interval over the means of the data sets, since cells of one set are alike.
+    """
+    cells = chosen.groupby("way").size().max()
+    rows = []
+    for way, own in chosen.groupby("way", sort=False):
+        if len(own) < cells:
+            continue
+        _, low, high = stats.interval(own.groupby("data")["good"].mean().to_numpy())
+        rows.append(
+            {
+                "way": way,
+                "good": own["good"].mean(),
+                "good_low": max(0.0, low),
+                "good_high": min(1.0, high),
+                "close": own["close"].mean(),
+                "median_regret": own["regret"].median(),
+                "mean_regret": own["regret"].mean(),
+                "worst_regret": own["regret"].max(),
+            }
+        )
+    return pd.DataFrame(rows).sort_values("good", ascending=False, ignore_index=True)
+
+
+def leading(found: dict[tuple, pd.DataFrame]) -> pd.DataFrame:
+    """How often each kind has the lowest loss, and how often it is not clearly worse than the lowest, by budget."""
+    rows = []
+    for cell, losses in found.items():
+        for kind in losses.index:
+            is_best = kind == losses.index[0]
+            good = regret(losses, kind)["good"]
+            rows.append({**dict(zip(CELL, cell)), "kind": kind, "best": is_best, "good": good})
+    return pd.DataFrame(rows)
+
+
+def log_regret(chosen: pd.DataFrame) -> pd.Series:
+    """Mean of ln(1 + regret) of each way of choosing that has an answer in every cell."""
+    logs = np.log1p(chosen["regret"]).groupby(chosen["way"])
+    return logs.mean()[logs.size() == logs.size().max()].sort_values()
+
+
+def draw_regret(axis, chosen: pd.DataFrame, labels: Mapping[str, str], colours: Sequence) -> None:
+    """For each way of choosing the share of the cells in which it costs at most so much."""
+    for (way, label), colour in zip(labels.items(), colours):
+        lost = np.sort(chosen.loc[chosen["way"] == way, "regret"].to_numpy())
+        share = np.arange(1, len(lost) + 1) / len(lost)
+        axis.step(100 * lost, 100 * share, where="post", label=label, color=colour)
