@@ -24,10 +24,9 @@
     60: "fast, faster, runtime, latency, throughput, time, torch.compile, benchmark",
     61: "training time, slower",
     63: "onnx, export, autocast, checkpoint, state_dict, compatibility, ddp, fsdp, vmap",
-    70: "checkpoints, reverse engineering",
+    70: "checkpoints, reverse engineering, protocols, reproduce, reproducibility, fid",
     71: "verdicts, results, summary",
     72: "recommendation, advice, when to use",
-    73: "reproduce, reproducibility, fid",
   };
   const LISTS = /^book\/(api|bibliography|changelog|claims|contributing|corrections|deviations|glossary|status)$/;
   const plain = (text) => text.toLowerCase().replace(/[\s_-]+/g, " ").trim();

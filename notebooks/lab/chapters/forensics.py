@@ -7,10 +7,14 @@ import itertools
 import math
 
 import pandas as pd
+import torch
 
 import ndlinear
+from ndlinear_lora import apply_ndlinear_lora
 
-from ..counts import sizes
+from .. import models
+from ..counts import count_macs, operations, sizes
+from ..models import AsReleased, size
 from ..modes import LabError
 from ..page.facts import fact, facts
 from ..page.figures import colour, marker
@@ -48,11 +52,12 @@ class Sheet:
 
     >>> sheet = Sheet()
     >>> sheet.add("text_classify", 222, "768 as 96 x 8 to 2 x 2, then 4-2", "bert-head-params-nd", method="NdLinear")
-    >>> sheet.show("BERT head")
+    >>> sheet.judge("bert-head-params-nd")
+    {'holds': True}
     """
 
     def __init__(self, metrics: tuple[str, ...] = ("params", "flops")):
-        self.metrics, self.rows, self.shown = metrics, [], 0
+        self.metrics, self.rows = metrics, []
 
     def add(
         self,
@@ -112,22 +117,18 @@ class Sheet:
         return pd.DataFrame(self.rows)
 
     def show(self, caption: str) -> None:
-        """The cells entered since the last call, equal ones of several data sets once."""
-        new, self.shown = self.frame.iloc[self.shown :], len(self.rows)
-        new = new.assign(rebuilt=[_in_unit(*pair) for pair in zip(new["rebuilt"], new["metric"])])
-        columns = ["network", "method", "how", "printed", "rebuilt", "match", "departs"]
-        merged = new.groupby(columns, sort=False)["dataset"].unique()
-        rows = merged.reset_index()
+        """All cells entered so far, equal ones of several data sets once."""
+        rows = self.frame
+        rows["experiment"] = places(rows)
+        rows["rebuilt"] = [_in_unit(*pair) for pair in zip(rows["rebuilt"], rows["metric"])]
+        columns = ["experiment", "network", "method", "how", "printed", "rebuilt", "match"]
+        rows = rows.groupby([*columns, "departs"], sort=False)["dataset"].unique().reset_index()
         named = [[*names] if len(names) < 3 else [] for names in rows["dataset"]]
         rows["network"] = [
             ", ".join(filter(None, [network, *names]))
             for network, names in zip(rows["network"], named)
         ]
-        departs = set(rows["departs"])
-        if len(departs) == 1:
-            columns.remove("departs")
-            caption += f" (departs: {', '.join(departs)})" if any(departs) else ""
-        table(rows[columns], caption=caption)
+        table(rows[[*columns, "departs"]], caption=caption)
 
     def missing(self, tables: list[str]) -> list[tuple[str, str]]:
         """The printed counts of these tables that have not been entered."""
@@ -340,6 +341,142 @@ def printed_trends() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+# ---------------------------------------------------------------------------------------- every printed count, rebuilt
+RADIUS = "radius_010", "radius_020", "radius_030"
+
+
+def rebuilt() -> Sheet:
+    """Every count that a table prints, beside that of the network that we build for it."""
+    sheet = Sheet()
+    for experiment in (_radius_bump, _heads, _series, _forecasters, _cifar, _opt, _adapters, _dit):
+        experiment(sheet.add)
+    return sheet
+
+
+def _radius_bump(add) -> None:
+    for c in facts("radius_010", metric="params").itertuples():
+        net = models.radius_mlp(c.method, int(c.width), int(c.depth), layer=AsReleased)
+        forward = 2 * count_macs(net, torch.zeros(1, 10))
+        how = f"width {c.width}, depth {c.depth}"
+        key = {"method": c.method, "width": c.width, "depth": c.depth}
+        judged = "entropy-params-dense" if c.method == "dense" else "entropy-params-nd"
+        for name in RADIUS:
+            add(name, size(net), how, judged, **key)
+            add(name, forward * 1000 * 4000, how, "entropy-flops", "flops", **key)
+    for c in facts("app_bias", metric="params").itertuples():
+        net = models.radius_mlp("NdLinear", int(c.width), depth=2, bias=c.bias == "true")
+        what = f"width {c.width}, depth 2, biases: {c.bias}"
+        add("app_bias", size(net), what, "ablation-bias-params", width=c.width, bias=c.bias)
+
+
+def _heads(add) -> None:
+    for data in models.TABULAR:
+        for method in ("Linear", "NdLinear"):
+            judged, net = f"tabular-{data.split()[0].lower()}-params", models.tabular(data, method)
+            how = "two layers and an output layer"
+            add("ts_tf_classify_final", size(net), how, judged, dataset=data, method=method)
+    departs, judged = "hidden size 2, the text says 128", "bert-head-params-linear"
+    net = models.text_head()
+    add("text_classify", size(net), "768-2-2", judged, departs=departs, method="Linear")
+    how, net = "(96, 8) to (2, 2), then 4-2", models.text_head("NdLinear")
+    add("text_classify", size(net), how, "bert-head-params-nd", method="NdLinear")
+
+
+def _series(add) -> None:
+    departs = "one encoder layer; the appendix says three recurrent layers of 128"
+    for data, (_, width, _, m) in models.UCR.items():
+        blocks = {"Base Model": 4 * width, "Base Model*": width, "NdLinear": (width, m)}
+        for method, block in blocks.items():
+            net, how = models.series_classifier(data, method), f"width {width}, block {block}"
+            where = {"dataset": data, "method": method, "departs": departs}
+            add("ts_tf_classify_final_revised", size(net), how, "ucr-params", **where)
+
+
+def _forecasters(add) -> None:
+    departs = {"Linear": "block of 2,048 units, the text says 32", "NdLinear": ""}
+    how = {"Linear": "block of 2,048", "NdLinear": "as released: (32, 1) twice, and 2,048 unused"}
+    for method in how:
+        where = {"departs": departs[method], "model": "Transformer", "method": method}
+        net, judged = models.forecaster(method), "ett-params-transformer"
+        add("ts_forecast_combined_side_by_side", size(net), how[method], judged, **where)
+    counts = {"Linear": size(models.recurrent()), "NdLinear": None}
+    how = {"Linear": "96 units, then 96-96-12", "NdLinear": "96 units have more already"}
+    for method, count in counts.items():
+        where = {"model": "RNN", "method": method}
+        add("ts_forecast_combined_side_by_side", count, how[method], "ett-params-rnn", **where)
+
+
+def _cifar(add) -> None:
+    units, images = "one per multiply-add; app:flops counts two", torch.zeros(128, 3, 32, 32)
+    for method, head in (("Linear", "dense"), ("NdLinear", "ndlinear")):
+        for n in (10, 100):
+            where = {"dataset": f"CIFAR-{n}", "method": method}
+            net, judged = models.cnn(head, n, layer=AsReleased), f"cnn-cifar{n}-params"
+            add("cnn_image_classify", size(net), f"{n} classes", judged, **where)
+    for hidden in ("128,4,4", "256,2,2"):
+        net = models.cnn("ndlinear", 100, hidden=sizes(hidden), layer=AsReleased)
+        for metric, departs in (("params", ""), ("flops", units)):
+            count = size(net) if metric == "params" else operations(net, images)
+            where = {"departs": departs, "hidden_size": hidden}
+            add(
+                "app_hyperparam",
+                count,
+                f"to ({hidden})",
+                f"ablation-hyper-{metric}",
+                metric,
+                **where,
+            )
+    for method, head, classes, how, departs in (
+        ("NdLinear", "ndlinear", 100, "(64, 8, 8) to itself", ""),
+        ("TRL/TCL", "cp", None, "4096 x 4096 as CP of rank 64", "no classifier"),
+        ("TT", "tt", 100, "4096 x 4096 as tensor train of rank 64", ""),
+    ):
+        net = models.cnn(head, classes, layer=AsReleased)
+        judged = "cnn-cifar100-params" if method == "NdLinear" else "structured-params"
+        add("trl_tcl", size(net), how, judged, departs=departs, method=method)
+        work, where = operations(net, images), {"departs": units, "method": method}
+        add("trl_tcl", work, how, "structured-flops", "flops", **where)
+
+
+def _opt(add) -> None:
+    for name, settings in models.OPT.items():
+        for method, inside in (("Linear", None), ("NdLinear", models.OPT_INSIDE[name])):
+            with torch.device("meta"):
+                net = models.opt(**settings, inside=inside)
+            count = size(net) - (size(net["project"]) if "project" in net else 0)
+            how = f"block {inside or settings['hidden']}, as the training script counts"
+            for printed in ("opt_pretrain", "linear_vs_ndlinear"):
+                add(printed, count, how, "opt-params", model=name, method=method)
+
+
+def adapted(name: str, bias: bool = False) -> int:
+    """Trained parameters of a decoder whose linear maps have NdLinear adapters."""
+    with torch.device("meta"):
+        net = models.decoder(**models.DECODERS[name])
+        return size(apply_ndlinear_lora(net, models.TARGETS, bias=bias))
+
+
+def _adapters(add) -> None:
+    departs = "no biases; the released adapter has them"
+    for name, judged in (("Qwen3-1.7B", "lora-params-qwen"), ("LLaMA3-8B", "lora-params-llama")):
+        for rank in (4, 8):
+            with torch.device("meta"):
+                net = models.apply_lora(models.decoder(**models.DECODERS[name]), rank)
+            where = {"model": name, "rank": rank}
+            add("ndlinear_lora", size(net), f"rank {rank}", "lora-params-baseline", **where)
+        where = {"model": name, "rank": "", "departs": departs}
+        add("ndlinear_lora", adapted(name), "near-square factors", judged, **where)
+
+
+def _dit(add) -> None:
+    part = "some blocks; the released code replaces all or none"
+    for variant, blocks, departs in (("674M", 0, ""), ("619M", 7, part), ("563M", 14, part)):
+        with torch.device("meta"):
+            net = models.dit(blocks, nd_embedder=blocks > 0)
+        how = f"(1152, 1) twice in {blocks} of 28 blocks"
+        add("fid_scores", size(net), how, "dit-params", departs=departs, variant=variant)
+
+
 # ------------------------------------------------------------------------------------------------------ released shapes
 def chain_cost(widths: tuple[int, ...], bias: bool) -> tuple[int, int]:
     """Parameters and multiply-adds of linear layers of these widths, one after the other."""
@@ -414,12 +551,12 @@ PLACES = {  # beginning of a table's name -> the experiment; a longer beginning 
     "ndlinear_lora": "LoRA",
     "fid": "DiT",
 }
-LOOKS = {  # class of a match -> colour and marker, of no method of the book: greens and violet are met
-    "exact": ("#1a8a5a", "o"),
-    "rounded": ("#6cae75", "s"),
-    "truncated": ("#8172b3", "v"),
-    "differs": ("#c44e72", "*"),
-    "no configuration": ("#8a8a8a", "_"),
+LOOKS = {  # class of a match -> colour, of no method of the book: greens and violet are met
+    "exact": "#1a8a5a",
+    "rounded": "#6cae75",
+    "truncated": "#8172b3",
+    "differs": "#c44e72",
+    "no configuration": "#8a8a8a",
 }
 FAMILIES = {  # beginning of an experiment's name -> the method whose colour and marker it takes
     "LoRA": "lora",
@@ -452,26 +589,11 @@ def draw_matches(axis, frame: pd.DataFrame) -> None:
     counts = counts.loc[places(frame).unique()[::-1]]
     left = pd.Series(0, index=counts.index)
     for match in CLASSES:
-        axis.barh(counts.index, counts[match], left=left, color=LOOKS[match][0], label=match)
+        axis.barh(counts.index, counts[match], left=left, color=LOOKS[match], label=match)
         left += counts[match]
     axis.set(xlabel="printed counts")
     axis.grid(axis="y", visible=False)
     axis.legend(loc="lower right")
-
-
-def draw_ratios(axis, frame: pd.DataFrame) -> None:
-    """Rebuilt count over printed count, a dot for each cell, one row per experiment."""
-    data = frame.assign(place=places(frame))
-    rows = list(dict.fromkeys(data["place"]))[::-1]
-    for match in CLASSES[:4]:
-        some = data[data["match"] == match]
-        heights = [rows.index(p) for p in some["place"]]
-        look = {"marker": LOOKS[match][1], "color": LOOKS[match][0], "label": match}
-        axis.scatter(some["ratio"], heights, s=34, **look)
-    axis.axvline(1, color="#767676", linewidth=0.8, zorder=0)
-    axis.set(xscale="log", xlabel="rebuilt / printed", yticks=range(len(rows)), yticklabels=rows)
-    axis.set_xticks([0.5, 1, 2, 4, 8, 16], ["½", "1", "2", "4", "8", "16"])
-    axis.minorticks_off()
 
 
 def draw_shapes(axis, shapes: pd.DataFrame) -> None:
