@@ -13,9 +13,9 @@ import pathlib
 import time
 
 import nbformat
-import yaml
 from jupyter_cache import get_cache
 from jupyter_cache.base import CacheBundleIn
+from lab.page.facts import read_yaml
 from lab.page.ledger import belongs
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError
@@ -35,8 +35,7 @@ class State:
     def __init__(self, root: pathlib.Path):
         self.root = root
         ledger = root / "book" / "paper" / "claims.yml"
-        text = ledger.read_text(encoding="utf-8") if ledger.is_file() else "claims: []"
-        self.claims = yaml.safe_load(text)["claims"]
+        self.claims = read_yaml(ledger)["claims"] if ledger.is_file() else []
 
     def of(self, kind: str, name: str) -> str:
         """The hash of a file, of one claim, of the claims of a chapter, or of all."""

@@ -8,7 +8,7 @@ import datetime
 import itertools
 import pathlib
 
-import yaml
+from lab.page.facts import read_yaml
 from lab.page.ledger import VERDICTS, chapter_of
 from ndltables import badge, cell_link, escape
 
@@ -17,8 +17,7 @@ FIELDS = {"date", "claim", "was", "now", "why"}
 
 def load(root: pathlib.Path) -> list[dict]:
     """The entries of the log, oldest first."""
-    text = (root / "book" / "paper" / "corrections.yml").read_text(encoding="utf8")
-    return yaml.safe_load(text)["corrections"]
+    return read_yaml(root / "book" / "paper" / "corrections.yml")["corrections"]
 
 
 def problems(entries: list[dict], claims: list[dict]) -> list[str]:

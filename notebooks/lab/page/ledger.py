@@ -8,6 +8,7 @@ import re
 
 from .. import modes, reads
 from ..modes import PAPER, LabError, mode
+from .facts import read_yaml
 from .show import put, say
 
 VERDICTS = ("holds", "holds-if", "fails", "undecided", "untestable", "open")
@@ -79,12 +80,7 @@ class LedgerError(LabError):
 
 @functools.cache
 def _load() -> dict[str, dict]:
-    try:
-        import yaml
-    except ModuleNotFoundError as error:
-        raise LedgerError("reading the ledger needs PyYAML: pip install pyyaml") from error
-    with open(PAPER / "claims.yml", encoding="utf-8") as file:
-        entries = yaml.safe_load(file)["claims"]
+    entries = read_yaml(PAPER / "claims.yml")["claims"]
     for entry in entries:
         problem = _problem(entry)
         if problem:
