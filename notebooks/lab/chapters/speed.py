@@ -678,5 +678,5 @@ def main(notebook: pathlib.Path = NOTEBOOKS / "60_speed.ipynb") -> None:
 
 
 if __name__ == "__main__":
-    for chapter in ("60_speed", "64_structured_layers"):
+    for chapter in ("60_speed", "evidence/64_structured_layers"):
         main(NOTEBOOKS / f"{chapter}.ipynb")
