@@ -16,6 +16,7 @@
     24: "rademacher complexity, inductive bias, implicit bias, overfitting",
     30: "ood, regression",
     33: "hidden size, hidden sizes, axis order",
+    34: "axes, shuffle, shuffled pixels, permutation",
     40: "cifar, convolutional network, image classification, vision",
     41: "ett, rnn, time series, transformer",
     42: "uea, ucr",
@@ -24,21 +25,25 @@
     60: "fast, faster, runtime, latency, throughput, time, torch.compile, benchmark",
     61: "training time, slower",
     63: "onnx, export, autocast, checkpoint, state_dict, compatibility, ddp, fsdp, vmap",
+    64: "structured layer, monarch, block-diagonal, low rank, structured matrices, comparison",
     70: "checkpoints, reverse engineering, protocols, reproduce, reproducibility, fid",
     71: "verdicts, results, summary",
-    72: "recommendation, advice, when to use",
+    72: "recommendation, advice, when to use, should i use it, use",
   };
   const LISTS = /^book\/(api|bibliography|changelog|claims|contributing|corrections|deviations|glossary|status)$/;
   const plain = (text) => text.toLowerCase().replace(/[\s_-]+/g, " ").trim();
-  const asked = plain(new URLSearchParams(location.search).get("q") || "");
+  // a question without what every question has
+  const FILLERS = /^(a|an|are|can|do|does|how|i|in|is|it|my|ndlinear|of|should|the|this|to|what|when|where|which|you)$/;
+  const asked = plain(new URLSearchParams(location.search).get("q") || "").replace(/[?!.]+$/, "");
+  const meant = asked.split(" ").filter((word) => !FILLERS.test(word)).join(" ");
 
   // 3 where the words are a subject of the chapter, 2 where they stand in its file name, 1 where they are part of a subject
   function fit(page) {
     const [, number, name] = page.match(/^notebooks\/(\d\d)_(\w+)$/) || [];
-    if (!number || !asked) return 0;
+    if (!number || !meant) return 0;
     const subjects = (SUBJECTS[number] || "").split(", ").map(plain), words = (texts) => new Set(texts.join(" ").split(" "));
-    const all = (known) => asked.split(" ").every((word) => known.has(word));
-    if (subjects.includes(asked)) return 3;
+    const all = (known) => meant.split(" ").every((word) => known.has(word));
+    if (subjects.includes(asked) || subjects.includes(meant)) return 3;
     if (all(words([plain(name)]))) return 2;
     return all(words([plain(name), ...subjects])) ? 1 : 0;
   }
@@ -57,7 +62,10 @@
     const page = new DOMParser().parseFromString(html, "text/html");
     page.querySelectorAll(".math").forEach(formula);
     // code, its switches, and what is printed as plain text
-    page.querySelectorAll("pre, summary, .ndl-card, .ndl-filter, .ndl-counts").forEach((element) => element.remove());
+    page.querySelectorAll("pre, summary, .ndl-card, .ndl-filter, .ndl-counts, .ndl-take").forEach((element) => element.remove());
+    // the buttons above the text and its table of contents
+    const article = page.querySelector("article");
+    if (article) page.querySelector('[role="main"]').replaceChildren(article);
     return toText(page.documentElement.outerHTML, anchor).replace(/\s+/g, " ");
   };
 })();
