@@ -321,16 +321,16 @@ def test_the_answer_of_the_page_agrees_with_the_records():
     def said(pattern):
         return [int(v) for v in re.search(pattern, text).groups()]
 
-    assert said(r"in (\d+) of (\d+) situations with real axes") == [
+    assert said(r"every recorded model of its size: (\d+) of (\d+) situations with real axes") == [
         (rows["better"] == "yes").sum(),
         len(rows),
     ]
-    assert said(r"less than one point in (\d+) of the (\d+)") == [
+    assert said(r"less than one point lost: (\d+) of (\d+)") == [
         (rows["smaller"] == "yes").sum(),
         len(rows),
     ]
     timed = rows[rows["faster"] != "not timed"]
-    assert said(r"takes less time in (\d+) of (\d+) that were timed") == [
+    assert said(r"in a training step: (\d+) of (\d+) timed") == [
         (timed["faster"] == "yes").sum(),
         len(timed),
     ]
