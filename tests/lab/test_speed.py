@@ -279,11 +279,13 @@ def test_main_runs_the_tagged_cells_in_full_mode(tmp_path, monkeypatch, capsys):
 
 
 def test_the_chapter_s_bench_cells_need_no_others():
-    """Names that the tagged cells of chapter 60 read are made by tagged cells."""
+    """Names that the tagged cells of the evidence of chapter 60 read are made by tagged cells."""
     import ast
     import builtins
 
-    cells = json.loads((bench.NOTEBOOKS / "60_speed.ipynb").read_text(encoding="utf-8"))["cells"]
+    cells = json.loads(
+        (bench.NOTEBOOKS / "evidence" / "60_speed.ipynb").read_text(encoding="utf-8")
+    )["cells"]
     tree = ast.parse(
         "\n\n".join("".join(c["source"]) for c in cells if "bench" in c["metadata"].get("tags", []))
     )
@@ -344,14 +346,38 @@ def test_figures_have_every_case_once():
     figure, (left, right) = plt.subplots(1, 2)
     bench.draw_ratios(left, frame, ["4^1", "4^2"], "forward")
     assert [list(line.get_ydata()) for line in left.lines[:3]] == [[0, 1]] * 3
-    cubes = [bench.Case(f"4^{n}", (4,) * n, (4,) * n, 16, "cube") for n in (1, 2)]
+    cubes = bench.cubes({4: 2})
+    assert [case.dims for case in cubes] == [(4,), (4, 4)]
     times = frame.assign(**{"pass": "training"})
     product = {"case": "4^1", "pass": "training", "peer": "gemm", "us": 100.0}
     times = pd.concat([times, pd.DataFrame([product])])
-    bench.draw_growth(right, times, cubes, ["dense", "ndlinear"], batch=16)
+    bench.draw_growth(right, times, cubes, batch=16)
     dense, modewise = right.lines[:2]
     assert list(dense.get_xdata()) == [3 * 16 * 4**2, 3 * 16 * 4**4]
     assert list(modewise.get_xdata()) == [3 * 16 * 4**2, 3 * 16 * 2 * 4**3]
+    plt.close(figure)
+
+
+def test_the_figure_against_dense_and_low_rank_shows_who_is_faster():
+    import matplotlib.pyplot as plt
+
+    cases = [bench.CASES[name] for name in ("bert", "opt_fc2")]
+    assert [bench.fits_in_rank(case) for case in cases] == [False, True]
+    assert bench.first_large(cases) == 1 and bench.described(cases[0]) == "text head, 96×8 to 2×2"
+    times = [
+        {"case": case.name, "pass": "forward", "peer": peer}
+        | {"ratio": 0.5, "ratio_low": 0.4, "ratio_high": 0.8}
+        for case in cases
+        for peer in ("dense", "low-rank")
+    ]
+    figure, axis = plt.subplots()
+    bench.draw_against(axis, pd.DataFrame(times), cases, "forward")
+    bench.legend_against(figure)
+    marks = axis.lines[:4]
+    assert [mark.get_xdata()[0] for mark in marks] == [2.0] * 4
+    assert [mark.get_markerfacecolor() == "none" for mark in marks] == [False, False, True, False]
+    (low, high), *_ = (part.get_segments()[0][:, 0] for part in axis.collections)
+    assert (low, high) == (1.25, 2.5)
     plt.close(figure)
 
 

@@ -1,7 +1,7 @@
 """Times that can be compared: peers of one layer side by side, in rounds of random order, in one process.
 
-`python -m lab.chapters.speed` (``make bench``) measures the machine it runs on: it runs the cells of chapter 60 that carry the tag
-"bench" in full mode. The rows of another machine stay beside those that the book was written with.
+`python -m lab.chapters.speed` (``make bench``) measures the machine it runs on: it runs the cells of the evidence of
+chapter 60 that carry the tag "bench", in full mode. The rows of another machine stay beside those that the book was written with.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from ..counts import sizes
 from ..data import folder
 from ..machine import module_digest, require
 from ..modes import NOTEBOOKS, LabError, mode
-from ..page.figures import colour, label, marker
+from ..page.figures import colour, key, label, legend, marker
 from ..page.show import say, table
 from ..records import store
 from ..released import release_folder, released
@@ -110,6 +110,21 @@ def config(case: Case, **more) -> dict:
         "outer": case.outer,
         "batch": case.batch,
     } | more
+
+
+def described(case: Case) -> str:
+    """A case for a reader: where it is from, and its shapes."""
+    shapes = ("×".join(map(str, sizes)) for sizes in (case.dims, case.hidden))
+    return f"{case.where}, {' to '.join(shapes)}"
+
+
+def cubes(most: dict[int, int]) -> list[Case]:
+    """Layers whose axes are all equally long: for each side from one axis up to so many."""
+    return [
+        Case(f"{side}^{n}", (side,) * n, (side,) * n, 16, "cube")
+        for side, modes in most.items()
+        for n in range(1, modes + 1)
+    ]
 
 
 def random_cases(n: int, seed: int) -> list[Case]:
@@ -290,6 +305,12 @@ def rank_of_equal_size(dims, hidden) -> int:
     """Largest rank r with which x -> r -> y has at most as many parameters as NdLinear (with biases), but at least 1."""
     ends = math.prod(dims) + math.prod(hidden)
     return max(1, (ndlinear.count_parameters(dims, hidden) - math.prod(hidden)) // ends)
+
+
+def fits_in_rank(case: Case) -> bool:
+    """Whether a low-rank layer of rank one or more has at most as many parameters as NdLinear."""
+    ends = math.prod(case.dims) + math.prod(case.hidden)
+    return ends + math.prod(case.hidden) <= ndlinear.count_parameters(case.dims, case.hidden)
 
 
 def _low_rank(p: Problem) -> Peer:
@@ -640,27 +661,62 @@ def draw_ratios(axis, ratios: pd.DataFrame, cases: list[str], what: str) -> None
     axis.minorticks_off()
 
 
-def draw_growth(axis, times: pd.DataFrame, cubes: list[Case], names: list[str], batch: int) -> None:
+def draw_against(axis, against: pd.DataFrame, cases: list[Case], what: str) -> None:
+    """How many times as fast as nn.Linear and as a low-rank layer NdLinear is, one row per case, with intervals.
+
+    Args:
+        against: `timing.ratios` to "ndlinear". A low-rank layer with more parameters than NdLinear has an open mark.
+    """
+    part = against[against["pass"] == what].set_index(["peer", "case"])
+    part = 1 / part[["ratio", "ratio_high", "ratio_low"]]
+    for name in ("dense", "low-rank"):
+        for place, case in enumerate(cases):
+            if (name, case.name) not in part.index:
+                continue
+            ratio, low, high = part.loc[(name, case.name)]
+            full = name == "dense" or fits_in_rank(case)
+            look = {"color": colour(name), "markerfacecolor": colour(name) if full else "none"}
+            axis.hlines(place, low, high, color=colour(name), linewidth=1)
+            axis.plot(ratio, place, marker(name), markersize=5, **look)
+    axis.axvline(1, color="0.5", linewidth=1)
+    axis.set(xscale="log", xlabel=f"{what}: NdLinear is so many times as fast")
+    axis.set_xticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
+    axis.minorticks_off()
+
+
+def first_large(cases: list[Case]) -> int:
+    """The place of the first case whose dense layer has more than 100,000 weights, in cases sorted by them."""
+    return sum(math.prod(case.dims) * math.prod(case.hidden) <= 100_000 for case in cases)
+
+
+def legend_against(figure) -> None:
+    """The marks of `draw_against`, above the panels."""
+    more = key("low-rank") | {"markerfacecolor": "none"}
+    keys = {"nn.Linear": key("dense"), "low rank": key("low-rank")}
+    legend(figure, keys | {"rank one, with more parameters": more})
+
+
+def draw_growth(axis, times: pd.DataFrame, shapes: list[Case], batch: int) -> None:
     """Time of a training step against the multiply-adds that it needs, and the matrix product of the same run as a line."""
-    for name in names:
+    for name, text in {"dense": "nn.Linear", "ndlinear": "NdLinear"}.items():
         points = times[(times["peer"] == name) & (times["pass"] == "training")].set_index("case")
         work = {
             c.name: math.prod(c.dims) ** 2 if name == "dense" else min_macs(c.dims, c.hidden)
-            for c in cubes
+            for c in shapes
         }
         macs = [3 * batch * work[case] for case in points.index]
         look = {"color": colour(name), "linestyle": "none"}
-        axis.plot(macs, points["us"], marker(name), label=label(name), **look)
+        axis.plot(macs, points["us"], marker(name), label=text, **look)
     ends = np.array([3e6, 1e9])
     product = times[times["peer"] == "gemm"]["us"].median()
-    words = "matrix product 1024³"
-    axis.plot(ends, ends / 1024**3 * product, color="0.5", linewidth=1, label=words)
+    name = "matrix product 1024³"
+    axis.plot(ends, ends / 1024**3 * product, color="0.5", linewidth=1, label=name)
     axis.set(xscale="log", yscale="log", xlabel="multiply-adds of a step", ylabel="microseconds")
     axis.legend()
 
 
 # --------------------------------------------------------------------------------------------------------- make bench
-def main(notebook: pathlib.Path = NOTEBOOKS / "60_speed.ipynb") -> None:
+def main(notebook: pathlib.Path = NOTEBOOKS / "evidence" / "60_speed.ipynb") -> None:
     """Run the cells of a chapter that are tagged "bench", in full mode and without judging claims."""
     os.environ["NDL_MODE"] = "full"
     os.environ["NDL_BENCH"] = "1"  # times of other chapters are taken by this command only
@@ -678,5 +734,5 @@ def main(notebook: pathlib.Path = NOTEBOOKS / "60_speed.ipynb") -> None:
 
 
 if __name__ == "__main__":
-    for chapter in ("60_speed", "evidence/64_structured_layers"):
+    for chapter in ("evidence/60_speed", "evidence/64_structured_layers"):
         main(NOTEBOOKS / f"{chapter}.ipynb")

@@ -70,7 +70,7 @@ class Item:
 
 PLAN = (
     Item(
-        "60_speed",
+        "evidence/60_speed",
         "Every sentence of the book on time is about processors; this is the layer on a GPU, eager and as CUDA graphs.",
         ("speed-gpu",),
         seconds=1,
