@@ -360,14 +360,17 @@ def test_the_table_of_a_set_counts_only_networks():
         classifiers.overview(made_runs())  # two sets have no table together
 
 
-def test_differences_are_drawn_seed_by_seed():
+def test_scores_are_drawn_against_the_linear_model():
     runs = made_runs()
+    runs = runs[(runs["seed"] == 0) | ~runs["arm"].isin(["linear", "sorted"])]
     figure, axes = plt.subplots(1, 2)
-    classifiers.draw_differences(axes, runs, ["ECGFiveDays", "ECG5000"])
-    at = runs.query("data == 'ECG5000'").pivot(index="seed", columns="arm", values="macro_f1")
-    mean, low, high = lab.interval(at["ndlinear"] - at["base"])
-    drawn = [line.get_xdata() for line in axes[1].lines]
-    assert drawn[0] == pytest.approx([low, high]) and drawn[1] == pytest.approx([mean])
+    classifiers.draw_behind(axes, runs, ["ECGFiveDays", "ECG5000"])
+    at = runs.query("data == 'ECG5000'").groupby("arm")["weighted_f1"].apply(list)
+    drawn = next(line for line in axes[1].lines if len(line.get_ydata()) == 4)
+    wanted = [100 * (value - at["linear"][0]) for value in at["base"]]
+    assert drawn.get_ydata() == pytest.approx(wanted)
+    stars = [line for line in axes[1].lines if line.get_marker() == "*"]
+    assert [round(line.get_xdata()[0]) for line in stars] == [0, 1, 2]
     plt.close(figure)
 
 

@@ -503,28 +503,25 @@ def against(runs: pd.DataFrame, dataset: str, score: str, arm: str, baseline: st
     return differences(runs[runs["data"] == dataset], score, arm, baseline)
 
 
-def draw_differences(axes, runs: pd.DataFrame, datasets, arm: str = "ndlinear") -> None:
-    """An arm minus each other network, a panel for each data set: mean and 95 % interval in three readings of F1."""
-    others = [other for other in ARMS if other != arm]
-    marks = dict(zip(READINGS, ("o", "s", "^")))
+def draw_behind(axes, runs: pd.DataFrame, datasets) -> None:
+    """Points of weighted F1 above logistic regression on the raw series, a panel for each data set: every run; stars: printed."""
+    arms = [*METHODS, "time"]
+    star = {"marker": figures.marker("paper"), "color": figures.colour("paper")}
     for axis, dataset in zip(axes, datasets):
-        for y, other in enumerate(others):
-            for k, (name, key) in enumerate(READINGS.items()):
-                mean, low, high = interval(against(runs, dataset, key, arm, other))
-                look = {"color": figures.colour("ndlinear"), "alpha": 1 - 0.25 * k}
-                height = y + 0.22 * (k - 1)
-                axis.plot([low, high], [height] * 2, lw=1.5, **look)
-                label = name if y == 0 else None
-                axis.plot(mean, height, marks[name], ms=5, label=label, **look)
-        axis.axvline(0, color="#8a8a8a", lw=1)
+        by_arm = runs[runs["data"] == dataset].groupby("arm")["weighted_f1"].apply(list)
+        (zero,) = by_arm["linear"]
+        for place, arm in enumerate(arms):
+            values = [100 * (value - zero) for value in by_arm[arm]]
+            low, high = interval(values)[1:]
+            figures.seeds(axis, place, values, LOOKS[arm], low=low, high=high)
+        for place, value in enumerate(stated(dataset)):
+            axis.plot(place - 0.22, 100 * (value - zero), ms=9, ls="none", **star)
+        axis.axhline(0, color="0.5", lw=1)
+        axis.axhline(100 * (by_arm["sorted"][0] - zero), color="0.5", lw=1, ls="--")
         axis.set_title(dataset, fontsize=10)
-        axis.set(xlabel="difference in F1")
-        axis.locator_params(axis="x", nbins=4)
-    axes[0].set_yticks(range(len(others)), [f"minus {NAMES[other]}" for other in others])
-    axes[0].invert_yaxis()
-    axes[0].figure.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=9
-    )
+        axis.set_xticks(range(4), ["Base", "Base*", "NdLinear", "NdLinear over\ntime, channel"])
+        axis.tick_params(axis="x", labelsize=8, rotation=45)
+    axes[0].set_ylabel("points of F1 above raw series")
 
 
 def draw_f1(axes, runs: pd.DataFrame, datasets) -> None:
