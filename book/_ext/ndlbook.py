@@ -3,7 +3,7 @@
 It sets the mode of the notebooks, keeps the execution cache honest, ships MathJax inside the book, sets repository
 links only where an address is known, and provides the directives of book/*.md:
 
-    {claims-table}  {claims-counts}  {verdict-meanings}  {deviations} boxes | corrections  {run-status} runs | chapters  {build-status}
+    {claims-table}  {claims-counts}  {verdict-meanings}  {run-status} runs | chapters  {build-status}
     {chapters}  {corrections-log}
 
 It also numbers the chapters, links every mention of one, and writes claims.json, llms.txt and previews.js beside the pages.
@@ -134,7 +134,7 @@ def on_finish(app, exception) -> None:
     ndlbuild.copy_mathjax(pathlib.Path(app.outdir) / "_static" / "mathjax")
     ndlexport.write(app)
     ndlpreviews.write(app, ledger.claims())
-    ndlchapters.forward(pathlib.Path(app.outdir) / "notebooks")
+    ndlchapters.forward(pathlib.Path(app.outdir))
     if app._warncount == 0:
         state.write_text(app.ndl_state)
 
@@ -174,7 +174,9 @@ class BookDirective(SphinxDirective):
 
 class ClaimsTable(BookDirective):
     def content_html(self):
-        return ndltables.claims_table(ledger.claims(), self.uri("notebooks/"), self.known)
+        claims, uri = ledger.claims(), self.uri("notebooks/")
+        apart = ndltables.boxes_of(claims, self.root / "notebooks")
+        return ndltables.claims_table(claims, uri, self.known, apart)
 
 
 class ClaimsCounts(BookDirective):
@@ -248,35 +250,6 @@ class BuildStatus(BookDirective):
         return f'<dl class="ndl-versions">{entries}</dl>'
 
 
-class Deviations(BookDirective):
-    """Argument `corrections`: from the ledger. Argument `boxes` (default): from the notebooks."""
-
-    def content_html(self):
-        if (self.arguments or ["boxes"])[0] == "corrections":
-            return ndltables.corrections(ledger.claims(), self.uri("notebooks/"), self.known)
-        found = [
-            (name, box)
-            for name in sorted(self.known)
-            for box in ndltables.boxes(self.root / "notebooks" / f"{name}.ipynb")
-        ]
-        return [
-            node for name, box in found for node in self.box(name, *box)
-        ] or "<p>None so far.</p>"
-
-    def box(self, name: str, heading: str, anchor: str, markdown: str) -> list[nodes.Node]:
-        folder = self.uri("notebooks/")
-        within = folder + name[: name.rfind("/") + 1]
-        link = (
-            f'<p class="ndl-from">From <a href="{folder}{ndltables.escape(name)}.html#{anchor}">'
-            f"chapter {pathlib.Path(name).name[:2]}: {ndltables.escape(re.sub(r'[$*`]', '', heading))}</a></p>"
-        )
-        text = ndltables.rebase_links(markdown, within)
-        return [
-            nodes.raw("", link, format="html"),
-            *self.markdown(text, f"notebooks/{name}.ipynb", "ndl-box"),
-        ]
-
-
 def setup(app) -> dict:
     ndlbuild.refuse_other_checkout(pathlib.Path(app.srcdir))
     os.environ["NDL_MODE"] = ndlbuild.MODE  # kernels inherit it
@@ -294,7 +267,6 @@ def setup(app) -> dict:
     app.add_directive("claims-counts", ClaimsCounts)
     app.add_directive("verdict-meanings", VerdictMeanings)
     app.add_directive("chapters", Chapters)
-    app.add_directive("deviations", Deviations)
     app.add_directive("corrections-log", CorrectionsLog)
     app.add_directive("run-status", RunStatus)
     app.add_directive("build-status", BuildStatus)

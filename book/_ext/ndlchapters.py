@@ -28,7 +28,7 @@ AROUND_PROSE = re.compile(MARKUP.format(more="|table|figcaption|summary|dt"), FL
 EVERYDAY = {"axis", "claim", "full", "mode", "record", "smoke"}
 FORWARD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>Moved</title>
 <link rel="canonical" href="{target}"><meta http-equiv="refresh" content="0; url={target}"></head>
-<body><p>This chapter is part of <a href="{target}">another one</a> now.</p></body></html>
+<body><p>This page is part of <a href="{target}">another one</a> now.</p></body></html>
 """
 FILE_NAME_AS_TEXT = re.compile(r"(<a\b[^>]*>)(\d\d_\w+)(</a>)")
 
@@ -52,12 +52,13 @@ def by_number(docnames) -> dict[str, str]:
     return {name[:2]: page for name, page in merged.items() if page in docnames} | found
 
 
-def forward(folder: pathlib.Path) -> None:
-    """Pages at the addresses of chapters that became part of another one; they lead there."""
-    for name in modes.MERGED:
-        page, target = folder / f"{name}.html", modes.lecture(name)
-        if target != name:
-            page.write_text(FORWARD.format(target=f"{target}.html"), encoding="utf-8")
+def forward(book: pathlib.Path) -> None:
+    """Pages at the addresses of those that became part of another one; they lead there."""
+    moved = {name: modes.lecture(name) for name in modes.MERGED}
+    pages = {f"notebooks/{old}": f"{new}.html" for old, new in moved.items() if new != old}
+    pages["book/deviations"] = "claims.html?differs=any"
+    for name, target in pages.items():
+        (book / f"{name}.html").write_text(FORWARD.format(target=target), encoding="utf-8")
 
 
 class NumberedTitle(SphinxTransform):

@@ -39,6 +39,7 @@ MEANING = {
     "open": "not tested yet",
 }
 SETTLED = ("holds", "holds-if", "fails", "undecided")  # these have a cell that judges them
+DIFFERS = ("any", "correction or condition", "paper, code, here")
 COLUMNS = (
     ("verdict", "Verdict"),
     ("id", "Claim"),
@@ -118,25 +119,34 @@ def origin(claim: dict) -> str:
     return f'<div class="ndl-origin">{text}</div>'
 
 
-def claims_table(claims: list[dict], uri: str, known: set[str]) -> str:
-    """All claims as one table. `uri` leads to the notebooks, `known` are the notebooks that the book has."""
+def claims_table(claims: list[dict], uri: str, known: set[str], apart: dict | None = None) -> str:
+    """All claims as one table. `uri` leads to the notebooks, `known` are the notebooks that the book has.
+
+    `apart` has the boxes of each claim, as `boxes_of` finds them.
+    """
     order = {name: rank for rank, name in enumerate(OUTCOMES)}
     rows = []
     for claim in claims:
         link = cell_link(claim, uri) if claim.get("notebook") in known else None
         verdict = claim_badge(claim)
+        around = [box for box in (apart or {}).get(claim["id"], ()) if box[0] in known]
+        told = box_links(around, uri) if around else ""
         if link:
             verdict += f' <a class="ndl-cell" href="{escape(link)}">chapter {escape(chapter_of(claim)[:2])}</a>'
         cells = [
             (verdict, f' data-sort="{order[outcome(claim)]}"'),
             (f'<a class="ndl-id" href="#{escape(claim["id"])}">{escape(claim["id"])}</a>', ""),
-            (f"<div>{escape(claim['statement'])}</div>{remarks(claim)}{origin(claim)}", ""),
+            (
+                f"<div>{escape(claim['statement'])}</div>{remarks(claim)}{told}{origin(claim)}",
+                "",
+            ),
         ]
         tds = "".join(f'<td role="cell"{extra}>{body}</td>' for body, extra in cells)
         only = f' data-only="{DIRECTION}"' if claim.get("direction_only") else ""
         rows.append(
             f'<tr role="row" id="{escape(claim["id"])}" data-verdict="{outcome(claim)}"{only} '
-            f'data-kind="{escape(claim.get("kind"))}" data-area="{escape(area(claim))}">{tds}</tr>'
+            f'data-kind="{escape(claim.get("kind"))}" data-area="{escape(area(claim))}" '
+            f'data-differs="{"|".join(differs(claim, bool(around)))}">{tds}</tr>'
         )
     heads = "".join(
         f'<th role="columnheader" scope="col" data-key="{key}">{head}</th>' for key, head in COLUMNS
@@ -148,6 +158,12 @@ def claims_table(claims: list[dict], uri: str, known: set[str]) -> str:
         f'<thead role="rowgroup"><tr role="row">{heads}</tr></thead>'
         f'<tbody role="rowgroup">{"".join(rows)}</tbody></table></div>'
     )
+
+
+def differs(claim: dict, box: bool) -> list[str]:
+    """In which ways the paper's statement is not the whole story: values of the filter."""
+    corrected = claim["verdict"] in ("fails", "holds-if")
+    return [name for name, so in zip(DIFFERS[1:], (corrected, box)) if so]
 
 
 def filter_form(claims: list[dict]) -> str:
@@ -166,6 +182,7 @@ def filter_form(claims: list[dict]) -> str:
         '<label class="ndl-wide">Text <input type="search" name="text" autocomplete="off" '
         'placeholder="id, statement, place …"></label>'
         f"{select('verdict', 'Verdict', verdicts)}{select('kind', 'Kind', kinds)}{select('area', 'Area', areas)}"
+        f"{select('differs', 'Differs', list(DIFFERS))}"
         '<button type="reset">Show all</button></form>'
     )
 
@@ -243,46 +260,55 @@ def chapter(path: pathlib.Path, folder: str, claims: list[dict]) -> str:
     return f"- **{link}** {rebase_links(answer, folder)} {marks}".rstrip()
 
 
-def corrections(claims: list[dict], uri: str, known: set[str]) -> str:
-    """Claims that need a condition or a correction, each with the right statement and its cell."""
-    entries = []
-    for claim in claims:
-        if claim["verdict"] not in ("fails", "holds-if"):
-            continue
-        link = cell_link(claim, uri) if claim.get("notebook") in known else None
-        name = (
-            f'<a href="{escape(link)}">{escape(claim["id"])}</a>' if link else escape(claim["id"])
-        )
-        right = claim.get("correction") or claim.get("condition") or "not written yet"
-        head = "Right statement" if claim.get("correction") else "Holds if"
-        entries.append(
-            f"<dt>{claim_badge(claim)} {name}</dt>"
-            f"<dd><div><b>Paper:</b> {escape(claim['statement'])} "
-            f'<span class="ndl-meaning">({escape(place(claim.get("where")))})</span></div>'
-            f"<div><b>{head}:</b> {escape(right)}</div></dd>"
-        )
-    if not entries:
-        return "<p>None so far.</p>"
-    return f'<dl class="ndl-corrections mathjax_ignore tex2jax_ignore">{"".join(entries)}</dl>'
-
-
-def boxes(path: pathlib.Path) -> list[tuple[str, str, str]]:
-    """The *Paper · Released code · Here* boxes of a notebook: (heading, its anchor, Markdown of the box)."""
-    found, heading = [], ""
+def boxes(path: pathlib.Path) -> list[tuple[str, set[str]]]:
+    """The *Paper · Released code · Here* boxes of a notebook: the heading above each, and the claims judged in its section."""
+    found, heading, judged = [], "", set()
     for cell in json.loads(path.read_text(encoding="utf8"))["cells"]:
-        if cell["cell_type"] != "markdown":
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "code":
+            judged.update(re.findall(r"lab\.verdict\(\s*[\"']([\w-]+)", source))
             continue
-        block: list[str] = []
-        for line in [*"".join(cell["source"]).splitlines(), ""]:
-            if line.startswith(">"):
-                block.append(line)
-                continue
-            if block and block[0].startswith("> **Paper.**"):
-                found.append((heading, anchor(heading), "\n".join(block)))
-            block = []
-            if match := re.match(r"#{1,6}\s+(.*)", line):
-                heading = match[1].strip()
+        for line in source.splitlines():
+            if match := re.match(r"(#{1,6})\s+(.*)", line):
+                heading, judged = match[2].strip(), set()  # the claims are added while it is read
+            elif line.startswith("> **Paper.**"):
+                found.append((heading, judged))
     return found
+
+
+def boxes_of(claims: list[dict], notebooks: pathlib.Path) -> dict[str, list[tuple[str, str]]]:
+    """Claim -> the boxes that tell paper, released code and this book apart: (notebook, heading).
+
+    They stand in the section that judges the claim, or, where evidence judges it, in its chapter.
+    """
+    read = functools.cache(lambda name: boxes(notebooks / f"{name}.ipynb"))
+    found = {}
+    for claim in claims:
+        name = claim.get("notebook")
+        if (
+            not name
+            or claim["verdict"] not in SETTLED
+            or not (notebooks / f"{name}.ipynb").is_file()
+        ):
+            continue
+        here = [(name, title) for title, ids in read(name) if claim["id"] in ids]
+        if name.startswith("evidence/"):
+            lecture = chapter_of(claim)
+            here = [(lecture, title) for title, _ in read(lecture)]
+            here = here or [(name, title) for title, _ in read(name)]
+        if here:
+            found[claim["id"]] = list(dict.fromkeys(here))
+    return found
+
+
+def box_links(found: list[tuple[str, str]], uri: str) -> str:
+    """Where a claim's boxes stand, as links."""
+    links = ", ".join(
+        f'<a href="{escape(uri + name)}.html#{anchor(heading)}">'
+        f"{escape(pathlib.Path(name).name[:2])} · {escape(re.sub(r'[$*`]', '', heading))}</a>"
+        for name, heading in found
+    )
+    return f'<div class="ndl-remark"><b>Paper, released code, here:</b> {links}</div>'
 
 
 def anchor(heading: str) -> str:

@@ -30,7 +30,7 @@
     71: "verdicts, results, summary",
     72: "recommendation, advice, when to use, should i use it, use",
   };
-  const LISTS = /^book\/(api|bibliography|changelog|claims|contributing|corrections|deviations|glossary|status)$/;
+  const LISTS = /^book\/(api|bibliography|changelog|claims|contributing|corrections|glossary|status)$/;
   const plain = (text) => text.toLowerCase().replace(/[\s_-]+/g, " ").trim();
   // a question without what every question has
   const FILLERS = /^(a|an|are|can|do|does|how|i|in|is|it|my|ndlinear|of|should|the|this|to|what|when|where|which|you)$/;

@@ -703,6 +703,17 @@ def test_claims_table_keeps_its_filter_in_the_address(visit):
     assert len(rows_shown(page)) == 177
 
 
+def test_the_old_address_of_the_deviations_leads_to_the_claims_that_differ(visit):
+    page = visit().go("book/deviations.html")
+    page.wait_for_url("**/book/claims.html?differs=any")
+    shown, by_hand = set(rows_shown(page)), ledger.claims()
+    assert {c["id"] for c in by_hand if c["verdict"] in ("fails", "holds-if")} < shown
+    assert len(shown) < len(by_hand)
+    page.select_option("select[name=differs]", "paper, code, here")
+    boxed = set(rows_shown(page))
+    assert boxed < shown and "entropy-flops" in boxed
+
+
 def test_claims_table_sorts_with_the_keyboard(visit):
     page = visit().go("book/claims.html")
     ids = [claim["id"] for claim in ledger.claims()]

@@ -99,27 +99,52 @@ def test_chapter_entry_gives_title_answer_and_verdicts(tmp_path):
     assert soup(entry).select_one(".ndl-fails").text == "✗ 2 refuted" and "More" not in entry
 
 
-def test_corrections_show_both_statements():
-    text = soup(ndltables.corrections([CLAIM, WRONG], "../notebooks/", {"11_sound"})).text
-    assert "a < b & c" in text and "<b>a > b</b>" in text and "layer-x" not in text
-    assert "None so far" in ndltables.corrections([CLAIM], "../notebooks/", set())
+BOX = "> **Paper.** One.\n>\n> **Released code.** Two.\n>\n> **Here.** [Three](11_sound.ipynb#x)."
 
 
-def test_boxes_are_found_with_their_heading(tmp_path):
-    box = (
-        "> **Paper.** One.\n>\n> **Released code.** Two.\n>\n> **Here.** [Three](11_sound.ipynb#x)."
-    )
-    cells = [
+def notebook(path: pathlib.Path, *cells: tuple[str, str]) -> pathlib.Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    cells = [{"cell_type": kind, "source": source} for kind, source in cells]
+    path.write_text(json.dumps({"cells": cells}))
+    return path
+
+
+def test_a_box_belongs_to_the_claims_of_its_section(tmp_path):
+    notebook(
+        tmp_path / "11_sound.ipynb",
         ("markdown", "# T"),
-        ("code", "x"),
-        ("markdown", f"## The *mode* $k$\n\n{box}\n\n> A quote."),
-    ]
-    path = tmp_path / "a.ipynb"
-    path.write_text(
-        json.dumps({"cells": [{"cell_type": kind, "source": source} for kind, source in cells]})
+        ("code", 'lab.verdict("layer-x", holds=True)'),
+        ("markdown", f"## The *mode* $k$\n\n{BOX}\n\n> A quote."),
+        ("code", 'lab.verdict(\n    "layer-y",\n    holds=True,\n)'),
+        ("markdown", "### Next"),
+        ("code", 'lab.verdict("layer-z", holds=True)'),
     )
-    assert ndltables.boxes(path) == [("The *mode* $k$", "the-mode-k", box)]
-    moved = ndltables.rebase_links(box + " [u](https://x.y) [h](#z)", "../notebooks/")
+    some = [WRONG | {"id": f"layer-{letter}"} for letter in "xyz"]
+    found = ndltables.boxes_of(some, tmp_path)
+    assert found == {"layer-y": [("11_sound", "The *mode* $k$")]}
+    assert not ndltables.boxes_of([CLAIM, WRONG | {"notebook": "12_none"}], tmp_path)
+    row = soup(ndltables.claims_table(some, "../notebooks/", {"11_sound"}, found)).find(
+        id="layer-y"
+    )
+    assert row["data-differs"] == "correction or condition|paper, code, here"
+    (link,) = row.select("a[href='../notebooks/11_sound.html#the-mode-k']")
+    assert link.text == "11 · The mode k"
+    rows = soup(ndltables.claims_table([CLAIM, WRONG], "", set(), found)).select("tbody tr")
+    assert [row["data-differs"] for row in rows] == ["", "correction or condition"]
+
+
+def test_a_claim_that_evidence_judges_has_the_boxes_of_its_chapter(tmp_path):
+    claim = WRONG | {"notebook": "evidence/40_cnn"}
+    notebook(tmp_path / "evidence" / "40_cnn.ipynb", ("markdown", f"## Sources\n\n{BOX}"))
+    notebook(tmp_path / "40_cnn.ipynb", ("markdown", "# Heads"))
+    found = ndltables.boxes_of([claim], tmp_path)
+    assert found == {"layer-y": [("evidence/40_cnn", "Sources")]}
+    notebook(tmp_path / "40_cnn.ipynb", ("markdown", f"# Heads\n\n{BOX}"))
+    assert ndltables.boxes_of([claim], tmp_path) == {"layer-y": [("40_cnn", "Heads")]}
+
+
+def test_links_of_a_notebook_are_seen_from_another_folder():
+    moved = ndltables.rebase_links(BOX + " [u](https://x.y) [h](#z)", "../notebooks/")
     assert (
         "(../notebooks/11_sound.ipynb#x)" in moved and "(https://x.y)" in moved and "(#z)" in moved
     )
@@ -580,7 +605,7 @@ def miniature(folder: pathlib.Path, code: str) -> pathlib.Path:
         "  - file: book/bibliography\n  - file: book/claims\n  - file: book/corrections\n"
     )
     (folder / "book" / "index.md").write_text(
-        "# Mini\n\nSome $x$. More, in chapter 10.\n\n(a-place)=\n## Named\n\n```{deviations} boxes\n```\n"
+        "# Mini\n\nSome $x$. More, in chapter 10.\n\n(a-place)=\n## Named\n"
     )
     for page in ("bibliography", "claims", "corrections"):
         shutil.copy(ROOT / "book" / f"{page}.md", folder / "book")
@@ -590,7 +615,7 @@ def miniature(folder: pathlib.Path, code: str) -> pathlib.Path:
             "cell_type": "markdown",
             "id": "a",
             "metadata": {},
-            "source": "# Ten\n\n> **Paper.** Says $y$.\n\n[Go](../book/index.md#a-place)",
+            "source": "# Ten\n\n[Go](../book/index.md#a-place)",
         },
         {
             "cell_type": "code",
@@ -640,9 +665,8 @@ def test_a_miniature_book_with_an_address(tmp_path, monkeypatch):
     )
     assert "https://github.com/owner/name" in links
     front = soup((html / "book" / "index.html").read_text(encoding="utf8"))
-    assert front.select_one('a[href="../notebooks/10_mini.html#ten"]') and front.select_one(
-        ".ndl-box blockquote"
-    )
+    moved = (html / "book" / "deviations.html").read_text(encoding="utf8")
+    assert "url=claims.html?differs=any" in moved
     links = front.select('article a[href="../notebooks/10_mini.html"]')
     assert "chapter 10" in [link.text for link in links]
     assert page.h1.text.startswith("10 · Ten") and page.title.text.startswith("10 · Ten")
