@@ -479,7 +479,7 @@ def test_every_line_of_the_plan_has_a_reason_and_finds_its_experiments():
             assert item.names() and item.obstacle(profiles.PROFILES["H200"]) == ""
     first = [name for item in plan.PLAN for name in item.experiments][:3]
     assert first == ["speed-gpu", "behaviour-gpu", "overhead-gpu"]
-    assert plan.chosen(["cnn-printed"])[0].notebook == "40_cnn"
+    assert plan.chosen(["cnn-printed"])[0].notebook == "evidence/40_cnn"
     with pytest.raises(LabError, match="nothing in the plan begins with zzz"):
         plan.chosen(["zzz"])
 

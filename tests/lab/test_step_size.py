@@ -586,7 +586,7 @@ def test_chapter_15_starts_the_networks_of_chapter_40_as_that_chapter_does():
         return names
 
     known = {"nn": nn, "NdLinear": NdLinear, "models": lab_models, "vision": vision}
-    there = names_of("40_cnn", "40-10", known | {"shape": vision.SHAPE})["head"]
+    there = names_of("evidence/40_cnn", "40-10", known | {"shape": vision.SHAPE})["head"]
     cells = known | {"lab": lab, "itertools": itertools, "BASES": [1.0], "PRINTED_RATE": 1.0}
     here = names_of("evidence/15_step_size", "15-54", cells)["picture_network"]
     for arm in ("dense", "ndlinear"):

@@ -450,45 +450,6 @@ def test_printed_accuracies_are_in_percent_or_absent():
     assert vision.stated("cifar10", "cp") is None and vision.stated("cifar100", "relu") is None
 
 
-def test_the_panels_show_the_heads_that_were_run():
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 1, squeeze=False)
-    runs = pd.concat([made_runs("cifar10"), made_runs("cifar100")])
-    vision.draw_accuracies(axes, {"a budget": runs})
-    names = [label.get_text() for label in axes[0, 0].get_xticklabels()]
-    assert names == [vision.NAMES[arm] for arm in ("dense", "ndlinear", "cp")]
-    stars = [sum(line.get_marker() == "*" for line in axis.lines) for axis in axes[:, 0]]
-    assert stars == [2, 3]  # TRL/TCL is printed for CIFAR-100 alone
-    plt.close(figure)
-
-
-def test_a_panel_without_runs_is_left_out_and_the_next_one_names_the_axis():
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 2, sharey="row")
-    both = pd.concat([made_runs("cifar10"), made_runs("cifar100")])
-    vision.draw_accuracies(axes, {"large": made_runs("cifar10"), "small": both})
-    assert [axis.get_visible() for axis in axes.flat] == [True, True, False, True]
-    named = [bool(axis.get_ylabel()) for axis in axes.flat]
-    assert named == [True, False, False, True]
-    assert axes[1, 1].yaxis.get_tick_params()["labelleft"]
-    plt.close(figure)
-
-
-def test_the_sweep_shows_every_cell_and_its_printed_value():
-    import matplotlib.pyplot as plt
-
-    keys = pd.MultiIndex.from_product([(0.001, 0.01), ("a", "b"), (32, 64)])
-    cell = pd.DataFrame(np.arange(24.0).reshape(3, 8), columns=keys)
-    figure, axes = plt.subplots(1, 2)
-    looks = {"a": "ndlinear", "b": "dense"}
-    vision.draw_sweep(axes, cell, pd.Series(range(50, 58), keys), looks)
-    stars = [line.get_ydata()[0] for line in axes[1].lines if line.get_marker() == "*"]
-    assert stars == [54, 55, 56, 57]
-    plt.close(figure)
-
-
 def test_memory_is_met_within_the_margin():
     ways = ("", ", multiplied out", ", matrix kept")
     memory = pd.Series({f"{arm}{way}": 10.0 for arm in ("cp", "tt") for way in ways})
@@ -499,20 +460,16 @@ def test_memory_is_met_within_the_margin():
     assert table["applied"].tolist()[:2] == ["", "piece by piece"]
 
 
-def test_dots_draw_every_seed_its_mean_and_the_printed_value():
+def test_gains_are_drawn_with_every_seed_their_mean_and_the_printed_value():
     import matplotlib.pyplot as plt
 
     axis = plt.figure().subplots()
-    vision.dots(axis, 2, pd.Series([1.0, 3.0, 2.0]), "dense", 5.0)
-    seeds, mean, star = (line.get_ydata() for line in axis.lines)
-    assert (
-        list(seeds) == [1, 3, 2]
-        and list(mean) == [2]
-        and list(star) == [5]
-        and len(axis.collections) == 1
-    )
-    vision.dots(axis, 3, pd.Series([1.0, 2.0]), "dense")
-    assert len(axis.lines) == 5 and len(axis.collections) == 1
+    values = pd.Series([1.0, 3.0, 2.0])
+    vision.draw_gains(axis, {"first": (values, "dense", 5.0), "second": (values, "linear", None)})
+    seeds, mean, star, *_, zero = (list(line.get_xdata()) for line in axis.lines)
+    assert seeds == [1, 3, 2] and mean == [2] and star == [5] and zero == [0, 0]
+    assert len(axis.lines) == 6 and len(axis.collections) == 2
+    assert [label.get_text() for label in axis.get_yticklabels()] == ["first", "second"]
     plt.close("all")
 
 

@@ -391,13 +391,6 @@ NAMES = {
     "tt": "TT as counted",
     "released": "NdLinear as released",
 }
-LOOKS = {  # arm: whose colour and marker it has, where that is not its own
-    "narrow": "dense-params",
-    "relu": "ndlinear-sum",
-    "cp": "lora",
-    "128,4,4": "ndlinear",
-    "256,2,2": "ndlinear",
-}
 
 
 def stated(data: str, arm: str) -> float | None:
@@ -465,56 +458,22 @@ def in_points(found: tuple[float, float, float]) -> str:
     return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*found)
 
 
-def dots(
-    axis, place: float, values, look: str, stated: float | None = None, aside: float = -0.22
-) -> None:
-    """Every seed of one arm with mean and interval (from three seeds on), and the printed value as
-    a star."""
-    low, high = interval(values)[1:] if len(values) > 2 else (None, None)
-    figures.seeds(axis, place, values, look, low=low, high=high)
-    if stated:
-        star = {"marker": figures.marker("paper"), "color": figures.colour("paper")}
-        axis.plot(place + aside, stated, markersize=9, ls="none", **star)
+def draw_gains(axis, rows: dict[str, tuple[pd.Series, str, float | None]]) -> None:
+    """Differences in points, a row for each name: every seed a point, mean and 95 % interval below, the printed one a star.
 
-
-def draw_accuracies(axes, budgets: dict[str, pd.DataFrame]) -> None:
-    """Accuracy of all heads: a row of panels for each data set, a column for each budget."""
-    for column, (budget, runs) in enumerate(budgets.items()):
-        for axis, (data, metric) in zip(axes[:, column], METRIC.items()):
-            part = runs[runs["data"] == data]
-            arms = [arm for arm in NAMES if arm in set(part["arm"])]
-            for place, arm in enumerate(arms):
-                values = 100 * part[part["arm"] == arm][f"test_{metric}"]
-                dots(axis, place, values, LOOKS.get(arm, arm), stated(data, arm))
-            axis.set_visible(bool(arms))
-            names = [NAMES[arm] for arm in arms]
-            axis.set_xticks(range(len(arms)), names, rotation=40, ha="right", fontsize=8)
-            axis.set(xlim=(-0.6, len(arms) - 0.4))
-        axes[0, column].set_title(budget, fontsize=10)
-    for row, label in zip(axes, ("CIFAR-10, Acc@1, percent", "CIFAR-100, Acc@5, percent")):
-        first = next(axis for axis in row if axis.get_visible())
-        first.set_ylabel(label)
-        first.tick_params(labelleft=True)
-
-
-def draw_sweep(axes, cell: pd.DataFrame, printed: pd.Series, looks: dict[str, str]) -> None:
-    """Acc@5 against batch size, a panel for each learning rate; stars: printed.
-
-    Args:
-        cell: columns (rate, hidden size, batch), a row for each seed. printed: by the same key.
+    rows: by name the differences, whose colour and marker they have, and the printed difference or None.
     """
-    batches = sorted(set(cell.columns.get_level_values(2)))
-    for axis, rate in zip(axes, sorted(set(cell.columns.get_level_values(0)))):
-        for k, (hidden, look) in enumerate(looks.items()):
-            for place, batch in enumerate(batches):
-                key = (rate, hidden, batch)
-                dots(axis, place + 0.5 * k, cell[key], look, printed[key], aside=0)
-            handle = {"marker": figures.marker(look), "color": figures.colour(look)}
-            axis.plot([], [], ls="none", label=f"({hidden})", **handle)
-        axis.set_xticks([place + 0.25 for place in range(len(batches))], map(str, batches))
-        axis.set(xlabel=f"batch size; learning rate {rate:g}")
-    axes[0].set(ylabel="Acc@5 in percent")
-    axes[0].legend(loc="center")
+    for place, (values, look, printed) in enumerate(rows.values()):
+        mark = {"marker": figures.marker(look), "color": figures.colour(look), "ls": "none"}
+        axis.plot(values, [place] * len(values), alpha=0.45, ms=4, **mark)
+        mean, low, high = interval(values)
+        axis.hlines(place + 0.2, low, high, color=mark["color"], lw=2)
+        axis.plot(mean, place + 0.2, ms=7, **mark)
+        if printed is not None:
+            axis.plot(printed, place, figures.marker("paper"), color=figures.colour("paper"), ms=9)
+    axis.axvline(0, color="0.5", lw=1)
+    axis.set_yticks(range(len(rows)), list(rows), fontsize=9)
+    axis.invert_yaxis()
 
 
 def memory_table(memory: pd.Series, printed: pd.Series, margin: float) -> pd.DataFrame:

@@ -90,7 +90,7 @@ PLAN = (
         alone=True,
     ),
     Item(
-        "40_cnn",
+        "evidence/40_cnn",
         "Two claims of the paper's first table are settled for the direction only; the printed pictures and epochs give the amount.",
         (
             "cnn-printed-cifar10",
@@ -131,7 +131,7 @@ PLAN = (
         in_order=True,
     ),
     Item(
-        "40_cnn",
+        "evidence/40_cnn",
         "The paper's twelve settings, from end to end in place of heads on frozen features.",
         ("cnn-sweep-whole",),
         seconds=60,
