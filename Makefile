@@ -10,7 +10,7 @@ INSTALL = $(RUN) -m pip install --disable-pip-version-check -q -c $(PINS)
 # With another backend than that of the notebooks, which a shell may name here, the pages have no figures.
 unexport MPLBACKEND
 
-.PHONY: book test check lint report links bench gpu engines environment stamp times canaries reproduce clean
+.PHONY: book test check lint report pdf links bench gpu engines environment stamp times canaries reproduce clean
 
 $(VENV)/book.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -44,6 +44,10 @@ lint: $(VENV)/test.installed
 # The reproducibility report as one sheet of A4, printed by a Chromium on the path or in NDL_CHROMIUM.
 report: book
 	$(RUN) -m lab.tools.report book/_build/html/book/report.html book/_build/report.pdf
+
+# The front page, the chapters and what they point to as one PDF with outlines, by the same browser; takes minutes.
+pdf: book
+	$(RUN) -m lab.tools.pdf book/_build/html book/_build/ndlinear-book.pdf
 
 # Follows every link of the book; needs the network.
 links: $(VENV)/book.installed

@@ -1,0 +1,173 @@
+"""`make pdf`: the main line of the built book as one PDF with outlines and links, printed by a browser that is on this machine.
+
+python -m lab.tools.pdf FOLDER_OF_THE_BUILT_BOOK FILE.pdf
+
+The articles of all pages become one page, so that a link between chapters is a link inside the file.
+"""
+
+from __future__ import annotations
+
+import pathlib
+import posixpath
+import re
+import subprocess
+import sys
+import tempfile
+import urllib.parse
+
+import yaml
+from bs4 import BeautifulSoup, Tag
+
+from ..modes import ROOT, LabError
+from .report import browser
+
+BEFORE = ["book/index", "book/notation"]
+AFTER = ["book/recipes", "book/theorems", "book/glossary", "book/bibliography"]
+LEFT_OUT = ".headerlink, details.hide, script, button, form, .ndl-take, .ndl-filter, .ndl-more, .ndl-status"
+QUICK = """<script>Object.assign(window.MathJax?.options ?? {},
+{enableMenu: false, enableEnrichment: false, enableSpeech: false, enableBraille: false, enableExplorer: false})</script>"""
+PAGE = """<!doctype html><html lang="en" data-theme="light"><head><meta charset="utf-8"><title>The NdLinear book</title>
+{head}<style>
+@page {{ size: A4; margin: 18mm 16mm; @bottom-center {{ content: counter(page); font: 9pt sans-serif; }} }}
+html {{ font-size: 11.5px; background: white; }}
+article + article {{ break-before: page; }}
+figure, table, .cell_input, .ndl-card, .ndl-verdict {{ break-inside: avoid; }}
+.bd-main .bd-content .bd-article h1:first-of-type {{ display: block; }}
+h1, h2, h3, h4 {{ break-after: avoid; white-space: break-spaces; }}  /* else the outlines join the words of two lines */
+.bd-article pre {{ white-space: pre-wrap; }}
+.bd-article :is(pre, div) {{ overflow: visible !important; }}
+</style></head><body><main class="bd-main"><div class="bd-content"><div class="bd-article-container">
+{articles}
+</div></div></main></body></html>
+"""
+
+
+def main_line() -> list[str]:
+    """The pages in the order of the book: the front page, the chapters, and the pages that chapters point to."""
+    toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf8"))
+    files = [entry["file"] for part in toc["parts"] for entry in part["chapters"]]
+    chapters = [name for name in files if re.fullmatch(r"notebooks/\d\d_\w+", name)]
+    return [*BEFORE, *chapters, *AFTER]
+
+
+def place(page: str, anchor: str = "") -> str:
+    """The id that a place of a page has in the one page of all."""
+    return f"{page.replace('/', '-')}--{anchor}" if anchor else page.replace("/", "-")
+
+
+def is_outside(address: str) -> bool:
+    """Whether an address is none of this book's files."""
+    return bool(urllib.parse.urlsplit(address).scheme) or address.startswith("//")
+
+
+def target(address: str, page: str, pages: list[str]) -> str | None:
+    """Where a link of a page leads in the one page of all; None where that has not what it leads to."""
+    if is_outside(address):
+        return address
+    path, _, anchor = address.partition("#")
+    file = posixpath.normpath(posixpath.join(posixpath.dirname(page), path)) if path else page
+    other = file.removesuffix(".html").partition("?")[0]
+    return f"#{place(other, anchor)}" if other in pages else None
+
+
+def article(html: pathlib.Path, page: str, pages: list[str]) -> Tag:
+    """The text of a page, with ids and links of the one page of all; what is folded stands open, hidden code is left out."""
+    soup = BeautifulSoup((html / f"{page}.html").read_text(encoding="utf8"), "html.parser")
+    found = soup.select_one("article")
+    for element in found.select(LEFT_OUT):
+        element.decompose()
+    for element in found.select("details"):
+        element["open"] = ""
+    for element in found.select("[id]"):
+        element["id"] = place(page, element["id"])
+    for element in found.select("[aria-labelledby], [aria-describedby]"):
+        del element["aria-labelledby"], element["aria-describedby"]
+    for link in found.select("a[href]"):
+        where = target(link["href"], page, pages)
+        if where is None:
+            link.unwrap()
+        else:
+            link["href"] = where
+    for image in found.select("img[src]"):
+        image["src"] = from_root(image["src"], page)
+        del image["loading"]
+    found["id"] = place(page)
+    return found
+
+
+def from_root(address: str, page: str) -> str:
+    """An address of a page as it is from the folder of the book."""
+    if is_outside(address):
+        return address
+    return posixpath.normpath(posixpath.join(posixpath.dirname(page), address))
+
+
+def head(html: pathlib.Path, page: str) -> str:
+    """The styles of a page and its MathJax, which sets equations and does not prepare them for a screen reader."""
+    found = BeautifulSoup((html / f"{page}.html").read_text(encoding="utf8"), "html.parser").head
+    scripts = [script for script in found.select("script") if "mathjax" in str(script).lower()]
+    parts = [*found.select("link[rel=stylesheet]"), *scripts]
+    for element in parts:
+        for name in ("href", "src"):
+            if element.has_attr(name):
+                element[name] = from_root(element[name], page)
+    return "".join(map(str, parts)) + QUICK
+
+
+def joined(html: pathlib.Path, pages: list[str]) -> str:
+    """All pages as one; links to places that none of them has are plain text."""
+    articles = [article(html, page, pages) for page in pages]
+    places = {element["id"] for a in articles for element in [a, *a.select("[id]")]}
+    for link in (link for a in articles for link in a.select("a[href^='#']")):
+        if urllib.parse.unquote(link["href"][1:]) not in places:
+            link.unwrap()
+    return PAGE.format(
+        head=head(html, pages[0]),
+        articles="\n".join(map(str, articles)),
+    )
+
+
+def once(pdf: bytes) -> bytes:
+    """Outlines without a title's second copy, which Chromium writes where it moves a heading to the next page; all bytes stay
+    in their places."""
+
+    def half(match: re.Match) -> bytes:
+        kept = match[1] + match[2] + match[4]
+        return kept + b" " * (len(match[0]) - len(kept))
+
+    literal = rb"(/Title \()([^()\\]{2,})(\2)(\))"
+    wide = rb"(/Title <FEFF)((?:[0-9A-F]{4})+?)(\2)(>)"
+    return re.sub(wide, half, re.sub(literal, half, pdf))
+
+
+def print_book(html: pathlib.Path, target: pathlib.Path, pages: list[str]) -> None:
+    """Join the pages and print them; the browser waits until the equations are set."""
+    if not (html / f"{pages[0]}.html").is_file():
+        raise LabError(f"there is no {html / pages[0]}.html: run make book")
+    with tempfile.NamedTemporaryFile("w", suffix=".html", dir=html, encoding="utf8") as page:
+        page.write(joined(html, pages))
+        page.flush()
+        options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
+        options += ["--generate-pdf-document-outline", "--virtual-time-budget=600000"]
+        address = pathlib.Path(page.name).resolve().as_uri()
+        command = [browser(), *options, f"--print-to-pdf={target.resolve()}", address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
+    if done.returncode or not target.is_file():
+        raise LabError(f"the browser did not print: {done.stderr.strip()[-500:]}")
+    target.write_bytes(once(target.read_bytes()))
+
+
+def main(arguments: list[str]) -> None:
+    """The command line: the folder of the built book, and the file to write."""
+    if len(arguments) != 2:
+        raise SystemExit(__doc__)
+    html, file = map(pathlib.Path, arguments)
+    try:
+        print_book(html, file, main_line())
+    except LabError as error:
+        raise SystemExit(str(error)) from None
+    print(f"The main line: {file}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,78 @@
+"""The chapters as one PDF: ids and links of the one page of all, and what a browser makes of it."""
+
+import os
+import re
+import shutil
+
+import pytest
+from lab.tools import pdf, report
+
+HEAD = """<html><head><link rel="stylesheet" href="../_static/a.css"><script src="../_static/mathjax/tex.js"></script>
+<script src="../_static/other.js"></script></head><body><nav><a href="b.html">side bar</a></nav>"""
+ONE = """<article><h1 id="top">One<a class="headerlink" href="#top">#</a></h1><p><a href="b.html#place">there</a>
+<a href="b.html">all of it</a> <a href="b.html#nowhere">lost</a> <a href="../book/claims.html">not printed</a>
+<a href="#top">up</a> <a href="https://example.org">out</a> <img src="../_images/x.svg" loading="lazy"></p>
+<details class="hide"><pre>hidden</pre></details><details><summary>Proof</summary><p>shown</p></details></article>"""
+TWO = """<article><h1 id="top">Two</h1><h2 id="place">A place</h2><p>text</p></article>"""
+PAGES = ["notebooks/a", "notebooks/b"]
+
+
+@pytest.fixture
+def html(tmp_path):
+    (tmp_path / "notebooks").mkdir()
+    for name, text in zip(PAGES, (ONE, TWO)):
+        (tmp_path / f"{name}.html").write_text(f"{HEAD}{text}</body></html>", encoding="utf8")
+    return tmp_path
+
+
+def test_links_lead_to_places_of_the_one_page(html):
+    text = pdf.joined(html, PAGES)
+    links = re.findall(r'<a href="([^"]*)">([^<]*)', text)
+    assert links == [
+        ("#notebooks-b--place", "there"),
+        ("#notebooks-b", "all of it"),
+        ("#notebooks-a--top", "up"),
+        ("https://example.org", "out"),
+    ]
+    ids = re.findall(r' id="([^"]*)"', text)
+    assert len(ids) == len(set(ids)) and {link[1:] for link, _ in links[:3]} <= set(ids)
+    assert "lost" in text and "not printed" in text and "side bar" not in text
+
+
+def test_what_is_folded_is_shown_and_hidden_code_is_not(html):
+    text = pdf.joined(html, PAGES)
+    assert '<details open="">' in text and "hidden" not in text and "#</a>" not in text
+    assert 'src="_images/x.svg"' in text and "lazy" not in text
+    assert 'href="_static/a.css"' in text and 'src="_static/mathjax/tex.js"' in text
+    assert "other.js" not in text
+
+
+def test_the_main_line_is_the_chapters_in_the_order_of_the_book():
+    pages = pdf.main_line()
+    assert len(pages) == len(set(pages)) and pages[0] == "book/index"
+    assert pages.index("notebooks/10_one_layer") < pages.index("notebooks/72_should_you_use_it")
+    assert not [page for page in pages if "evidence" in page]
+
+
+def test_a_title_that_was_written_twice_stands_once_and_no_byte_moves():
+    twice, wide = b"/Title (Where to goWhere to go)\n", b"/Title <FEFF00410042" + b"00410042>\n"
+    assert pdf.once(twice) == b"/Title (Where to go)" + b" " * 11 + b"\n"
+    assert pdf.once(wide) == b"/Title <FEFF00410042>        \n"
+    assert pdf.once(b"/Title (Limits) /Title <FEFF0041>") == b"/Title (Limits) /Title <FEFF0041>"
+
+
+@pytest.mark.skipif(
+    not any(map(shutil.which, [os.environ.get("NDL_CHROMIUM", ""), *report.BROWSERS])),
+    reason="no Chromium here",
+)
+def test_the_pdf_has_outlines_and_links(html, tmp_path):
+    pdf.print_book(html, tmp_path / "book.pdf", PAGES)
+    written = (tmp_path / "book.pdf").read_bytes()
+    assert len(report.sheets(written)) == 2
+    assert {b"One", b"Two", b"A place"} <= set(re.findall(rb"/Title \(([^)]*)\)", written))
+    assert written.count(b"/Subtype /Link") >= 4 and b"/Outlines" in written
+
+
+def test_without_a_book_the_message_says_what_to_do(tmp_path):
+    with pytest.raises(pdf.LabError, match="run make book"):
+        pdf.print_book(tmp_path, tmp_path / "book.pdf", PAGES)
