@@ -6,7 +6,8 @@ links only where an address is known, and provides the directives of book/*.md:
     {claims-table}  {claims-counts}  {verdict-meanings}  {run-status} runs | chapters  {build-status}
     {chapters}  {corrections-log}
 
-It also numbers the chapters, links every mention of one, and writes claims.json, llms.txt and previews.js beside the pages.
+It also numbers the chapters, links every mention of one, and writes claims.json, llms.txt, previews.js
+and a page for each claim beside the pages.
 """
 
 import html
@@ -19,6 +20,7 @@ import ndlapi
 import ndlbuild
 import ndlcache
 import ndlchapters
+import ndlclaims
 import ndlcorrections
 import ndlexport
 import ndlpreviews
@@ -133,6 +135,7 @@ def on_finish(app, exception) -> None:
         return
     ndlbuild.copy_mathjax(pathlib.Path(app.outdir) / "_static" / "mathjax")
     ndlexport.write(app)
+    ndlclaims.write(app, ledger.claims())
     ndlpreviews.write(app, ledger.claims())
     ndlchapters.forward(pathlib.Path(app.outdir))
     if app._warncount == 0:

@@ -36,7 +36,8 @@ def write(app) -> None:
 def claim_record(claim: dict, docs: set[str]) -> dict:
     """One claim as plain data; what it does not have is null."""
     head = {"id": claim["id"], "statement": claim["statement"], "place": place(claim.get("where"))}
-    return head | {key: claim.get(key) for key in FIELDS} | {"url": claim_url(claim, docs)}
+    places = {"url": claim_url(claim, docs), "page": f"claims/{claim['id']}.html"}
+    return head | {key: claim.get(key) for key in FIELDS} | places
 
 
 def claim_url(claim: dict, docs: set[str]) -> str | None:

@@ -108,15 +108,16 @@ def remarks(claim: dict) -> str:
     return "".join(rows)
 
 
-def origin(claim: dict) -> str:
-    """Where in the paper a claim stands, of which kind it is, and for what our verdict was reached."""
+def origin(claim: dict, page: str) -> str:
+    """Where in the paper a claim stands, of which kind it is, for what our verdict was reached, and its own page."""
     parts = (
         ("Where", place(claim.get("where"))),
         ("Kind", claim.get("kind")),
         ("Scope", claim.get("scope")),
     )
     text = " · ".join(f"{head}: {escape(value)}" for head, value in parts if value)
-    return f'<div class="ndl-origin">{text}</div>'
+    own = f'<a href="{escape(page)}">Page to link to</a>'
+    return f'<div class="ndl-origin">{text} · {own}</div>'
 
 
 def claims_table(claims: list[dict], uri: str, known: set[str], apart: dict | None = None) -> str:
@@ -131,13 +132,14 @@ def claims_table(claims: list[dict], uri: str, known: set[str], apart: dict | No
         verdict = claim_badge(claim)
         around = [box for box in (apart or {}).get(claim["id"], ()) if box[0] in known]
         told = box_links(around, uri) if around else ""
+        page = f"{uri.removesuffix('notebooks/')}claims/{claim['id']}.html"
         if link:
             verdict += f' <a class="ndl-cell" href="{escape(link)}">chapter {escape(chapter_of(claim)[:2])}</a>'
         cells = [
             (verdict, f' data-sort="{order[outcome(claim)]}"'),
             (f'<a class="ndl-id" href="#{escape(claim["id"])}">{escape(claim["id"])}</a>', ""),
             (
-                f"<div>{escape(claim['statement'])}</div>{remarks(claim)}{told}{origin(claim)}",
+                f"<div>{escape(claim['statement'])}</div>{remarks(claim)}{told}{origin(claim, page)}",
                 "",
             ),
         ]

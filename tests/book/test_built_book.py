@@ -144,10 +144,10 @@ def test_every_file_that_a_page_fetches_is_there(html):
                 )
 
 
-def dead_links(html: pathlib.Path) -> list[str]:
-    """Links inside the book whose page or anchor does not exist."""
+def dead_links(html: pathlib.Path, pages: list[pathlib.Path] | None = None) -> list[str]:
+    """Links inside the book, or on some of its pages, whose page or anchor does not exist."""
     dead, anchors = [], {}
-    for path in built_pages(html):
+    for path in pages or built_pages(html):
         for tag in soup(path).select("a[href]"):
             address = tag["href"]
             if external(address) or re.match(r"[a-z]+:", address) or address in ("", "#"):
@@ -169,6 +169,24 @@ def dead_links(html: pathlib.Path) -> list[str]:
 
 def test_every_link_inside_the_book_leads_somewhere(html):
     assert not dead_links(html), "\n".join(dead_links(html))
+
+
+def test_every_claim_has_a_page_of_its_own(html):
+    pages = [html / "claims" / f"{claim['id']}.html" for claim in ledger.claims()]
+    assert sorted((html / "claims").iterdir()) == sorted(pages)
+    assert not dead_links(html, pages)
+    for path, claim in zip(pages, ledger.claims()):
+        assert not fetched(soup(path)) and ledger.label(claim) in soup(path).main.text
+        assert len(path.read_bytes()) < 10_000
+
+
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_the_page_of_a_claim_reads_in_a_browser(visit, theme):
+    one = visit(color_scheme=theme)
+    page = one.go("claims/entropy-flops.html")
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    assert not axe(page) and not one.outside and not one.errors
 
 
 def test_a_dead_link_would_be_found(tmp_path):

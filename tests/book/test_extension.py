@@ -14,6 +14,7 @@ import ndlbook
 import ndlbuild
 import ndlcache
 import ndlchapters
+import ndlclaims
 import ndlcorrections
 import ndlexport
 import ndlpreviews
@@ -404,6 +405,26 @@ def test_a_claim_for_programs_has_its_address():
     assert ndlexport.claim_record(WRONG, set())["url"] is None
 
 
+def test_a_claim_has_a_page_of_its_own():
+    docs = {"notebooks/11_sound", "book/claims"}
+    page = soup(ndlclaims.page(WRONG, docs, "A & B", "book/index"))
+    assert page.h1.text == "layer-y" and page.title.text == "layer-y · A & B"
+    for part in ("✗ refuted", "a < b & c", "Right statement: <b>a > b</b>", "Cost analysis"):
+        assert part in page.main.text, part
+    assert "contradict it" in page.main.text and "Tested: as printed." in page.main.text
+    assert [a["href"] for a in page.select("a")] == [
+        "../book/index.html",
+        "../notebooks/11_sound.html#claim-layer-y",
+        "../book/claims.html#layer-y",
+    ]
+    assert not page.select("script, link, img")
+    still_open = soup(ndlclaims.page(CLAIM, docs, "A", "book/index"))
+    assert [a["href"] for a in still_open.main.select("a")] == ["../book/claims.html#layer-x"]
+    assert ndlexport.claim_record(CLAIM, docs)["page"] == "claims/layer-x.html"
+    row = soup(ndltables.claims_table([CLAIM], "../notebooks/", set())).select_one("tbody tr")
+    assert row.select_one("a[href='../claims/layer-x.html']")
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [("One. Two.", "One."), ("Is 1.5 more? Yes.", "Is 1.5 more?"), ("No end", "No end"), ("", "")],
@@ -688,6 +709,9 @@ def programs_can_read(html: pathlib.Path) -> None:
     for claim in found:
         page, _, anchor = claim["url"].partition("#")
         assert page == "book/claims.html" and anchor == claim["id"], "the book has no such chapter"
+    own = {path.stem for path in (html / "claims").iterdir()}
+    assert own == {claim["id"] for claim in ledger.claims()}
+    assert '"claims/' not in (html / "searchindex.js").read_text("utf8"), "the search knows them"
     lines = (html / "llms.txt").read_text(encoding="utf8").splitlines()
     assert lines[0] == "# The NdLinear book" and lines[2] == "> Some $x$. More, in chapter 10."
     assert "- [Mini](book/index.html): Some $x$." in lines
