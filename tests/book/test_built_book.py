@@ -604,6 +604,50 @@ def test_the_example_of_chapter_10_without_scripts(visit):
     assert one.page.locator("#fig-mode-product img").is_visible()
 
 
+GREYS = """() => Array.from(document.querySelectorAll('.ndl-terms canvas'), canvas => Array.from(
+    canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.filter((_, i) => i % 4 === 0)))"""
+
+
+def check_the_sums_of_terms(page) -> None:
+    """Errors, numbers stored and pictures of the figure of chapter 22, for every picture and R, by keyboard."""
+    figure = page.locator(".ndl-terms")
+    slider = figure.get_by_role("slider", name="Terms, or rank, R")
+    for name, example in json.loads(figure.get_attribute("data-values")).items():
+        picture = torch.tensor(example["picture"], dtype=torch.float64)
+        s = torch.linalg.svdvals(picture)
+        figure.get_by_role("button", name=name).click()
+        slider.focus()
+        page.keyboard.press("Home")
+        for R in range(1, 9):
+            said = figure.get_by_role("status").inner_text()
+            errors = [
+                ndlinear.nearest_kronecker(picture, (4, 4), (4, 4), R)[1],
+                (s[R:].norm() / s.norm()).item(),
+            ]
+            found = [float(number) for number in re.findall(r"\d\.\d\d", said)]
+            assert found == pytest.approx(errors, abs=0.006), (name, said)
+            assert (
+                f"stores {R * (4 * 4 + 4 * 4)} numbers; the picture has {picture.numel()}" in said
+            )
+            whole, *fits = torch.tensor(page.evaluate(GREYS))
+            for fit, error in zip(fits, errors):
+                apart = (fit - whole).abs().max()
+                assert apart <= 2 if error < 1e-3 else apart > 2
+            page.keyboard.press("ArrowRight")
+
+
+def test_the_sums_of_terms_of_chapter_22(visit):
+    one = visit()
+    check_the_sums_of_terms(one.go("notebooks/22_approximation.html"))
+    assert not one.errors
+
+
+def test_the_sums_of_terms_of_chapter_22_without_scripts(visit):
+    one = visit(java_script_enabled=False)
+    one.page.goto(one.site + "notebooks/22_approximation.html")
+    assert "one Kronecker term against rank one" in one.page.inner_text(".ndl-interactive")
+
+
 def test_a_figure_can_be_enlarged(visit):
     page = visit(has_touch=True).go("notebooks/30_radius_bump.html")
     page.set_viewport_size({"width": 390, "height": 844})
