@@ -548,11 +548,6 @@ def test_the_figures_show_every_seed_and_the_printed_factor():
     by_model = there.groupby("model")["mse"].apply(lambda e: np.log(e).mean())
     assert means[-0.22] == pytest.approx(np.exp(by_model["dense"] - by_model["ndlinear"]))
     plt.close(figure)
-    figure, axes = plt.subplots(1, 2)
-    forecast.draw_errors(axes, runs, ["dense", "ndlinear"])
-    points = [len(line.get_xdata()) for line in axes[0].lines if line.get_alpha() == 0.45]
-    assert points == [4] * 4  # two sets, two arms
-    plt.close(figure)
 
 
 def test_readings_are_a_table_of_seven_columns(monkeypatch):

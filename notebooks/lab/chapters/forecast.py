@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import math
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import torch
@@ -480,32 +479,3 @@ def _draw_factor(axis, runs: pd.DataFrame, arm: str, y: float, fill: float, name
     axis.plot([low, high], [y] * 2, color=colour, lw=1.5)
     look = {"mec": colour, "mfc": (colour, fill), "marker": figures.marker("ndlinear")}
     axis.plot(mean, y, ls="none", label=name, **look)
-
-
-def draw_errors(axes, runs: pd.DataFrame, arms: list[str], protocol: str = "chronological") -> None:
-    """Test MSE of the arms on every set, a panel for each family; lines for a constant answer and for the last value."""
-    runs = runs[runs["protocol"] == protocol]
-    sets = list(dict.fromkeys(runs["dataset"]))
-    without = runs[runs["family"] == "none"].groupby(["model", "dataset"])["mse"].mean()
-    for axis, family in zip(axes, ("RNN", "Transformer")):
-        part = runs[runs["family"] == family].set_index(["dataset", "model"]).sort_index()
-        for i, dataset in enumerate(sets):
-            for j, arm in enumerate(arms):
-                values = part.loc[(dataset, arm), "mse"]
-                figures.seeds(axis, 3 * i + 0.6 * (j - 1.5), values, arm)
-            for model, dash in (("mean", "-"), ("last value", ":")):
-                height = without[model, dataset]
-                axis.hlines(height, 3 * i - 1.3, 3 * i + 1.4, color="#8a8a8a", ls=dash, lw=1.4)
-        places = [3 * i for i in range(len(sets))]
-        axis.set(yscale="log", xticks=places, xticklabels=sets, xlabel=family)
-        axis.minorticks_off()
-    ticks = [0.0003, 0.001, 0.003, 0.01, 0.03, 0.1]
-    axes[0].set(ylabel="test MSE", yticks=ticks, yticklabels=[f"{t:g}" for t in ticks])
-    marks = {arm: {"marker": figures.marker(arm), "ls": "none"} for arm in arms}
-    handles = [
-        plt.Line2D([], [], color=figures.colour(arm), label=figures.label(arm), **mark)
-        for arm, mark in marks.items()
-    ]
-    for text, dash in (("constant answer", "-"), ("last value repeated", ":")):
-        handles.append(plt.Line2D([], [], color="#8a8a8a", ls=dash, label=text))
-    axes[0].figure.legend(handles=handles, loc="outside upper center", ncols=3, fontsize=9)
