@@ -83,6 +83,14 @@ def shares(link: Link, workers: int, parameters: int, compute: float, width: int
     return {"compute": compute, "communication": talk, "efficiency": compute / (compute + talk)}
 
 
+CLUSTERS = {  # processes and link; from data sheets, as evidence 62 says
+    "8 GPUs, one node": (8, Link(3e-6, 450e9)),
+    "64 GPUs": (64, Link(1e-5, 50e9)),
+    "1,024 GPUs": (1024, Link(1e-5, 50e9)),
+    "8 on gigabit Ethernet": (8, Link(5e-5, 0.125e9)),
+}
+
+
 def break_even(dims: tuple[int, int], hidden: tuple[int, int], workers: int) -> dict[str, float]:
     """Samples per step, of all processes, from which a block dims -> hidden -> dims sends less data-parallel than tensor-parallel.
 

@@ -83,7 +83,7 @@ PLAN = (
         seconds=2,
     ),
     Item(
-        "61_overhead",
+        "evidence/61_overhead",
         "The paper's table of overheads was measured on GPUs: a CNN, an RNN and a Vision Transformer with and without the layer.",
         ("overhead-gpu",),
         seconds=8,
