@@ -648,6 +648,50 @@ def test_the_sums_of_terms_of_chapter_22_without_scripts(visit):
     assert "one Kronecker term against rank one" in one.page.inner_text(".ndl-interactive")
 
 
+def check_one_order(figure, D, H, order) -> None:
+    """The figure of chapter 12 shows this order of the modes, with the cost of every step and of all."""
+    macs, best = (ndlinear.count_macs(D, H, one) for one in (order, ndlinear.cheapest_order(D, H)))
+    rows = figure.locator("tbody tr").all_inner_texts()
+    assert [int(row.split()[1]) - 1 for row in rows] == list(order)
+    assert sum(int(row.split("\t")[3].replace(",", "")) for row in rows) == macs
+    ending = "the fewest of all orders" if macs == best else f"{macs / best:.2f} times the fewest"
+    assert f"{macs:,} multiply-adds, {ending}." in figure.get_by_role("status").inner_text()
+
+
+def check_the_order_of_modes(page) -> None:
+    """Orders that the keyboard, a button and dragging make, for every layer of the figure of chapter 12."""
+    figure = page.locator(".ndl-order")
+    rows = figure.locator("tbody tr")
+    for name, layer in json.loads(figure.get_attribute("data-values")).items():
+        D, H = layer["D"], layer["H"]
+        figure.get_by_role("button", name=name).click()
+        order = list(range(len(D)))
+        check_one_order(figure, D, H, order)
+        figure.get_by_role("button", name="mode 1 later").focus()
+        for place in range(len(D) - 1):
+            page.keyboard.press("Enter")
+            order[place], order[place + 1] = order[place + 1], order[place]
+            check_one_order(figure, D, H, order)
+        page.keyboard.press("Enter")  # at the end already
+        check_one_order(figure, D, H, order)
+        rows.last.drag_to(rows.first)
+        check_one_order(figure, D, H, range(len(D)))
+        figure.get_by_role("button", name="Cheapest order").click()
+        check_one_order(figure, D, H, ndlinear.cheapest_order(D, H))
+
+
+def test_the_order_of_modes_of_chapter_12(visit):
+    one = visit()
+    check_the_order_of_modes(one.go("notebooks/12_cost_and_order.html"))
+    assert not one.errors
+
+
+def test_the_order_of_modes_of_chapter_12_without_scripts(visit):
+    one = visit(java_script_enabled=False)
+    one.page.goto(one.site + "notebooks/12_cost_and_order.html")
+    assert "can be dragged into an order" in one.page.inner_text(".ndl-interactive")
+
+
 def test_a_figure_can_be_enlarged(visit):
     page = visit(has_touch=True).go("notebooks/30_radius_bump.html")
     page.set_viewport_size({"width": 390, "height": 844})
