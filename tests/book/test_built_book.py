@@ -692,6 +692,33 @@ def test_the_order_of_modes_of_chapter_12_without_scripts(visit):
     assert "can be dragged into an order" in one.page.inner_text(".ndl-interactive")
 
 
+def test_the_pixels_of_chapter_34_are_shuffled_with_the_keyboard(visit):
+    one = visit()
+    figure = one.go("notebooks/34_when_do_axes_matter.html").locator("[data-script=shuffle]")
+    values = json.loads(figure.get_attribute("data-values"))
+    slider, said = figure.get_by_role("slider"), figure.get_by_role("status")
+    slider.focus()
+    pictures = []
+    for k, moved in enumerate(values["moved"]):
+        assert said.inner_text().startswith(f"{moved} of 64 pixels moved")
+        left = [f"{layer['left'][k]:.0f} %" for layer in values["layers"]]
+        assert re.findall(r"\d+ %", said.inner_text()) == left
+        rects = figure.locator("rect")
+        pictures.append(rects.evaluate_all("all => all.map(one => one.getAttribute('fill'))"))
+        one.page.keyboard.press("ArrowRight")
+    assert len(set(map(tuple, pictures))) == len(pictures) == 17
+    assert len({tuple(sorted(picture)) for picture in pictures}) == 1, "a pixel is lost"
+    figure.get_by_role("button", name="Put back").click()
+    assert slider.input_value() == "0" and said.inner_text().startswith("0 of 64")
+    assert not one.errors
+
+
+def test_the_pixels_of_chapter_34_without_scripts(visit):
+    one = visit(java_script_enabled=False)
+    one.page.goto(one.site + "notebooks/34_when_do_axes_matter.html")
+    assert "a slider here" in one.page.locator("[data-script=shuffle]").inner_text()
+
+
 def test_a_figure_can_be_enlarged(visit):
     page = visit(has_touch=True).go("notebooks/30_radius_bump.html")
     page.set_viewport_size({"width": 390, "height": 844})
