@@ -645,22 +645,6 @@ def case_table(cases) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ figures
-def draw_ratios(axis, ratios: pd.DataFrame, cases: list[str], what: str) -> None:
-    """How many times faster than the release, one row per case: dense, low rank, and this book's layer with its intervals."""
-    part = ratios[(ratios["pass"] == what) & ratios["case"].isin(cases)]
-    for name in ("dense", "low-rank", "ndlinear"):
-        own = part[part["peer"] == name]
-        places = [cases.index(n) for n in own["case"]]
-        if name == "ndlinear":
-            axis.hlines(places, own["ratio_low"], own["ratio_high"], color=colour(name))
-        look = {"color": colour(name), "linestyle": "none", "markersize": 5}
-        axis.plot(own["ratio"], places, marker(name), label=label(name), **look)
-    axis.axvline(1, color=colour("released"), linewidth=1)
-    axis.set(xscale="log", xlabel=f"{what}: times faster than released")
-    axis.set_xticks([0.1, 1, 10], ["0.1", "1", "10"])
-    axis.minorticks_off()
-
-
 def draw_against(axis, against: pd.DataFrame, cases: list[Case], what: str) -> None:
     """How many times as fast as nn.Linear and as a low-rank layer NdLinear is, one row per case, with intervals.
 
