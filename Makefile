@@ -83,7 +83,7 @@ times: $(VENV)/test.installed
 	$(RUN) -m lab.tools.upkeep times
 
 # After a change of code: runs every notebook small; where its experiments give what they gave before, their recorded rows stand.
-# make canaries ONLY="30 33" for some notebooks
+# make canaries ONLY="30 evidence/33" for some notebooks
 canaries: $(VENV)/book.installed
 	$(RUN) -m lab.tools.canaries $(ONLY)
 

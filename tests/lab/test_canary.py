@@ -172,6 +172,19 @@ def test_what_was_judged_once_is_written_down(recorded, tmp_path, monkeypatch):
     assert len(record(other, "replay", monkeypatch)) == 4
 
 
+def test_a_canary_of_the_same_code_keeps_its_first_values(recorded, tmp_path, monkeypatch):
+    """So a neighbour's file does not change with each machine, and values cannot drift within the tolerance."""
+    before = canary.place("made-up").read_text()
+    again = small_run(made(CODE), tmp_path / "again", monkeypatch)
+    for _, numbers in again["values"]:
+        numbers.update({k: v * (1 + 1e-7) for k, v in numbers.items() if isinstance(v, float)})
+    assert settled(made(CODE), again, None) == "made-up: stands"
+    assert canary.place("made-up").read_text() == before
+    smaller = again | {"values": again["values"][:1]}
+    assert settled(made(CODE), smaller, None) == "made-up: stands"
+    assert len(canary.kept("made-up")["values"]) == 1
+
+
 def test_make_canaries_refuses_what_replay_refuses(recorded, tmp_path, monkeypatch):
     before = canary.place("made-up").read_text()
     for edit in (

@@ -263,7 +263,10 @@ def record(
         _check_world(name)
         return frame(_select(name, rows, grid, canary.present(experiment)))
     if mode() == "full":
-        return frame(complete(new_rows_folder() / f"{name}.jsonl", experiment, grid))
+        rows = complete(new_rows_folder() / f"{name}.jsonl", experiment, grid)
+        if not timed and not canary.kept(name):
+            print(f"{name}: no canary speaks for these rows yet: `make canaries ONLY=NOTEBOOK`")
+        return frame(rows)
     with tempfile.TemporaryDirectory() as folder:
         small = _smoke_grid(grid, smoke or {}, smoke_seeds)
         with canary.watched(experiment) as took:

@@ -1,0 +1,103 @@
+"""The walk-through of contributing.md, as a new contributor follows it: in a copy of the checkout, block by block.
+
+A block of Markdown or Python is a cell: those before the first command stand above the heading *Judgement*, the others below it.
+Commands run in bash, and the first one that fails ends the test with what it said.
+"""
+
+import hashlib
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import nbformat
+import pytest
+from lab import modes
+
+PAGE = modes.ROOT / "book" / "contributing.md"
+HEADING = "## An experiment in twenty minutes"
+NOTEBOOK = "notebooks/evidence/14_initialisation.ipynb"
+RECORD, CANARY = (
+    f"notebooks/results/{name}" for name in ("zero-start.jsonl", "canaries/zero-start.json")
+)
+LEFT_OUT = (".git", ".venv", "_build", "__pycache__", ".*_cache", ".canaries", ".coverage*", "*.lock", "shared")  # fmt: skip
+
+
+def blocks(page: str) -> list[tuple[str, str]]:
+    """(language, content) of each block of the section, in order."""
+    section = page.partition(f"\n{HEADING}\n")[2].partition("\n## ")[0]
+    found = re.findall(r"(?ms)^   ```(\w+)\n(.*?)^   ```$", section)
+    return [(language, textwrap.dedent(content)) for language, content in found]
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A copy of the checkout, with an environment that is this one."""
+    folder = tmp_path / "book"
+    shutil.copytree(modes.ROOT, folder, ignore=shutil.ignore_patterns(*LEFT_OUT))
+    tools = folder / ".venv" / "bin"
+    tools.mkdir(parents=True)
+    for name in ("python", "jupyter", "nbstripout", "pytest", "ruff"):
+        module = "" if name == "python" else f"-m {name}"
+        (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
+        (tools / name).chmod(0o755)
+    (folder / ".venv" / "book.installed").touch()
+    return folder
+
+
+def files(folder: pathlib.Path) -> dict[str, str]:
+    """A checksum of every file that git would see."""
+    unseen = re.compile(r"(^|/)(\.venv|_build|__pycache__|\.\w+_cache|\.canaries)/|\.lock$")
+    names = (str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+    return {
+        n: hashlib.md5((folder / n).read_bytes()).hexdigest() for n in names if not unseen.search(n)
+    }
+
+
+def insert(path: pathlib.Path, language: str, source: str, above: bool) -> None:
+    """A new cell above the heading *Judgement*, or below it."""
+    notebook = nbformat.read(path, 4)
+    make = nbformat.v4.new_markdown_cell if language == "markdown" else nbformat.v4.new_code_cell
+    at = next(i for i, c in enumerate(notebook.cells) if c.source.startswith("## Judgement"))
+    notebook.cells.insert(at if above else at + 1, make(source.strip()))
+    nbformat.write(notebook, path)
+
+
+def follow(folder: pathlib.Path, steps: list[tuple[str, str]]) -> str:
+    """Do what the blocks say; returns all that the commands said."""
+    kept = {
+        k: v for k, v in os.environ.items() if not k.startswith(("COV", "PYTEST", "NDL_", "MAKE"))
+    }
+    own = {"PYTHONPATH": f"{folder}:{folder / 'notebooks'}", "OMP_NUM_THREADS": "1"}
+    said = ""
+    for language, content in steps:
+        if language != "bash":
+            insert(folder / NOTEBOOK, language, content, above=not said)
+            continue
+        command = ["bash", "-euxo", "pipefail", "-c", content]
+        done = subprocess.run(command, cwd=folder, env=kept | own, capture_output=True, text=True)
+        said += done.stdout + done.stderr
+        assert done.returncode == 0, said
+    return said
+
+
+def test_a_new_contributor_gets_through_the_page(checkout):
+    before = files(checkout)
+    began = os.times()
+    said = follow(checkout, blocks(PAGE.read_text(encoding="utf-8")))
+    after = files(checkout)
+    print(f"{sum(os.times()[2:4]) - sum(began[2:4]):.0f} seconds of processor time")
+    assert {n for n in after if after[n] != before.get(n)} == {NOTEBOOK, RECORD, CANARY}
+    assert len((checkout / RECORD).read_text().splitlines()) == 10
+    assert '"values"' in (checkout / CANARY).read_text()
+    assert "2 canaries stand, 0 do not" in said and "STALE" not in said
+
+
+def test_the_page_is_read_whole_and_a_command_that_fails_is_noticed(tmp_path):
+    languages = [language for language, _ in blocks(PAGE.read_text(encoding="utf-8"))]
+    assert languages == ["markdown", "python", "python", "bash", "python", "bash"]
+    with pytest.raises(AssertionError, match="No rule to make target"):
+        follow(tmp_path, [("bash", "make no-such-thing\ntrue\n")])
