@@ -28,7 +28,7 @@ import ndlruns
 import ndltables
 from docutils import nodes
 from docutils.statemachine import StringList
-from lab import records
+from lab import modes, records
 from lab.page import ledger
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
@@ -230,7 +230,8 @@ class RunStatus(BookDirective):
         runs = {name: records.read(name) for name in names}
         times = runs.pop(TIMES, [])
         if (self.arguments or ["runs"])[0] == "chapters":
-            return ndlruns.chapter_times(times)
+            here = {modes.slug(path) for path in modes.chapters()}
+            return ndlruns.chapter_times([row for row in times if row["notebook"] in here])
         return ndlruns.run_status(runs)
 
 
