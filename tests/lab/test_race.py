@@ -322,3 +322,11 @@ def test_the_test_loss_belongs_to_the_lowest_validation_loss():
     other = guide.training(*args, test=data(60, 2))
     assert same.loss == same.test == other.loss != other.test
     assert guide.training(*args).test is None
+
+
+def test_feed_forward_blocks_are_found():
+    model = nn.TransformerEncoder(nn.TransformerEncoderLayer(16, 2, 40), 2)
+    found = guide.feed_forward(model)
+    assert found == [(f"layers.{i}.linear1", f"layers.{i}.linear2") for i in range(2)]
+    with pytest.raises(ValueError, match="name layers yourself"):
+        guide.feed_forward(nn.Linear(3, 4))

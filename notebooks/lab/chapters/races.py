@@ -14,9 +14,12 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import pandas as pd
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 
 from .. import guide, stats
+from ..data import load
+from ..machine import require
 from ..train.loop import Split
 
 WIDTH = 256
@@ -110,6 +113,61 @@ def raced(config: Mapping, shape: Sequence[int], split: Split) -> dict:
     loss = float(np.mean(found.rounds[-1].losses[found.choice]))
     kind, rate = found.choice
     return {"metrics": {"kind": KINDS.index(kind), "rate": rate, "val_loss": loss}}
+
+
+# ---------------------------------------------------------------------------------------------------- a library's model
+def vit() -> nn.Module:
+    """A small vision Transformer of the transformers library, for pictures of CIFAR-10: four blocks of 64 numbers, 256 inside."""
+    transformers = require("transformers")
+    config = transformers.ViTConfig(
+        image_size=32,
+        patch_size=4,
+        hidden_size=64,
+        intermediate_size=256,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_labels=10,
+    )
+    return transformers.ViTForImageClassification(config)
+
+
+def of_pictures(net: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The loss of a model of transformers on a batch."""
+    pictures, labels = batch
+    return F.cross_entropy(net(pixel_values=pictures).logits, labels)
+
+
+def pictures(count: int) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """A training and a validation part of CIFAR-10, a sixth of ``count`` pictures for validation."""
+    x, y = load("cifar10").part("train")
+    x = torch.from_numpy(x[:count] / np.float32(127.5) - 1)
+    y = torch.tensor(y[:count]).long()
+    cut = count - count // 6
+    return (x[:cut], y[:cut]), (x[cut:], y[cut:])
+
+
+def race_of_vit(config: Mapping) -> dict:
+    """A race for the feed-forward blocks of `vit`: how far each kind came, and with which loss."""
+    torch.manual_seed(config["seed"])
+    model, (train, validation) = vit(), pictures(config["pictures"])
+    found = guide.race(
+        model,
+        train,
+        validation,
+        guide.feed_forward(model),
+        share=config["share"],
+        steps=config["steps"],
+        budget=config["budget"],
+        seeds=(config["seed"],),
+        loss=of_pictures,
+        progress=False,
+    )
+    metrics = {"kind": KINDS.index(found.choice.kind), "rate": found.choice.rate}
+    for row in found.table.to_dict("records"):
+        kind = row["kind"]
+        metrics |= {f"round {kind}": row["round"], f"loss {kind}": row["loss"]}
+        metrics |= {f"parameters {kind}": row["parameters"]}
+    return {"metrics": metrics}
 
 
 # ------------------------------------------------------------------------------------------------------------- judgement

@@ -272,6 +272,26 @@ def _narrow(pairs: Sequence[tuple[nn.Linear, nn.Linear]], share: float) -> list[
     return found
 
 
+def feed_forward(model: nn.Module) -> list[tuple[str, str]]:
+    """The feed-forward blocks of a Transformer, for ``layers`` of `race`: two nn.Linear in a row of which the first widens and the
+    second takes it back.
+
+    Raises:
+        ValueError: there is none.
+    """
+    linear = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    found = [
+        (name, after)
+        for (name, first), (after, second) in itertools.pairwise(linear)
+        if first.in_features == second.out_features < first.out_features == second.in_features
+    ]
+    if not found:
+        raise ValueError(
+            f"no two of the {len(linear)} nn.Linear of this model are a feed-forward block: name layers yourself"
+        )
+    return found
+
+
 def rates(model: nn.Module, lr: float) -> dict[str, float]:
     """Adam's rate of each parameter by name: lr, and in a layer of several matrices, each of which reads n numbers and is one of s in
     a row, lr D / (n s) for its D inputs. Chapter 15 derives it."""
