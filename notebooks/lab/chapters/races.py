@@ -39,6 +39,7 @@ NAMES = {
     "narrow": "narrower dense",
 }
 KINDS = tuple(NAMES)
+TREE = {"parameters": "ndlinear", "operations": "blocks"}  # the decision tree of chapter 64
 CLOSE = 0.02  # a choice within two per cent of the lowest loss counts as good
 
 
@@ -202,9 +203,8 @@ def _worse(one: pd.Series, other: pd.Series) -> bool:
 
 
 def advised(limit: str, kinds: Sequence[str]) -> str:
-    """The layer that the decision tree of 2026 names, or where it does not fit, Monarch, or else low rank."""
-    wanted = guide.advise(guide.Case(limit=limit)).layer
-    return next(kind for kind in (wanted, "monarch", "low-rank") if kind in kinds)
+    """The layer that the decision tree names, or where it does not fit, Monarch, or else low rank."""
+    return next(kind for kind in (TREE[limit], "monarch", "low-rank") if kind in kinds)
 
 
 def choices(found: dict[tuple, pd.DataFrame], races: pd.DataFrame) -> pd.DataFrame:
