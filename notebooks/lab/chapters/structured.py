@@ -19,7 +19,6 @@ from torch.nn import functional as F
 from .. import layers
 from ..data import load, split
 from ..decoder import Decoder
-from ..guide import Case, advise
 from ..modes import mode
 from ..page import figures
 from ..page.show import say
@@ -500,11 +499,12 @@ def name(arm: str) -> str:
 EQUAL_MACS = ["dense", "low-rank", "blocks", "ndlinear", "ndlinear-3", "ndlinear-sum"]
 EQUAL_MACS += ["tied-4", "monarch", "btt-2"]
 EQUAL_PARAMETERS = ["low-rank-1", "blocks-of-2", "dense-params"]  # as many as NdLinear, or fewer
-FIRST = {
-    "operations": "monarch",
+TREE = {
+    "operations": "blocks",
     "parameters": "ndlinear",
     "": "dense",
-}  # the first form of the tree, which also
+}  # what it said was scarce -> its advice
+FIRST = TREE | {"operations": "monarch"}  # its first form, which also
 FEW = 500  # advised NdLinear for an input with axes and fewer training samples than this
 
 
@@ -515,7 +515,7 @@ class Scenario(NamedTuple):
     budget: str
     arms: list[str]
     runs: pd.DataFrame
-    case: Case
+    limit: str  # what is scarce: the question of the decision tree
     first: str  # what the first form of the tree advised
 
 
@@ -525,8 +525,7 @@ def teacher_scenarios(runs: pd.DataFrame) -> list[Scenario]:
     for budget, part in runs.groupby("budget", sort=False):
         text = f"{budget:.0e} operations".replace("e+", "e")
         equal = better_width(part[part["arm"].isin(EQUAL_MACS)])
-        case = Case(limit="operations")
-        found.append(Scenario("teacher", text, EQUAL_MACS, equal, case, "monarch"))
+        found.append(Scenario("teacher", text, EQUAL_MACS, equal, "operations", "monarch"))
     arms = ["ndlinear", *EQUAL_PARAMETERS]
     largest = runs[runs["budget"] == runs["budget"].max()]
     if not set(arms) <= set(largest["arm"]):
@@ -534,8 +533,7 @@ def teacher_scenarios(runs: pd.DataFrame) -> list[Scenario]:
     for width, part in largest.groupby("width"):
         size = part.loc[part["arm"] == "ndlinear", "parameters"].iloc[0]
         text = f"{size:,} parameters, width {width}"
-        case = Case(limit="parameters")
-        found.append(Scenario("teacher", text, arms, part, case, "ndlinear"))
+        found.append(Scenario("teacher", text, arms, part, "parameters", "ndlinear"))
     return found
 
 
@@ -554,9 +552,8 @@ def share_scenarios(data: str, runs: pd.DataFrame, samples: int, axes: bool) -> 
         for limit, arms in limits.items():
             text = f"equal {limit}" if limit else "no limit"
             first = "ndlinear" if axes and count < FEW else FIRST[limit]
-            case = Case(limit=limit)
             title = f"{data}, {count:,} samples"
-            found.append(Scenario(title, text, list(arms), own, case, first))
+            found.append(Scenario(title, text, list(arms), own, limit, first))
     return found
 
 
@@ -582,7 +579,7 @@ def answers(scenarios: Sequence[Scenario]) -> pd.DataFrame:
     for scenario in scenarios:
         found = winner(scenario.runs, scenario.arms)
         best = found["best"], *found["near"]
-        advised = advise(scenario.case).layer
+        advised = TREE[scenario.limit]
         below_next = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*map(percent, found["interval"]))
         rows.append(
             {
@@ -604,7 +601,7 @@ def right(scenarios: Sequence[Scenario]) -> pd.DataFrame:
     counts = collections.Counter()
     for scenario in scenarios:
         found = winner(scenario.runs, scenario.arms)
-        counts.update((scenario.case.limit, arm) for arm in (found["best"], *found["near"]))
+        counts.update((scenario.limit, arm) for arm in (found["best"], *found["near"]))
     return pd.Series(counts).unstack(fill_value=0)
 
 

@@ -20,9 +20,6 @@ from .racing import (
     winner,
 )
 from .reporting import (
-    Advice,
-    Case,
-    advise,
     by_chance,
     convert,
     first_term,
@@ -35,12 +32,9 @@ from .reporting import (
 __all__ = [
     "KINDS",
     "RATES",
-    "Advice",
-    "Case",
     "Contestant",
     "Race",
     "Training",
-    "advise",
     "build",
     "by_chance",
     "convert",

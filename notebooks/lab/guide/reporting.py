@@ -2,13 +2,13 @@
 
     from lab import guide
     guide.report(model, torch.randn(32, 3, 224, 224))            # a data frame
-    guide.report(model, tokens, limit="operations", parameters=0.1)
+    guide.report(model, tokens, parameters=0.1)                  # with foldings of at most a tenth of the parameters
     guide.foldings(768, 3072, parameters=20_000)                 # the sizes that a layer could have
     smaller, fits = guide.convert(model, ["fc1"], share=0.25)    # a copy with fitted layers, to be trained a little
 
 Nothing is trained and nothing is changed: for a report the model runs once, in evaluation mode and without gradients, and comes back bit
 for bit as it was. Needs torch and what the lab itself needs; counts are weights, and multiply-adds (1 = 2 FLOPs) per row of
-the layer's input. Chapter 72 explains the columns, chapter 64 has the runs on which the advice rests.
+the layer's input. Chapter 72 explains the columns. Which layer to train only training tells: `lab.guide.race`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -39,62 +39,8 @@ from .. import timing
 from ..layers import BlockTensorTrain, LowRank, fit_kronecker, fit_low_rank
 
 Shape = tuple[int, ...]
-LIMITS = ("time", "operations", "parameters")
 EXACT = 1024  # up to this side a singular value is computed exactly, beyond by iteration
 SEPARABLE = 0.5  # share of its squared size that one Kronecker term must hold for a conversion to be worth a try
-
-
-# ---------------------------------------------------------------------------------------------------- the decision tree
-class Advice(NamedTuple):
-    """What to do with a layer, the leaf of the tree that says so, and the chapter that has the evidence."""
-
-    leaf: str
-    layer: str  # "dense", "ndlinear", "blocks", "monarch" or "low-rank"
-    words: str
-    chapter: str
-
-
-@dataclass(frozen=True)
-class Case:
-    """What the tree asks about a layer.
-
-    Args:
-        called: whether the model used it. foldable: whether inputs and outputs are products of two numbers larger than one.
-        separable: whether one Kronecker term holds most of the trained weight, and more than chance gives it.
-        limit: what is scarce, "time", "operations", "parameters", or "" for nothing.
-        fastest: the layer that was measured as the fastest, "" if nothing was.
-    """
-
-    called: bool = True
-    foldable: bool = True
-    separable: bool = False
-    limit: str = ""
-    fastest: str = ""
-
-
-def advise(case: Case) -> Advice:
-    """The decision tree, from its first question to the leaf."""
-    if not case.called:
-        return Advice("0 not used", "dense", "nothing to gain: these inputs do not reach it", "")
-    if not case.foldable:
-        words = "keep nn.Linear: a prime number of inputs or outputs leaves an axis of length one"
-        return Advice("1 one axis", "dense", words, "11_kronecker")
-    if case.separable:
-        words = "try from_linear: one Kronecker term holds most of the trained weight"
-        return Advice("2 separable", "ndlinear", words, "22_approximation")
-    if case.limit == "parameters":
-        words = "NdLinear: the fewest weights at full rank; tune its rate"
-        return Advice("3 parameters", "ndlinear", words, "64_structured_layers")
-    if case.limit == "operations":
-        words = (
-            "block-diagonal layers, outputs shuffled, two in a row; Monarch for one; tune the rate"
-        )
-        return Advice("4 operations", "blocks", words, "64_structured_layers")
-    if case.limit == "time" and case.fastest not in ("", "dense"):
-        words = f"{case.fastest}: the fastest here; whether it is as good only training tells"
-        return Advice("5 time", case.fastest, words, "60_speed")
-    words = "keep nn.Linear: nothing measured here is in favour of another layer"
-    return Advice("6 dense", "dense", words, "60_speed")
 
 
 # ------------------------------------------------------------------------------------------------------------- foldings
@@ -344,18 +290,16 @@ def report(
     model: nn.Module,
     inputs: Any,
     *,
-    limit: str = "time",
     parameters: float | None = None,
     macs: float | None = None,
     axes: Mapping[str, Shape] | None = None,
     rounds: int = 7,
 ) -> pd.DataFrame:
-    """One row for each nn.Linear of a model: what could stand in its place, what it would cost, and what to do.
+    """One row for each nn.Linear of a model: what could stand in its place, and what it would cost.
 
     Args:
         model: any torch.nn.Module that holds numbers. inputs: a tensor, a tuple of arguments or a dictionary of keyword
             arguments; times are measured at this batch, on the device where the layer lies.
-        limit: what is scarce: "time", "operations" or "parameters".
         parameters, macs: budgets of each layer, see `foldings`. The folding with the fewest weights within them is
             shown; with none, the most nearly square one.
         axes: name of a layer -> the axes of its input that mean something, such as {"head": (64, 8, 8)}. What an
@@ -369,15 +313,13 @@ def report(
         TypeError, ValueError: no module, no nn.Linear, weights without numbers, or inputs that do not fit.
     """
     check(model)
-    if limit not in LIMITS:
-        raise ValueError(f"limit must be one of {', '.join(map(repr, LIMITS))}, got {limit!r}")
     found = watch(model, inputs)
     names = {name for seen in found for name in seen.names}
     if unknown := sorted(set(axes or {}) - names):
         raise ValueError(f"axes names {unknown}; the linear layers are {sorted(names)}")
     return pd.DataFrame(
         [
-            _row(seen, _axes(seen, axes or {}), limit, {"parameters": parameters, "macs": macs}, rounds)
+            _row(seen, _axes(seen, axes or {}), {"parameters": parameters, "macs": macs}, rounds)
             for seen in found
         ]
     )  # fmt: skip
@@ -407,7 +349,7 @@ def _chosen(layer: nn.Linear, budget: dict) -> tuple[Shape, Shape] | None:
     return fitting["input_dims"][0], fitting["hidden_size"][0]
 
 
-def _row(seen: Seen, axes: Shape, limit: str, budget: dict, rounds: int) -> dict:
+def _row(seen: Seen, axes: Shape, budget: dict, rounds: int) -> dict:
     layer = seen.layer
     inputs, outputs = layer.in_features, layer.out_features
     row = {
@@ -420,17 +362,19 @@ def _row(seen: Seen, axes: Shape, limit: str, budget: dict, rounds: int) -> dict
         "dense parameters": sum(p.numel() for p in layer.parameters(recurse=False)),
         "dense macs": inputs * outputs,
     }
-    foldable = folding(inputs, outputs) is not None
     shapes = _chosen(layer, budget)
-    if foldable and shapes is None:
+    if not seen.calls:
+        seen.notes.append("these inputs do not reach it")
+    if folding(inputs, outputs) is None:
+        seen.notes.append("a prime number of inputs or outputs leaves an axis of length one")
+    elif shapes is None:
         seen.notes.append("no folding within the budget")
     if shapes is not None:
         row |= _structured(layer, *shapes)
         if seen.calls and rounds:
             row |= {f"{name} µs": value for name, value in times(seen, *shapes, rounds).items()}
-    advice = advise(_case(row, seen, limit, foldable))
-    link = f"{advice.chapter}.html" if advice.chapter else ""
-    row |= {"leaf": advice.leaf, "advice": advice.words, "evidence": link}
+    if row.get("separable", 0) > max(SEPARABLE, 2 * row.get("by chance", 1)):
+        seen.notes.append("one Kronecker term holds most of the trained weight: try from_linear")
     return row | {"notes": "; ".join(seen.notes)}
 
 
@@ -456,21 +400,6 @@ def _structured(layer: nn.Linear, dims: Shape, hidden: Shape) -> dict:
         "separable": first_term(layer.weight, dims, hidden),
         "by chance": by_chance(layer.weight, dims, hidden),
     }
-
-
-def _case(row: dict, seen: Seen, limit: str, foldable: bool) -> Case:
-    measured = {
-        name: row[f"{name} µs"]
-        for name in ("dense", "low-rank", "monarch", "ndlinear")
-        if f"{name} µs" in row
-    }
-    return Case(
-        called=seen.calls > 0,
-        foldable=foldable,
-        separable=row.get("separable", 0) > max(SEPARABLE, 2 * row.get("by chance", 1)),
-        limit=limit,
-        fastest=min(measured, key=measured.get) if measured else "",
-    )
 
 
 # -------------------------------------------------------------------------------------------------------- conversion
@@ -561,9 +490,6 @@ def _built(layer: nn.Module) -> str:
 
 
 __all__ = [
-    "Advice",
-    "Case",
-    "advise",
     "convert",
     "first_term",
     "folding",
