@@ -6,10 +6,15 @@ The bounds are what the book has reached; lower them when it gets shorter, never
 import json
 import re
 
+import pytest
 from lab import modes
 
-WORDS = 50_000  # of the running text of the main line; the aim is 35,000
-LONG_SENTENCES = 0.072  # share above 35 words; the aim is 0.05
+WORDS = 31_500  # of the running text of the main line
+CHAPTER = 1_800  # of one chapter: about a quarter of an hour with its code
+LONG_SENTENCES = 0.006  # share above 35 words
+PARAGRAPH = 120  # words of a paragraph or an entry of a list
+BEFORE_A_FIGURE = 150  # words before the first figure of a chapter
+WITHOUT_FIGURE = ()
 
 
 def prose(notebook: dict) -> str:
@@ -28,6 +33,21 @@ def sentences(text: str) -> list[list[str]]:
     entries = re.sub(r"(?m)^\s*([-*]|\d+\.)\s", "\n\n", text)
     parts = re.split(r"(?<=[.!?])\s+(?=[A-Z*\[$`])|\n\s*\n", entries)
     return [words for part in parts if len(words := part.split()) > 1]
+
+
+def paragraphs(text: str) -> list[int]:
+    """The words of each paragraph and of each entry of a list."""
+    return [len(part.split()) for part in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.)\s)", text)]
+
+
+def words_before_a_figure(notebook: dict) -> float:
+    """The words of running text before the first figure; infinite where there is none."""
+    words = 0
+    for cell in notebook["cells"]:
+        if "figure" in cell["metadata"].get("mystnb", {}):
+            return words
+        words += len(prose({"cells": [cell]}).split())
+    return float("inf")
 
 
 def measured() -> dict[str, list[list[str]]]:
@@ -54,6 +74,19 @@ def test_the_main_line_gets_no_longer():
     )
     long = sum(length > 35 for length in lengths) / len(lengths)
     assert long <= LONG_SENTENCES, f"{long:.1%} of the sentences have more than 35 words"
+
+
+MAIN = [path for path in modes.chapters() if path.parent == modes.NOTEBOOKS and path.stem[0] != "0"]
+
+
+@pytest.mark.parametrize("path", MAIN, ids=lambda path: path.stem)
+def test_a_chapter_is_short_and_begins_with_a_figure(path):
+    notebook = json.loads(path.read_text(encoding="utf8"))
+    text = prose(notebook)
+    assert sum(map(len, sentences(text))) <= CHAPTER
+    assert max(paragraphs(text)) <= PARAGRAPH
+    if path.stem not in WITHOUT_FIGURE:
+        assert words_before_a_figure(notebook) <= BEFORE_A_FIGURE
 
 
 if __name__ == "__main__":

@@ -40,6 +40,7 @@ NAMES = {
 }
 KINDS = tuple(NAMES)
 TREE = {"parameters": "ndlinear", "operations": "blocks"}  # the decision tree of chapter 64
+LINES = ("-", "--", "-.", ":", "-", "--")
 CLOSE = 0.02  # a choice within two per cent of the lowest loss counts as good
 
 
@@ -264,9 +265,10 @@ def log_regret(chosen: pd.DataFrame) -> pd.Series:
     return logs.mean()[logs.size() == logs.size().max()].sort_values()
 
 
-def draw_regret(axis, chosen: pd.DataFrame, labels: Mapping[str, str], colours: Sequence) -> None:
-    """For each way of choosing the share of the cells in which it costs at most so much."""
-    for (way, label), colour in zip(labels.items(), colours):
+def draw_regret(axis, chosen: pd.DataFrame, names: Mapping[str, str]) -> None:
+    """For each way of choosing the share of the cells in which it costs at most so much, both in percent."""
+    for number, (way, name) in enumerate(names.items()):
         lost = np.sort(chosen.loc[chosen["way"] == way, "regret"].to_numpy())
         share = np.arange(1, len(lost) + 1) / len(lost)
-        axis.step(100 * lost, 100 * share, where="post", label=label, color=colour)
+        lost, share = np.append(0.0, lost), np.append(0.0, share)
+        axis.step(100 * lost, 100 * share, LINES[number], where="post", label=name)
