@@ -34,7 +34,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from operator import index
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -233,21 +233,13 @@ class NdLinear(nn.Module):
         return x.contiguous()
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, as `init` says.
+        """Draw all parameters anew, as `init` says. Each mode by itself is drawn in the same way,
+        so a loop that resets all modules ends as this does.
 
         >>> NdLinear((4, 5), (3, 2), init="unit").reset_parameters()
         """
-        for layer in self.align_layers:
-            layer.reset_parameters()
-            if self.init == "linear":
-                continue
-            squared = 3 / layer.in_features
-            if self.init == "paper":
-                squared = 6 / sum(layer.weight.shape)
-            bound = math.sqrt(squared)
-            nn.init.uniform_(layer.weight, -bound, bound)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+        for mode in self.align_layers:
+            mode.reset_parameters()
 
     @property
     def weights(self) -> list[Tensor]:
@@ -346,6 +338,9 @@ class NdLinear(nn.Module):
         self._shapes = tuple(zip(self.hidden_size, self.input_dims))
         self._plans: dict[tuple[int, bool, bool], Plan] = {}
         self._plans_for_any = [self.plan(device=device) for device in ("cpu", "cuda")]
+        for mode in self.align_layers:
+            if type(mode) is nn.Linear and "reset_parameters" not in mode.__dict__:
+                mode.reset_parameters = partial(_draw, mode, self.init)
 
     def __getstate__(self) -> dict:
         made = ("_shapes", "_plans", "_plans_for_any")
@@ -378,6 +373,21 @@ class NdLinear(nn.Module):
                 inside = repr(layer).replace("\n", "\n#   ")
                 call += f"\n#   align_layers.{k}: {inside}"
         return call
+
+
+@torch.no_grad()
+def _draw(mode: nn.Linear, init: str, over: float = 1.0) -> None:
+    """Draw one mode; its weight is divided by `over`."""
+    nn.Linear.reset_parameters(mode)
+    if init != "linear":
+        squared = 3 / mode.in_features
+        if init == "paper":
+            squared = 6 / sum(mode.weight.shape)
+        bound = math.sqrt(squared)
+        nn.init.uniform_(mode.weight, -bound, bound)
+        if mode.bias is not None:
+            nn.init.zeros_(mode.bias)
+    mode.weight.div_(over)
 
 
 class FlatNdLinear(NdLinear):
@@ -580,12 +590,24 @@ class NdLinearSum(nn.Module):
         self.bias = None
         if bias:
             self.bias = nn.Parameter(torch.empty(self.hidden_size, **like))
-            bound = 0.0
-            if init == "linear":
-                bound = 1 / math.sqrt(math.prod(self.input_dims))
-            nn.init.uniform_(self.bias, -bound, bound)
+            self._draw_bias()
         for term in self.terms:
-            term.weights[0].data.div_(math.sqrt(rank))
+            mode = term.align_layers[0]
+            mode.weight.data.div_(math.sqrt(rank))
+            mode.reset_parameters = partial(_draw, mode, init, math.sqrt(rank))
+
+    def _draw_bias(self) -> None:
+        bound = 0.0
+        if self.init == "linear":
+            bound = 1 / math.sqrt(math.prod(self.input_dims))
+        nn.init.uniform_(self.bias, -bound, bound)
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, as `init` says."""
+        for term in self.terms:
+            term.reset_parameters()
+        if self.bias is not None:
+            self._draw_bias()
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D_1, ..., D_N) -> (..., H_1, ..., H_N)."""
@@ -1218,9 +1240,9 @@ def _planned(layer: NdLinear, x: Tensor, weights: list, biases: list, compiling:
     return y.reshape(*batch, *layer.hidden_size)
 
 
-def _gathered(g: Tensor) -> Tensor:
+def _gathered(g: Tensor | None) -> Tensor | None:
     """A gradient in one piece. With others, such as that of a sum, torch goes matrix by matrix."""
-    return g.contiguous()
+    return None if g is None else g.contiguous()
 
 
 def _summed(layer: NdLinearSum, x: Tensor) -> Tensor | None:
