@@ -34,7 +34,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from functools import lru_cache, reduce
+from functools import lru_cache, partial, reduce
 from operator import index
 from types import SimpleNamespace
 from typing import NamedTuple
@@ -233,21 +233,13 @@ class NdLinear(nn.Module):
         return x.contiguous()
 
     def reset_parameters(self) -> None:
-        """Draw all parameters anew, as `init` says.
+        """Draw all parameters anew, as `init` says. Each mode by itself is drawn in the same way,
+        so a loop that resets all modules ends as this does.
 
         >>> NdLinear((4, 5), (3, 2), init="unit").reset_parameters()
         """
-        for layer in self.align_layers:
-            layer.reset_parameters()
-            if self.init == "linear":
-                continue
-            squared = 3 / layer.in_features
-            if self.init == "paper":
-                squared = 6 / sum(layer.weight.shape)
-            bound = math.sqrt(squared)
-            nn.init.uniform_(layer.weight, -bound, bound)
-            if layer.bias is not None:
-                nn.init.zeros_(layer.bias)
+        for mode in self.align_layers:
+            mode.reset_parameters()
 
     @property
     def weights(self) -> list[Tensor]:
@@ -346,6 +338,9 @@ class NdLinear(nn.Module):
         self._shapes = tuple(zip(self.hidden_size, self.input_dims))
         self._plans: dict[tuple[int, bool, bool], Plan] = {}
         self._plans_for_any = [self.plan(device=device) for device in ("cpu", "cuda")]
+        for mode in self.align_layers:
+            if type(mode) is nn.Linear and "reset_parameters" not in mode.__dict__:
+                mode.reset_parameters = partial(_draw, mode, self.init)
 
     def __getstate__(self) -> dict:
         made = ("_shapes", "_plans", "_plans_for_any")
@@ -378,6 +373,21 @@ class NdLinear(nn.Module):
                 inside = repr(layer).replace("\n", "\n#   ")
                 call += f"\n#   align_layers.{k}: {inside}"
         return call
+
+
+@torch.no_grad()
+def _draw(mode: nn.Linear, init: str, over: float = 1.0) -> None:
+    """Draw one mode; its weight is divided by `over`."""
+    nn.Linear.reset_parameters(mode)
+    if init != "linear":
+        squared = 3 / mode.in_features
+        if init == "paper":
+            squared = 6 / sum(mode.weight.shape)
+        bound = math.sqrt(squared)
+        nn.init.uniform_(mode.weight, -bound, bound)
+        if mode.bias is not None:
+            nn.init.zeros_(mode.bias)
+    mode.weight.div_(over)
 
 
 class FlatNdLinear(NdLinear):
@@ -580,16 +590,30 @@ class NdLinearSum(nn.Module):
         self.bias = None
         if bias:
             self.bias = nn.Parameter(torch.empty(self.hidden_size, **like))
-            bound = 0.0
-            if init == "linear":
-                bound = 1 / math.sqrt(math.prod(self.input_dims))
-            nn.init.uniform_(self.bias, -bound, bound)
+            self._draw_bias()
         for term in self.terms:
-            term.weights[0].data.div_(math.sqrt(rank))
+            mode = term.align_layers[0]
+            mode.weight.data.div_(math.sqrt(rank))
+            mode.reset_parameters = partial(_draw, mode, init, math.sqrt(rank))
+
+    def _draw_bias(self) -> None:
+        bound = 0.0
+        if self.init == "linear":
+            bound = 1 / math.sqrt(math.prod(self.input_dims))
+        nn.init.uniform_(self.bias, -bound, bound)
+
+    def reset_parameters(self) -> None:
+        """Draw all parameters anew, as `init` says."""
+        for term in self.terms:
+            term.reset_parameters()
+        if self.bias is not None:
+            self._draw_bias()
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D_1, ..., D_N) -> (..., H_1, ..., H_N)."""
-        y = reduce(torch.add, [term(x) for term in self.terms])
+        y = _summed(self, x)  # part 3: all terms of two modes at once
+        if y is None:
+            y = reduce(torch.add, [term(x) for term in self.terms])
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     @classmethod
@@ -1021,7 +1045,8 @@ class _Cost:
 
     BACKWARD_STARTS = 6  # forward and backward start as many times more operations
     BACKWARD_WORK = 3  # and do as many times more work
-    WEIGHT_GRADIENT = 5e-10  # autograd's gradient of a weight: for each entry of each matrix
+    WEIGHT_GRADIENT = 5e-10  # autograd's gradient of a weight: for each entry of each matrix,
+    FLAT_GRADIENT = 3e-10  # or of each row, where the weight has few columns
     BY_HAND_FROM = 3e-4  # from so many seconds on, `_Product` is worth its steps in Python
 
 
@@ -1075,8 +1100,8 @@ def _search(
     """The fastest plan by estimate for about 2^bits samples.
 
     Candidates are Algorithm 1, and neighbours merged in all ways (on CUDA: not merged), in all
-    orders if there are at most four groups, else in the cheapest. None may keep more for backward
-    than Algorithm 1 does.
+    orders if there are at most four groups of at most five modes, else in the cheapest. None may
+    keep more for backward than Algorithm 1 does.
     """
     n = len(dims)
     cost = _CudaCost if on_cuda else _Cost
@@ -1087,7 +1112,7 @@ def _search(
     for cuts in all_cuts:
         edges = [0, *(k for k, cut in enumerate(cuts, 1) if cut), n]
         groups = [tuple(range(a, b)) for a, b in itertools.pairwise(edges)]
-        if len(groups) <= 4:
+        if len(groups) <= 4 and n <= 5:  # of eight modes all orders take 35 ms to compare
             orders = [list(groups) for groups in itertools.permutations(groups)]
         else:
             merged_dims = [math.prod(dims[k] for k in group) for group in groups]
@@ -1128,6 +1153,7 @@ def _estimate(
         thin = right > 1 and _is_thin(h, d, right, cost is _CudaCost)
         if right == 1:
             moved = cost.ROW + cost.ROW_NUMBER * (d + h)
+            many += cost.FLAT_GRADIENT * samples * left * d * h * (d < 16 and d < h)
         else:
             number = cost.THIN_NUMBER if thin else cost.MATRIX_NUMBER
             added = cost.MATRIX_BIAS_GRADIENT if grad else cost.MATRIX_BIAS
@@ -1209,7 +1235,58 @@ def _planned(layer: NdLinear, x: Tensor, weights: list, biases: list, compiling:
         y = checkpoint(_run, plan, _product, x, *operands, **how)
     else:
         y = _run(plan, product, x, *operands)
+    if trains and not plan.by_hand and plan.steps[-1].right > 1:
+        y.register_hook(_gathered)
     return y.reshape(*batch, *layer.hidden_size)
+
+
+def _gathered(g: Tensor | None) -> Tensor | None:
+    """A gradient in one piece. With others, such as that of a sum, torch goes matrix by matrix."""
+    return None if g is None else g.contiguous()
+
+
+def _summed(layer: NdLinearSum, x: Tensor) -> Tensor | None:
+    """All terms of a sum with two modes together, or None where the terms are to be called.
+
+    Where it costs fewer multiply-adds, the terms are added up to one matrix. Else the terms of one
+    mode are stacked, and those of the other stand side by side, so that its product also adds them
+    up; nothing is copied between the two.
+    """
+    if len(layer.input_dims) != 2 or torch.compiler.is_compiling():
+        return None
+    weights = []
+    for term in layer.terms:
+        own, _, as_made = _gather(term, False)
+        if not as_made or term.execution != "planned":
+            return None
+        weights.append(own)
+    _check_input(x, layer.input_dims, [weight for own in weights for weight in own])
+    if x.is_cuda or not _is_ordinary(x) or _any_autocast():
+        return None
+    first, second = (torch.stack(own) for own in zip(*weights))
+    (rank, h, d), (_, k, e) = first.shape, second.shape
+    samples = x.shape[:-2].numel()
+    first_mode_first = h * e * (d + k) <= d * k * (e + h)
+    macs = rank * min(h * e * (d + k), d * k * (e + h))
+    product = _fast_product
+    if torch.is_grad_enabled() and _any_requires_grad(x, [first, second], []):
+        matrices = samples * rank * h * d  # what autograd would make for the gradient of mode 1
+        by_hand = _Cost.WEIGHT_GRADIENT * matrices > _Cost.BY_HAND_FROM
+        product = _Product.apply if by_hand else _product
+    one_matrix = h * k * d * e * (samples + rank)
+    if one_matrix <= 1.5 * macs * samples:  # one product takes less time for each multiply-add
+        pairs = first.reshape(rank, -1).t() @ second.reshape(rank, -1)
+        matrix = pairs.reshape(h, d, k, e).transpose(1, 2).reshape(h * k, d * e)
+        y = product(x.reshape(-1, d * e), matrix, None)
+    elif first_mode_first:
+        y = product(x.reshape(-1, d, e), first.transpose(0, 1).reshape(h * rank, d), None)
+        y = product(y.reshape(-1, rank * e), second.transpose(0, 1).reshape(k, rank * e), None)
+    else:
+        y = product(x.reshape(-1, e), second.reshape(rank * k, e), None)
+        y = product(y.reshape(-1, d * rank, k), first.permute(1, 2, 0).reshape(h, -1), None)
+        if product is _product:
+            y.register_hook(_gathered)
+    return y.reshape(*x.shape[:-2], h, k)
 
 
 def _any_requires_grad(x: Tensor, weights: list, biases: list) -> bool:
@@ -1313,6 +1390,7 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         x, weight = ctx.saved_tensors
+        g = _gathered(g) if g.ndim == 3 else g
         need_x, need_weight, need_bias = ctx.needs_input_grad
         dx = None
         dweight = None

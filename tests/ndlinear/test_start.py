@@ -1,0 +1,137 @@
+"""The start survives what frameworks do to a model: reset loops after `to_empty`, copies, pickles, and transformers."""
+
+import copy
+import io
+import math
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import ndlinear as nd
+import ndlinear_lora
+
+
+def reset_all(model):
+    """As after `to_empty`, for example by FSDP2's users: parents first, then their children."""
+    for module in model.modules():
+        if hasattr(module, "reset_parameters"):
+            module.reset_parameters()
+
+
+def emptied(make):
+    """A model made on the meta device, then given memory that holds anything."""
+    with torch.device("meta"):
+        model = make()
+    model.to_empty(device="cpu")
+    for parameter in model.parameters():
+        parameter.data.fill_(math.nan)
+    return model
+
+
+def deviation(layer, dims) -> float:
+    with torch.no_grad():
+        return layer(torch.randn(200, *dims)).std().item()
+
+
+COPIES = {
+    "itself": lambda model: model,
+    "deepcopy": copy.deepcopy,
+    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+}
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("reset", [reset_all, lambda model: model[0].reset_parameters()])
+def test_unit_variance_after_a_reset(reset, how):
+    torch.manual_seed(0)
+    make = lambda: nn.Sequential(nd.NdLinear((16, 16), (16, 16), init="unit"))  # noqa: E731
+    model = COPIES[how](emptied(make))
+    reset(model)
+    assert 0.8 < deviation(model[0], (16, 16)) < 1.25
+    assert not any(bias.any() for bias in model[0].biases)
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_a_sum_after_a_reset(how):
+    """Unit variance whatever the number of terms, and a bias that is drawn."""
+    torch.manual_seed(0)
+    make = lambda: nd.NdLinearSum((16, 16), (16, 16), 9, init="unit")  # noqa: E731
+    layer = COPIES[how](emptied(make))
+    reset_all(layer)
+    assert 0.8 < deviation(layer, (16, 16)) < 1.25 and not layer.bias.any()
+    layer = nd.NdLinearSum((4, 6), (3, 5), 2)
+    layer.bias.data.fill_(math.nan)
+    reset_all(layer)
+    assert layer.bias.isfinite().all() and layer.bias.abs().max() <= 24**-0.5
+
+
+def test_a_copy_draws_its_own_numbers():
+    layer = nd.NdLinear((4, 6), (3, 5), init="unit")
+    other = copy.deepcopy(layer)
+    before = [w.clone() for w in layer.weights]
+    other.align_layers[0].reset_parameters()
+    assert not torch.equal(other.weights[0], before[0])
+    assert all(torch.equal(a, b) for a, b in zip(layer.weights, before))
+
+
+@pytest.mark.parametrize("how", COPIES)
+def test_an_adapter_starts_at_zero_after_a_reset(how):
+    layer = COPIES[how](ndlinear_lora.NdLinearLoRA(nn.Linear(24, 20)))
+    for parameter in layer.adapter.parameters():
+        parameter.data.fill_(math.nan)
+    reset_all(layer)
+    x = torch.randn(5, 24)
+    assert torch.equal(layer(x), layer.base_layer(x))
+    assert layer.adapter.weights[layer.adapter.order[0]].any()
+
+
+@pytest.mark.parametrize("init", ["linear", "paper", "unit"])
+def test_a_loop_draws_what_the_constructor_draws_from(init):
+    """The largest number of many draws lies just below the bound of the init."""
+    layer = nd.NdLinear((40, 50), (30, 20), init=init)
+    for _ in range(3):
+        reset_all(layer)
+        for d, h, weight in zip((40, 50), (30, 20), layer.weights):
+            bound = {"linear": d**-0.5, "paper": (6 / (d + h)) ** 0.5, "unit": (3 / d) ** 0.5}[init]
+            assert 0.97 * bound < weight.abs().max() <= bound
+
+
+def test_a_whole_model_is_saved_and_loaded():
+    layer = nd.NdLinear((4, 6), (3, 5), init="unit")
+    file = io.BytesIO()
+    torch.save(layer, file)
+    file.seek(0)
+    again = torch.load(file, weights_only=False)
+    reset_all(again)
+    assert not any(bias.any() for bias in again.biases)
+
+
+def test_in_a_pretrained_model_of_transformers():
+    """`post_init` draws every nn.Linear, the modes too: who draws the layers after it has the last word, as the recipe says."""
+    transformers = pytest.importorskip("transformers")
+
+    class Model(transformers.PreTrainedModel):
+        config_class = transformers.PretrainedConfig
+
+        def __init__(self, config):
+            super().__init__(config)
+            self.dense = nn.Linear(256, 256)
+            self.layer = nd.NdLinear((16, 16), (16, 16), init="unit")
+            self.sum = nd.NdLinearSum((16, 16), (16, 16), 4, init="unit")
+            self.post_init()
+            self.without_cure = deviation(self.layer, (16, 16))
+            for layer in (self.layer, self.sum):
+                layer.reset_parameters()
+
+        def _init_weights(self, module):
+            if isinstance(module, nn.Linear):
+                nn.init.normal_(module.weight, std=0.02)
+
+    torch.manual_seed(0)
+    model = Model(transformers.PretrainedConfig())
+    assert model.without_cure < 0.02
+    assert 0.8 < deviation(model.layer, (16, 16)) < 1.25
+    assert 0.8 < deviation(model.sum, (16, 16)) < 1.25
+    assert abs(model.dense.weight.std().item() - 0.02) < 0.002
