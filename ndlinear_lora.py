@@ -15,7 +15,6 @@ import math
 import re
 from collections.abc import Iterable, Sequence
 from fnmatch import fnmatchcase
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -40,12 +39,6 @@ HABITS = {  # what is typed by habit, and what to write here
     "use_rslora": "leave it out: alpha multiplies the update itself",
     "task_type": "leave it out, and name the head in modules_to_save",
 }
-
-
-def _zero(mode: nn.Linear) -> None:
-    """The start of the last mode: with zeros in it the update is zero."""
-    for parameter in mode.parameters():
-        nn.init.zeros_(parameter)
 
 
 class NdLinearLoRA(nn.Module):
@@ -122,15 +115,18 @@ class NdLinearLoRA(nn.Module):
         self.merged = False
         self.register_buffer("merged_weight", None, persistent=False)
         self.register_buffer("merged_bias", None, persistent=False)
-        last = self.adapter.align_layers[self.adapter.order[-1]]
-        last.reset_parameters = partial(_zero, last)
-        _zero(last)
+        self._zero()
         base_layer.requires_grad_(False)  # last: whatever fails before leaves it as it was
+
+    def _zero(self) -> None:
+        for parameter in self.adapter.align_layers[self.adapter.order[-1]].parameters():
+            nn.init.zeros_(parameter)
 
     def reset_parameters(self) -> None:
         """Draw the adapter anew, with an update of zero; the base layer keeps its weights."""
         self.unmerge()
         self.adapter.reset_parameters()
+        self._zero()
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., prod D) -> (..., prod H)."""

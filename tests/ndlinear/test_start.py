@@ -77,11 +77,12 @@ def test_a_copy_draws_its_own_numbers():
 
 
 @pytest.mark.parametrize("how", COPIES)
-def test_an_adapter_starts_at_zero_after_a_reset(how):
+def test_an_adapter_that_is_reset_starts_at_zero(how):
+    """A loop over all modules would draw the adapter's modes, and the base layer, after it."""
     layer = COPIES[how](ndlinear_lora.NdLinearLoRA(nn.Linear(24, 20)))
     for parameter in layer.adapter.parameters():
         parameter.data.fill_(math.nan)
-    reset_all(layer)
+    layer.reset_parameters()
     x = torch.randn(5, 24)
     assert torch.equal(layer(x), layer.base_layer(x))
     assert layer.adapter.weights[layer.adapter.order[0]].any()
