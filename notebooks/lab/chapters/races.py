@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from .. import guide, stats
 from ..data import load
 from ..machine import require
+from ..page import figures
 from ..train.loop import Split
 
 WIDTH = 256
@@ -40,7 +41,14 @@ NAMES = {
 }
 KINDS = tuple(NAMES)
 TREE = {"parameters": "ndlinear", "operations": "blocks"}  # the decision tree of chapter 64
-LINES = ("-", "--", "-.", ":", "-", "--")
+LOOKS = {  # way of choosing -> a name of the figure style for its colour, and its line
+    "race, 3": ("tcl", "-"),
+    "race, 1": ("tcl", "--"),
+    "always narrow": ("dense-params", "-."),
+    "always low-rank": ("low-rank", "-."),
+    "always ndlinear": ("ndlinear", "-."),
+    "tree": ("", ":"),
+}
 CLOSE = 0.02  # a choice within two per cent of the lowest loss counts as good
 
 
@@ -267,8 +275,10 @@ def log_regret(chosen: pd.DataFrame) -> pd.Series:
 
 def draw_regret(axis, chosen: pd.DataFrame, names: Mapping[str, str]) -> None:
     """For each way of choosing the share of the cells in which it costs at most so much, both in percent."""
-    for number, (way, name) in enumerate(names.items()):
+    for way, name in names.items():
         lost = np.sort(chosen.loc[chosen["way"] == way, "regret"].to_numpy())
         share = np.arange(1, len(lost) + 1) / len(lost)
         lost, share = np.append(0.0, lost), np.append(0.0, share)
-        axis.step(100 * lost, 100 * share, LINES[number], where="post", label=name)
+        look, line = LOOKS[way]
+        colour = figures.colour(look) if look else "0.5"
+        axis.step(100 * lost, 100 * share, line, where="post", label=name, color=colour)
