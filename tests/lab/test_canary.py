@@ -307,3 +307,11 @@ def test_tolerances_are_ten_times_what_was_measured_and_times_are_not_compared()
         "loss": 2e-4,
         "seconds": None,
     }
+
+
+def test_an_experiment_known_by_its_code_alone_gets_a_canary(recorded, tmp_path, monkeypatch):
+    run = made(CODE)
+    canary.write("made-up", {"code": lab.records.Experiment("made-up", run).code(), "earlier": []})
+    found = small_run(run, tmp_path / "first", monkeypatch)
+    assert settled(run, found, {}) == "made-up: stands"
+    assert canary.kept("made-up")["values"] == found["values"]

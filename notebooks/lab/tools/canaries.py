@@ -140,7 +140,7 @@ def _ran_again(name: str, known: dict, code: str) -> bool:
     if not rows or not known or rows[-1]["code"] != code:
         return False
     made = {what: rows[-1]["versions"][what].partition("+")[0] for what in _versions()}
-    return made == _versions() and (code != known["code"] or made != known["versions"])
+    return made == _versions() and (code != known["code"] or made != known.get("versions", made))
 
 
 def _problems(name: str, known: dict, found: dict | None, note: dict, same: bool) -> list[str]:
@@ -175,10 +175,10 @@ def keep(notebook: pathlib.Path) -> list[str]:
         said = []
         for name, note in sorted(notes.items()):
             found = read(base, name) if name in names else _alike(base, note["shape"])
-            first = found and name in new
-            said.append(
-                settle(name, found, note, tolerances(spread(base, others, name)) if first else None)
-            )
+            made = None
+            if found and name in new:
+                made = tolerances(spread(base, others, found.get("like", name)))
+            said.append(settle(name, found, note, made))
     return said
 
 
