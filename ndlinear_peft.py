@@ -198,8 +198,9 @@ def load(
     config.inference_mode = not is_trainable
     if isinstance(model, PeftModel):
         if adapter_name not in model.peft_config:
-            sparse = options.get("low_cpu_mem_usage", False)
-            model.add_adapter(adapter_name, config, low_cpu_mem_usage=sparse)
+            both = ("low_cpu_mem_usage", "autocast_adapter_dtype")
+            shared = {name: options[name] for name in both if name in options}
+            model.add_adapter(adapter_name, config, **shared)
         model.load_adapter(folder, adapter_name, is_trainable=is_trainable, **options)
         return model
     return PeftModel.from_pretrained(

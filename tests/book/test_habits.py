@@ -208,7 +208,7 @@ def test_the_changelog_ends_at_the_version_of_the_module():
 
 def test_the_top_level_holds_the_book_and_what_tools_look_for_there():
     book = {"book", "notebooks", "ndlinear.py", "tests", "environment.yml", "_config.yml"}
-    book |= {"ndlinear_lora.py", "ndlinear_peft.py"}
+    book |= {"ndlinear_lora.py", "ndlinear_lokr.py", "ndlinear_peft.py"}
     book |= {"README.md", "_toc.yml", "Makefile", "LICENSE", "pyproject.toml", "constraints.txt"}
     tools = {".ci", ".github", ".gitignore", ".pre-commit-config.yaml", ".zenodo.json"}
     listed = subprocess.run(
@@ -246,6 +246,7 @@ def test_the_lab_is_installed_from_its_folder():
     assert asked["packages"] == ["lab"] and asked["py-modules"] == [
         "ndlinear",
         "ndlinear_lora",
+        "ndlinear_lokr",
         "ndlinear_peft",
     ]
     assert (ROOT / asked["package-dir"]["lab"] / "__init__.py").samefile(lab.__file__)

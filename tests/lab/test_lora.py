@@ -1,7 +1,6 @@
 """Adapters: their algebra against written-out formulas, the short training, the printed table, costs, LoKr checkpoints."""
 
 import copy
-import json
 import math
 
 import matplotlib
@@ -366,88 +365,3 @@ def test_drawings():
     }
     assert len(looks) == 8
     plt.close(figure)
-
-
-# ---------------------------------------------------------------------------------------------------- LoKr checkpoints
-@pytest.fixture
-def frozen():
-    return nn.Sequential(nn.Linear(12, 20), nn.ReLU(), nn.Linear(20, 6)).double()
-
-
-def filled(frozen, **options):
-    model = apply_ndlinear_lora(copy.deepcopy(frozen), ["0", "2"], **options)
-    for module in model.modules():
-        if isinstance(module, NdLinearLoRA):
-            module.adapter.reset_parameters()
-    return model
-
-
-def test_a_checkpoint_is_that_of_lokr_and_comes_back(frozen, tmp_path):
-    model, x = filled(frozen, alpha=2.0), torch.randn(5, 12).double()
-    lora.save_lokr(model, tmp_path / "new")
-    config = json.loads((tmp_path / "new" / lora.CONFIG).read_text())
-    assert config["peft_type"] == "LOKR" and config["alpha"] / config["r"] == 2.0
-    assert config["target_modules"] == ["0", "2"]
-    from safetensors.torch import load_file
-
-    tensors = load_file(tmp_path / "new" / lora.WEIGHTS)
-    first, second = (tensors[f"base_model.model.0.lokr_w{k}"] for k in (1, 2))
-    merged = frozen[0].weight + 2.0 * torch.kron(first, second)
-    assert torch.allclose(model[0](x), x @ merged.T + frozen[0].bias)
-    again = lora.load_lokr(copy.deepcopy(frozen), tmp_path / "new")
-    assert torch.equal(again(x), model(x))
-
-
-def written(folder, frozen, change=None, config=None):
-    """A checkpoint in peft's format, written out; ``change``: name -> tensor or None to leave it out."""
-    from safetensors.torch import save_file
-
-    tensors = {"base_model.model.0.lokr_w1": torch.randn(2, 3).double()}
-    tensors |= {"base_model.model.0.lokr_w2_a": torch.randn(10, 1).double()}
-    tensors |= {"base_model.model.0.lokr_w2_b": torch.randn(1, 4).double()}
-    for name, value in (change or {}).items():
-        tensors.pop(f"base_model.model.{name}", None)
-        if value is not None:
-            tensors[f"base_model.model.{name}"] = value
-    save_file(tensors, folder / lora.WEIGHTS)
-    settings = {"peft_type": "LOKR", "r": 1, "alpha": 3} | (config or {})
-    (folder / lora.CONFIG).write_text(json.dumps(settings))
-    return tensors
-
-
-def test_factors_of_any_fold_and_of_low_rank_are_read(frozen, tmp_path):
-    tensors = written(tmp_path, frozen)
-    first, left, right = tensors.values()
-    model, x = lora.load_lokr(copy.deepcopy(frozen), tmp_path), torch.randn(5, 12).double()
-    merged = frozen[0].weight + 3 * torch.kron(first, left @ right)
-    assert torch.allclose(model[0](x), x @ merged.T + frozen[0].bias)
-    assert model[0].adapter.input_dims == (3, 4) and type(model[2]) is nn.Linear
-
-
-@pytest.mark.parametrize(
-    ("change", "config", "words"),
-    [
-        ({}, {"peft_type": "LORA"}, "of LORA, not of LOKR"),
-        ({}, {"rank_pattern": {"0": 4}}, "for each layer"),
-        ({"0.lokr_w2_b": None}, {}, "lacks base_model.model.0.lokr_w2"),
-        ({"0.lokr_w1": torch.randn(2, 4).double()}, {}, "does not fit"),
-        ({"1.lokr_w1": torch.ones(1, 1), "1.lokr_w2": torch.ones(1, 1)}, {}, "does not fit"),
-        ({"0.lokr_w2_a": None, "0.lokr_w2": torch.ones(2, 2, 1, 1)}, {}, "convolution"),
-    ],
-)
-def test_other_checkpoints_are_refused(frozen, tmp_path, change, config, words):
-    written(tmp_path, frozen, change, config)
-    with pytest.raises(LabError, match=words):
-        lora.load_lokr(frozen, tmp_path)
-
-
-def test_what_is_no_lokr_is_not_written(frozen, tmp_path):
-    with pytest.raises(LabError, match="no biases"):
-        lora.save_lokr(filled(frozen, bias=True), tmp_path)
-    odd = apply_ndlinear_lora(copy.deepcopy(frozen), "0", input_dims=(2, 6), hidden_size=(4, 5))
-    with pytest.raises(LabError, match="needs the fold"):
-        lora.save_lokr(odd, tmp_path)
-    model = filled(frozen)
-    model[2].alpha = 5.0
-    with pytest.raises(LabError, match="one scale"):
-        lora.save_lokr(model, tmp_path)

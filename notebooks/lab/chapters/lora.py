@@ -7,9 +7,7 @@ maps themselves) and "head" (nothing but the classifier on top).
 
 from __future__ import annotations
 
-import json
 import math
-import pathlib
 from collections.abc import Iterator, Mapping
 
 import numpy as np
@@ -22,7 +20,6 @@ from ndlinear import count_macs, near_square, rearrange
 from ndlinear_lora import NdLinearLoRA, apply_ndlinear_lora
 
 from ..adapters import DoRA, LoKr, VeRA, vera_matrices
-from ..machine import require
 from ..models import DECODERS, TARGETS
 from ..modes import LabError
 from ..page import figures
@@ -606,89 +603,3 @@ def costs(model: str, kind: str, rank: int = 0) -> dict[str, int]:
     found = [cost(*sizes, kind, rank) for sizes in decoder_maps(model)]
     total = {key: layers * sum(one[key] for one in found) for key in found[0]}
     return total | {"formed": max(one["formed"] for one in found)}
-
-
-# ------------------------------------------------------------------------------------------------------ LoKr checkpoints
-WEIGHTS = "adapter_model.safetensors"
-CONFIG = "adapter_config.json"
-PREFIX = "base_model.model."  # before every name in a checkpoint of peft
-
-
-def _adapters(model: nn.Module) -> dict[str, NdLinearLoRA]:
-    return {name: m for name, m in model.named_modules() if isinstance(m, NdLinearLoRA)}
-
-
-def save_lokr(model: nn.Module, folder) -> None:
-    """Write the adapters of a model as a LoKr checkpoint that peft loads: factors and configuration.
-
-    Raises:
-        LabError: an adapter has biases or other folds than LoKr's, or the adapters differ in their scale.
-    """
-    adapters = _adapters(model)
-    scales = {layer.alpha for layer in adapters.values()}
-    if len(scales) != 1:
-        raise LabError(f"one checkpoint of LoKr has one scale; the adapters have {sorted(scales)}")
-    tensors = {}
-    for name, layer in adapters.items():
-        fold = (layer.adapter.input_dims, layer.adapter.hidden_size)
-        biased = any(bias is not None for bias in layer.adapter.biases)
-        if biased or fold != square(layer.in_features, layer.out_features):
-            raise LabError(
-                f"{name} is no LoKr: it needs the fold {square(layer.in_features, layer.out_features)} "
-                f"and no biases; it has {fold}, biases: {biased}"
-            )
-        for key, weight in zip(("lokr_w1", "lokr_w2"), layer.adapter.weights):
-            tensors[f"{PREFIX}{name}.{key}"] = weight.detach().contiguous()
-    full = 10**5  # a rank beyond every factor's: peft then keeps both factors whole
-    config = {"peft_type": "LOKR", "r": full, "alpha": full * scales.pop()}
-    config |= {"target_modules": list(adapters), "decompose_both": False, "decompose_factor": -1}
-    place = pathlib.Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    require("safetensors.torch").save_file(tensors, place / WEIGHTS)
-    (place / CONFIG).write_text(json.dumps(config, indent=2), encoding="utf-8")
-
-
-def _factor(tensors: Mapping[str, Tensor], name: str) -> Tensor:
-    """A factor of a LoKr adapter; one that is stored as a product of two is multiplied out."""
-    if name in tensors:
-        return tensors[name]
-    try:
-        return tensors[f"{name}_a"] @ tensors[f"{name}_b"]
-    except KeyError as error:
-        raise LabError(f"the checkpoint lacks {name}, and {name}_a and {name}_b, too") from error
-
-
-def load_lokr(model: nn.Module, folder) -> nn.Module:
-    """Put the adapters of a LoKr checkpoint of peft on a model, in place, as NdLinearLoRA.
-
-    Factors of any fold are read, also those stored as products of two. The scale is peft's alpha / r.
-
-    Returns:
-        The model.
-
-    Raises:
-        LabError: it is not a LoKr checkpoint of linear maps, or does not fit the model.
-    """
-    place = pathlib.Path(folder)
-    config = json.loads((place / CONFIG).read_text(encoding="utf-8"))
-    if config.get("peft_type") != "LOKR":
-        raise LabError(f"{place} holds a checkpoint of {config.get('peft_type')}, not of LOKR")
-    if config.get("rank_pattern") or config.get("alpha_pattern"):
-        raise LabError(f"{place} has a rank or scale for each layer; only one for all is read here")
-    tensors = require("safetensors.torch").load_file(place / WEIGHTS)
-    names = sorted({key.rpartition(".")[0] for key in tensors})
-    for name in names:
-        first, second = (_factor(tensors, f"{name}.lokr_w{k}") for k in (1, 2))
-        target = name.removeprefix(PREFIX)
-        if second.ndim != 2:
-            raise LabError(f"{name} adapts a convolution; only linear maps become NdLinearLoRA")
-        try:
-            base = model.get_submodule(target)
-            folds = (first.shape[1], second.shape[1]), (first.shape[0], second.shape[0])
-            layer = NdLinearLoRA(base, *folds, alpha=config["alpha"] / config["r"])
-        except (AttributeError, TypeError, ValueError) as error:
-            raise LabError(f"{name} of {place} does not fit the model: {error}") from error
-        for weight, value in zip(layer.adapter.weights, (first, second)):
-            weight.data.copy_(value)
-        _replace(model, target, layer)
-    return model
