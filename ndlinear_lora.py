@@ -52,8 +52,8 @@ class NdLinearLoRA(nn.Module):
     no gradient.
 
     Args:
-        base_layer: the Linear(prod D, prod H) to adapt, also a quantised one; it is kept and its
-            parameters are frozen.
+        base_layer: the Linear(prod D, prod H) to adapt, also a quantised one, or a Conv1D of
+            transformers; it is kept and its parameters are frozen.
         input_dims: how prod D folds; by default into two near-square factors.
         hidden_size: how prod H folds; by default into two near-square factors.
         alpha: factor of the update.
@@ -63,7 +63,7 @@ class NdLinearLoRA(nn.Module):
         options: of the NdLinear `adapter`: transform_outer, init.
 
     Raises:
-        ValueError, TypeError: sizes that do not fit, or no torch.nn.Linear.
+        ValueError, TypeError: sizes that do not fit, or another kind of layer.
 
     >>> layer = NdLinearLoRA(nn.Linear(20, 6), alpha=2.0)
     >>> layer(torch.randn(7, 20)).shape
@@ -74,7 +74,7 @@ class NdLinearLoRA(nn.Module):
 
     def __init__(
         self,
-        base_layer: nn.Linear,
+        base_layer: nn.Module,
         input_dims: Shape | None = None,
         hidden_size: Shape | None = None,
         *,
@@ -85,13 +85,13 @@ class NdLinearLoRA(nn.Module):
         **options,
     ):
         super().__init__()
-        if not isinstance(base_layer, nn.Linear):
+        if not adaptable(base_layer):
             raise TypeError(
                 f"NdLinearLoRA adapts a torch.nn.Linear, got {type(base_layer).__name__}"
             )
         for name in options.keys() & HABITS.keys():
             raise TypeError(f"NdLinear-LoRA has no {name}: {HABITS[name]}")
-        sizes = (base_layer.in_features, base_layer.out_features)
+        sizes = _features(base_layer)
         folded = (near_square(sizes[0]), near_square(sizes[1]))
         dims = folded[0] if input_dims is None else input_dims
         hidden = folded[1] if hidden_size is None else hidden_size
@@ -104,8 +104,7 @@ class NdLinearLoRA(nn.Module):
             )
         if isinstance(dtype, str):
             dtype = getattr(torch, dtype)
-        held = base_layer.weight.dtype
-        default = held if _computes(held) else torch.float32
+        default = adapter_dtype(base_layer)
         like = {"device": base_layer.weight.device, "dtype": dtype or default}
         self.in_features, self.out_features = sizes
         self.base_layer = base_layer
@@ -158,15 +157,7 @@ class NdLinearLoRA(nn.Module):
     @property
     def weight(self) -> Tensor:
         """The weight in effect, (prod H, prod D), for code that reads weights."""
-        base = self.base_layer.weight
-        sizes = (self.out_features, self.in_features)
-        quantised = type(base).__module__.startswith(("torchao", "bitsandbytes"))
-        if quantised or not _computes(base.dtype) or tuple(base.shape) != sizes:
-            raise TypeError(
-                f"the base layer holds {type(base).__name__} of {base.dtype}, {tuple(base.shape)}: "
-                "an update cannot be merged into quantised weights; dequantise the base layer "
-                "first, or keep the adapter beside it"
-            )
+        base = dense_weight(self.base_layer)
         return (base + self.alpha * kronecker_weight(self.adapter)).to(base.dtype)
 
     @property
@@ -204,9 +195,48 @@ class NdLinearLoRA(nn.Module):
         return f"alpha={self.alpha}, merged={self.merged}"
 
 
+def adaptable(module: nn.Module) -> bool:
+    """Whether a module is a torch.nn.Linear or a Conv1D of transformers."""
+    return isinstance(module, nn.Linear) or _is_conv1d(module)
+
+
+def _is_conv1d(module: nn.Module) -> bool:
+    """A linear map of transformers, as in GPT-2, whose weight is (inputs, outputs)."""
+    return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+
+
+def _features(layer: nn.Module) -> tuple[int, int]:
+    if _is_conv1d(layer):
+        return tuple(layer.weight.shape)
+    return layer.in_features, layer.out_features
+
+
+def adapter_dtype(layer: nn.Module) -> torch.dtype:
+    """That of a layer's weight, or float32 where torch multiplies no matrices of it."""
+    held = layer.weight.dtype
+    return held if _computes(held) else torch.float32
+
+
 def _computes(dtype: torch.dtype) -> bool:
-    """Whether torch multiplies matrices of a dtype: not integers, not the 8-bit floats."""
+    """Not integers, not the 8-bit floats."""
     return dtype.is_floating_point and dtype.itemsize > 1
+
+
+def dense_weight(layer: nn.Module) -> Tensor:
+    """The weight (outputs, inputs) of an adaptable layer; TypeError if it is quantised."""
+    weight = layer.weight
+    quantised = type(weight).__module__.startswith(("torchao", "bitsandbytes"))
+    if (
+        quantised
+        or not _computes(weight.dtype)
+        or weight.shape.numel() != math.prod(_features(layer))
+    ):
+        raise TypeError(
+            f"the base layer holds {type(weight).__name__} of {weight.dtype}, "
+            f"{tuple(weight.shape)}: an update cannot be merged into quantised weights; "
+            "dequantise the base layer first, or keep the adapter beside it"
+        )
+    return weight.T if _is_conv1d(layer) else weight
 
 
 def apply_ndlinear_lora(
@@ -217,7 +247,7 @@ def apply_ndlinear_lora(
     freeze: bool = True,
     **options,
 ) -> nn.Module:
-    """Put an NdLinearLoRA in place of each nn.Linear of a model whose name matches.
+    """Put an NdLinearLoRA in place of each nn.Linear, or Conv1D, of a model whose name matches.
 
     Args:
         model: changed in place.
@@ -276,7 +306,7 @@ def _whole_modules(model: nn.Module, patterns) -> list[nn.Module]:
     return whole
 
 
-def _targets(model: nn.Module, target_modules, whole: list[nn.Module]) -> list[nn.Linear]:
+def _targets(model: nn.Module, target_modules, whole: list[nn.Module]) -> list[nn.Module]:
     """The layers to adapt, each once."""
     taken = {model}
     for module in model.modules():
@@ -289,7 +319,7 @@ def _targets(model: nn.Module, target_modules, whole: list[nn.Module]) -> list[n
             taken.add(model.get_output_embeddings())
     linears = {}
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, nn.Linear) and module not in taken:
+        if adaptable(module) and module not in taken:
             linears[name] = module
     found = []
     for name, module in linears.items():
@@ -303,7 +333,7 @@ def _targets(model: nn.Module, target_modules, whole: list[nn.Module]) -> list[n
     return found
 
 
-def _refuse_tied(model: nn.Module, layers: list[nn.Linear]) -> None:
+def _refuse_tied(model: nn.Module, layers: list[nn.Module]) -> None:
     """Transformers ties weights by name, which fails once the layer has an adapter."""
     if not hasattr(model, "tie_weights"):
         return
@@ -325,11 +355,9 @@ def _train_whole(module: nn.Module) -> None:
     module.ndlinear_saved = True
 
 
-def _rehearse(layer: nn.Linear, options: dict) -> NdLinearLoRA:
+def _rehearse(layer: nn.Module, options: dict) -> NdLinearLoRA:
     """The adapter of a layer without its numbers; raises what the real one would raise."""
-    held = layer.weight.dtype
-    dtype = held if _computes(held) else torch.float32
-    like = nn.Linear(layer.in_features, layer.out_features, device="meta", dtype=dtype)
+    like = nn.Linear(*_features(layer), device="meta", dtype=adapter_dtype(layer))
     return NdLinearLoRA(like, **(options | {"device": "meta"}))
 
 
@@ -408,7 +436,7 @@ def load_lora(model: nn.Module, path) -> nn.Module:
     configs = json.loads(about.get("ndlinear_lora", "{}"))
     whole = json.loads(about.get("modules_to_save", "[]"))
     modules = dict(model.named_modules(remove_duplicate=False))
-    new = [name for name in configs if name and isinstance(modules.get(name), nn.Linear)]
+    new = [name for name in configs if name and adaptable(modules.get(name))]
     wrong = [name for name in configs if name not in new and not _fits(modules, name, configs)]
     wrong += [name for name in whole if name not in modules]
     if wrong or not configs:

@@ -5,9 +5,10 @@
     model = load(base, folder)                    # not PeftModel.from_pretrained
     load(model, folder, adapter_name="second")    # beside the first one
 
-Each adapted nn.Linear gets a trained NdLinear without biases on near-square folds beside it; its
-update is zero at the start and multiplied by lora_alpha. PEFT does the rest: several adapters,
-disable, merge, modules_to_save, low-memory loading. Needs peft and `ndlinear.py` beside it.
+Each adapted nn.Linear or Conv1D gets a trained NdLinear without biases on near-square folds beside
+it; its update is zero at the start and multiplied by lora_alpha. PEFT does the rest: several
+adapters, disable, merge, modules_to_save, low-memory loading. Needs peft, and `ndlinear.py` and
+`ndlinear_lora.py` beside it.
 
 PEFT reads the type of an adapter from its file as LoRA. So that it cannot load such a file without
 this module and give the base model, the file names a start that PEFT does not know, and PEFT stops
@@ -26,6 +27,7 @@ from peft.tuners.tuners_utils import check_adapters_to_merge
 from torch import Tensor, nn
 
 from ndlinear import NdLinear, kronecker_weight, near_square
+from ndlinear_lora import adaptable, adapter_dtype, dense_weight
 
 __all__ = ["NdLinearConfig", "NdLinearLora", "load"]
 
@@ -68,7 +70,7 @@ class NdLinearLora(nn.Module, LoraLayer):
     def __init__(self, base_layer: nn.Module, adapter_name: str, config=None, **options):
         super().__init__()
         inner = getattr(base_layer, "base_layer", base_layer)
-        if not isinstance(inner, nn.Linear):
+        if not adaptable(inner):
             kind = type(inner).__name__
             raise TypeError(
                 f"an NdLinear adapter needs a torch.nn.Linear, not {kind}: leave it out"
@@ -93,13 +95,10 @@ class NdLinearLora(nn.Module, LoraLayer):
         self.scaling[adapter_name] = float(lora_alpha)
         self.lora_dropout[adapter_name] = nn.Dropout(dropout) if dropout else nn.Identity()
         dims, hidden = near_square(self.in_features), near_square(self.out_features)
-        adapter = NdLinear(dims, hidden, bias=False)
+        adapter = NdLinear(dims, hidden, bias=False).to(adapter_dtype(self.get_base_layer()))
         nn.init.zeros_(adapter.weights[-1])
         self.layers[adapter_name] = adapter
         self.lora_first[adapter_name], self.lora_second[adapter_name] = adapter.align_layers
-        held = self.get_base_layer().weight
-        if held.dtype.is_floating_point and held.dtype.itemsize > 1:
-            adapter.to(held.dtype)
         self._move_adapter_to_device_of_base_layer(adapter_name)
         self.set_adapter(
             self.active_adapters, inference_mode=getattr(config, "inference_mode", False)
@@ -109,36 +108,32 @@ class NdLinearLora(nn.Module, LoraLayer):
         """The update as a matrix, (outputs, inputs)."""
         return self.scaling[adapter_name] * kronecker_weight(self.layers[adapter_name])
 
+    @torch.no_grad()
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Add updates to the base weight; TypeError if that one is quantised."""
-        weight = self.get_base_layer().weight
-        dense = weight.dtype.is_floating_point and weight.dtype.itemsize > 1
-        if not dense or tuple(weight.shape) != (self.out_features, self.in_features):
-            raise TypeError(
-                f"the base layer holds {weight.dtype}, {tuple(weight.shape)}: an update cannot be "
-                "merged into quantised weights; dequantise the base layer first"
-            )
+        weight = dense_weight(self.get_base_layer()).data
         for name in check_adapters_to_merge(self, adapter_names) or ():
             if name not in self.layers:
                 continue
-            merged = weight.data + self.get_delta_weight(name).to(weight)
+            merged = weight + self.get_delta_weight(name).to(weight)
             if safe_merge and not torch.isfinite(merged).all():
                 raise ValueError(
                     f"NaNs detected in the merged weights. The adapter {name} seems to be broken"
                 )
-            weight.data = merged
+            weight.copy_(merged)
             self.merged_adapters.append(name)
 
+    @torch.no_grad()
     def unmerge(self) -> None:
         """Take the updates out of the base weight, up to rounding."""
         if not self.merged:
             warnings.warn("Already unmerged. Nothing to do.", stacklevel=2)
             return
-        weight = self.get_base_layer().weight
+        weight = dense_weight(self.get_base_layer()).data
         while self.merged_adapters:
             name = self.merged_adapters.pop()
             if name in self.layers:
-                weight.data -= self.get_delta_weight(name).to(weight)
+                weight -= self.get_delta_weight(name).to(weight)
 
     def scale_layer(self, scale: float) -> None:
         """Multiply the scales of the active adapters."""

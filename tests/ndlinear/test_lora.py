@@ -662,7 +662,23 @@ class Eight(nn.Linear):
         return nn.functional.linear(x, self.weight.to(x.dtype), self.bias)
 
 
-@pytest.mark.parametrize("kind", [Integers, Eight])
+class Packed(torch.Tensor):
+    """What a layer of torchao holds: a weight that says float32 and is none."""
+
+
+Packed.__module__ = "torchao.quantization"
+
+
+class Torchao(nn.Linear):
+    """A linear layer whose weight says that it is torchao's."""
+
+    def __init__(self, inputs, outputs):
+        super().__init__(inputs, outputs)
+        weight = self.weight.detach().as_subclass(Packed)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+
+
+@pytest.mark.parametrize("kind", [Integers, Eight, Torchao])
 def test_an_adapter_on_a_quantised_base_trains_and_refuses_to_merge(kind):
     model = nn.Sequential(kind(24, 30))
     x = torch.randn(5, 24)
@@ -676,6 +692,35 @@ def test_an_adapter_on_a_quantised_base_trains_and_refuses_to_merge(kind):
         with pytest.raises(TypeError, match="cannot be merged into quantised weights"):
             refused()
     assert not layer.merged
+
+
+class Conv1D(nn.Module):
+    """As transformers has it in GPT-2: a linear map whose weight is (inputs, outputs)."""
+
+    def __init__(self, nf, nx):
+        super().__init__()
+        self.nf = nf
+        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.randn(nf))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+def test_a_conv1d_of_transformers_is_adapted_merged_and_saved(tmp_path):
+    torch.manual_seed(0)
+    model, x = nn.Sequential(Conv1D(30, 24)), torch.randn(5, 24)
+    bare, plain = copy.deepcopy(model), model(x)
+    layer = ndlinear_lora.apply_ndlinear_lora(model, "all-linear", alpha=2.0)[0]
+    assert torch.equal(model(x), plain) and not layer.base_layer.weight.requires_grad
+    randomise(layer.adapter)
+    update = 2.0 * torch.kron(*layer.adapter.weights)
+    wanted = plain + x @ update.T
+    torch.testing.assert_close(model(x), wanted, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(nd.to_linear(layer)(x), wanted, atol=1e-4, rtol=1e-4)
+    ndlinear_lora.save_lora(model, tmp_path / "a.safetensors")
+    assert torch.equal(ndlinear_lora.load_lora(bare, tmp_path / "a.safetensors")(x), model(x))
+    layer.merge()
+    torch.testing.assert_close(model(x), wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_a_float32_adapter_on_a_bfloat16_base_keeps_its_dtype_in_a_file(tmp_path):

@@ -194,3 +194,29 @@ def test_the_start_is_one_that_peft_does_not_know():
     with pytest.raises(ValueError, match="Unknown initialization"):
         plain = peft.LoraConfig(target_modules=["0"], init_lora_weights=ndlinear_peft.START)
         peft.get_peft_model(base(), plain)
+
+
+def test_a_conv1d_of_transformers(x):
+    from transformers.pytorch_utils import Conv1D
+
+    torch.manual_seed(0)
+    plain = nn.Sequential(Conv1D(48, 64))
+    model = adapted(copy.deepcopy(plain), target_modules=["0"])
+    first, second = model.base_model.model[0].layers["default"].weights
+    wanted = plain(x) + 2.0 * x @ torch.kron(first, second).T
+    torch.testing.assert_close(model(x), wanted, atol=1e-4, rtol=1e-4)
+    model.merge_adapter()
+    torch.testing.assert_close(model(x), wanted, atol=1e-4, rtol=1e-4)
+    model.unmerge_adapter()
+    with model.disable_adapter():
+        torch.testing.assert_close(model(x), plain(x), atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_an_adapter_loaded_beside_another_has_the_dtype_that_was_asked_for(autocast, tmp_path):
+    adapted().save_pretrained(tmp_path)
+    model = adapted(base(torch.bfloat16))
+    load(model, tmp_path, "second", autocast_adapter_dtype=autocast)
+    wanted = torch.float32 if autocast else torch.bfloat16
+    second = model.base_model.model[0].layers["second"].weights
+    assert {weight.dtype for weight in second} == {wanted}
