@@ -28,8 +28,14 @@ FILES = {
     "ndlinear_lora": File(
         "ndlinear_lora.py", "ndlinear_lora.py", "beside ndlinear.py; files need safetensors"
     ),
-    "ndlinear_peft": File("ndlinear_peft.py", "ndlinear_peft.py", "beside these two; needs peft"),
-    "ndlinear_lokr": File("ndlinear_lokr.py", "ndlinear_lokr.py", "beside ndlinear_lora.py"),
+    "ndlinear_peft": File(
+        "ndlinear_peft.py",
+        "ndlinear_peft.py",
+        "beside ndlinear.py and ndlinear_lora.py; needs peft",
+    ),
+    "ndlinear_lokr": File(
+        "ndlinear_lokr.py", "ndlinear_lokr.py", "beside ndlinear.py and ndlinear_lora.py"
+    ),
     "patch": File(
         "peft-lokr-factored.patch",
         "book/_static/peft-lokr-factored.patch",

@@ -187,6 +187,20 @@ def test_a_published_checkpoint_gives_the_function_of_the_script(bias):
     torch.testing.assert_close(layer(x), wanted, atol=1e-4, rtol=1e-4)
 
 
+def test_published_adapters_are_asked_as_the_released_scripts_ask():
+    made = {name: q for sets in lora_llm.TESTED.values() for name, q in sets.items()}
+    asked = {
+        name: lora_llm.ask_as_released(name, lora_llm.items(questions, tiny=True)[0].prompt)
+        for name, questions in made.items()
+    }
+    lines = ["Solve the following math problem step by step:", "", "What is 2 + 3?", "", "Answer: "]
+    assert asked["GSM8K"] == r"\n".join(lines) and asked["MultiArith"].count(r"\n") == 4
+    lines = ["Question: Where is a book kept?", "Choices:", "A. shelf", "B. river", "Answer:"]
+    assert asked["CSQA"] == "\n".join(lines)
+    assert asked["ARC-Easy"] == asked["ARC-Challenge"] == r"\n".join(lines)
+    assert asked["BoolQ"].endswith("Question: does ice float?\nAnswer:")
+
+
 def test_a_published_checkpoint_is_evaluated_and_a_foreign_one_refused(tmp_path):
     base = "Qwen/Qwen3-1.7B-Base"
     tensors = published(lora_llm.load(base, tiny=True)[0], False)

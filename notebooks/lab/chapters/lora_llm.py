@@ -6,6 +6,7 @@ same class with two narrow layers, on which the whole path runs in seconds; its 
 
 from __future__ import annotations
 
+import functools
 import pathlib
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -242,11 +243,11 @@ def answers(model, tokenizer, prompts: Sequence[str], most: int, batch: int = 32
     return found
 
 
-def accuracy(model, tokenizer, questions: Questions, tiny: bool = False) -> float:
-    """Share of the questions whose answer, as it is read, is the right one."""
+def accuracy(model, tokenizer, questions: Questions, tiny: bool = False, ask=str) -> float:
+    """Share of the questions whose answer, as it is read, is the right one; ``ask`` rewrites their prompts."""
     asked = items(questions, tiny)
     most = min(questions.most, 8) if tiny else questions.most
-    written = answers(model, tokenizer, [item.prompt for item in asked], most)
+    written = answers(model, tokenizer, [ask(item.prompt) for item in asked], most)
     right = [questions.read(text) == item.gold for text, item in zip(written, asked)]
     return sum(right) / len(right)
 
@@ -302,8 +303,30 @@ def put_published(model: nn.Module, tensors: Mapping[str, Tensor], alpha: float)
     return model
 
 
+SOLVE = {  # how the released evaluation begins
+    "GSM8K": "Solve the following math problem step by step:",
+    "MultiArith": "Solve the following math problem:",
+}
+
+
+def ask_as_released(name: str, prompt: str) -> str:
+    """A prompt of `TESTED` in the words of the authors' scripts of the older repository, commit 95888fc.
+
+    Their evaluation has mathematics and ARC, with a backslash and an n where a line should end. CommonsenseQA is asked as it is
+    trained there. BoolQ is in no script and stays as it is.
+    """
+    if name == "BoolQ":
+        return prompt
+    asked = prompt.removesuffix("\nAnswer:")
+    if name in SOLVE:
+        return rf"{SOLVE[name]}\n\n{asked.removeprefix('Question: ')}\n\nAnswer: "
+    question, _, choices = asked.partition("\n")
+    asked = f"{question}\nChoices:\n{choices}\nAnswer:"
+    return asked if name == "CSQA" else asked.replace("\n", r"\n")
+
+
 def run_published(c: dict, tiny: bool = False) -> dict:
-    """Accuracies of a published adapter on the test sets of its training set, without training."""
+    """Accuracies of a published adapter on the test sets of its training set, without training, asked as released."""
     load_file = require("safetensors.torch").load_file
     model, tokenizer = load(c["base"], tiny)
     tensors = {}
@@ -312,8 +335,10 @@ def run_published(c: dict, tiny: bool = False) -> dict:
     model = put_published(model, tensors, c["alpha"])
     if torch.cuda.is_available():
         model = model.to("cuda")
-    tested = TESTED[c["data"]].items()
-    return {name: accuracy(model, tokenizer, questions, tiny) for name, questions in tested}
+    return {
+        name: accuracy(model, tokenizer, questions, tiny, functools.partial(ask_as_released, name))
+        for name, questions in TESTED[c["data"]].items()
+    }
 
 
 # ------------------------------------------------------------------------------------------------------------- estimates
