@@ -25,24 +25,27 @@ arXiv:2503.17353. Checkpoints, seeded weights and values agree with its released
 
 What it does not do: put activations between modes; make a bias-free stack richer than one layer;
 keep the channels_last layout (the result is contiguous); record the order of the biases in a
-checkpoint (load with the same `transform_outer`); torch.jit.script; torch.fx.symbolic_trace, unless
-its tracer takes the layer for a leaf.
+checkpoint (load with the same `transform_outer`); torch.jit.script.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from operator import index
 from types import SimpleNamespace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __version__ = "0.1.0"
 __all__ = [
@@ -64,6 +67,8 @@ __all__ = [
 ]
 
 Shape = Sequence[int]
+Sizes = tuple[int, ...]
+Layer = TypeVar("Layer")
 
 
 # ================================================================================================
@@ -177,6 +182,8 @@ class NdLinear(nn.Module):
     NdLinear((4, 5), (3, 2), transform_outer=True, bias=True, init='linear')
     """
 
+    approximation: KroneckerFit | None = None
+
     def __init__(
         self,
         input_dims: Shape,
@@ -202,16 +209,14 @@ class NdLinear(nn.Module):
         self.transform_outer = bool(transform_outer)
         self.init = init
         self.execution = execution
-        self.approximation: KroneckerFit | None = None
-        modes = range(len(dims))
-        self.order = tuple(modes) if transform_outer else tuple(reversed(modes))
+        order = tuple(range(len(dims)))
+        self.order = order if transform_outer else order[::-1]
         orders = [self.order]
         if execution != "sequential":
             orders.append(cheapest_order(dims, hidden))
         self.execution_order = min(orders, key=lambda order: count_macs(dims, hidden, order))
-        self.align_layers = nn.ModuleList(
-            nn.Linear(d, h, bias, device, dtype) for d, h in zip(dims, hidden)
-        )
+        modes = [nn.Linear(d, h, bias, device, dtype) for d, h in zip(dims, hidden)]
+        self.align_layers = cast("list[nn.Linear]", nn.ModuleList(modes))
         self._prepare()
         if init != "linear":
             self.reset_parameters()
@@ -220,6 +225,8 @@ class NdLinear(nn.Module):
         """(..., D_1, ..., D_N) -> (..., H_1, ..., H_N)."""
         compiling = torch.compiler.is_compiling()
         weights, biases, as_made = _gather(self, compiling)
+        if isinstance(x, fx.Proxy):
+            return self._algorithm_1(x)
         _check_input(x, self.input_dims, weights, compiling)
         if as_made and self.execution != "sequential":
             return _planned(self, x, weights, biases, compiling)  # part 3
@@ -258,14 +265,13 @@ class NdLinear(nn.Module):
 
     # ---- what follows is no part of Algorithm 1: making a layer from a dense one, and its upkeep
     @classmethod
-    @torch.no_grad()
     def from_linear(
-        cls, linear: nn.Linear, input_dims: Shape, hidden_size: Shape, rank: int = 1, **search
-    ) -> NdLinear:
+        cls, linear: nn.Module, input_dims: Shape, hidden_size: Shape, rank: int = 1, **search: Any
+    ) -> Self:
         """The layer nearest to a dense layer, by `nearest_kronecker`.
 
         Args:
-            linear: Linear(prod D, prod H).
+            linear: Linear(prod D, prod H), or the Conv1D of transformers.
             input_dims: (D_1, ..., D_N).
             hidden_size: (H_1, ..., H_N).
             rank: 1; a sum of more terms is an `NdLinearSum`, see NdLinearSum.from_linear.
@@ -277,7 +283,7 @@ class NdLinear(nn.Module):
             errors. The costs are those of NdLinear.
 
         Raises:
-            ValueError, TypeError: sizes that do not fit, rank > 1, or no torch.nn.Linear.
+            ValueError, TypeError: sizes that do not fit, rank > 1, or no dense layer.
 
         >>> layer = NdLinear.from_linear(nn.Linear(20, 6), (4, 5), (3, 2))
         >>> 0 < layer.approximation.weight_error < 1
@@ -289,15 +295,7 @@ class NdLinear(nn.Module):
                 f"an NdLinear is one term, got rank={rank}; a sum of {rank} terms is "
                 f"NdLinearSum.from_linear(linear, {dims}, {hidden}, rank={rank})"
             )
-        terms, weight_error = _terms_of(linear, dims, hidden, rank, search)
-        layer = _allocate(cls, linear, dims, hidden)
-        _copy_into(layer.weights, terms[0])
-        bias_error = 0.0
-        if linear.bias is not None:
-            values, bias_error = _nearest_biases(linear.bias, layer.weights, layer.order)
-            _copy_into(layer.biases, values)
-        layer.approximation = KroneckerFit(weight_error, bias_error)
-        return layer
+        return _nearest(partial(cls, dims, hidden), linear, dims, hidden, rank, search)
 
     def plan(
         self,
@@ -305,19 +303,12 @@ class NdLinear(nn.Module):
         needs_grad: bool = True,
         device: torch.device | str | None = None,
     ) -> Plan:
-        """How `batch` samples are computed, with or without gradients; print it.
+        """How `batch` samples are computed, with or without gradients; print it. See part 3.
 
         Made once per type of device and power of two, then kept. Whatever compiles, exports,
-        traces, transforms or casts runs `plan()` for any batch: it sees one program. See part 3.
-
-        On CUDA no modes are merged, and biases are added inside the products where the layout
-        allows. Its constants come from data sheets; nothing was measured there.
-
-        Args:
-            batch: the number of samples.
-            needs_grad: whether a gradient is wanted, of the input or of a parameter.
-            device: of the input, by default that of the parameters. It need not be there: a plan
-                for "cuda" can be read without a GPU.
+        traces, transforms or casts runs `plan()` for any batch: it sees one program. On CUDA, where
+        nothing was measured, no modes are merged; they run in the order with the fewest
+        multiply-adds. The device, by default that of the parameters, need not be there.
 
         >>> layer = NdLinear((64, 8, 8), (256, 2, 2))
         >>> layer.plan(64).groups, layer.plan(64).macs  # modes 2 and 3 as one, then mode 1
@@ -340,20 +331,18 @@ class NdLinear(nn.Module):
         self._plans_for_any = [self.plan(device=device) for device in ("cpu", "cuda")]
         for mode in self.align_layers:
             if type(mode) is nn.Linear and "reset_parameters" not in mode.__dict__:
-                mode.reset_parameters = partial(_draw, mode, self.init)
+                mode.__dict__["reset_parameters"] = partial(_draw, mode, self.init)
 
-    def __getstate__(self) -> dict:
+    def __getstate__(self) -> dict[str, Any]:
         made = ("_shapes", "_plans", "_plans_for_any")
         return {name: value for name, value in self.__dict__.items() if name not in made}
 
-    def __setstate__(self, state: dict) -> None:
-        state = dict(state)
-        earlier = state.pop("fit", None)  # its name in files pickled before `approximation`
-        state.setdefault("approximation", earlier)
-        super().__setstate__(state)
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        base: Any = super()
+        base.__setstate__(state)
         self._prepare()
 
-    def __setattr__(self, name: str, value) -> None:
+    def __setattr__(self, name: str, value: Any) -> None:
         fixed = ("input_dims", "hidden_size", "transform_outer", "order", "execution_order")
         if name in fixed and name in self.__dict__:
             raise AttributeError(
@@ -412,7 +401,8 @@ class FlatNdLinear(NdLinear):
             raise ValueError(
                 f"expected input of shape (..., {self.in_features}), got {tuple(x.shape)}"
             )
-        return super().forward(x.unflatten(-1, self.input_dims)).flatten(-len(self.hidden_size))
+        folded = torch.unflatten(x, -1, self.input_dims)
+        return super().forward(folded).flatten(-len(self.hidden_size))
 
     @property
     def in_features(self) -> int:
@@ -452,12 +442,8 @@ class KroneckerFit(NamedTuple):
 def kronecker_weight(layer: NdLinear | NdLinearSum) -> Tensor:
     """The dense matrix of a layer, weight_1 kron ... kron weight_N, summed over its terms.
 
-    Args:
-        layer: (..., D_1, ..., D_N) -> (..., H_1, ..., H_N).
-
-    Returns:
-        (prod H, prod D), row-major and differentiable: vec(layer(x)) = kronecker_weight(layer) @
-        vec(x) + vec(total_bias(layer)). It holds prod D * prod H numbers.
+    It is (prod H, prod D), row-major and differentiable: vec(layer(x)) = kronecker_weight(layer) @
+    vec(x) + vec(total_bias(layer)).
 
     >>> layer = NdLinear((4, 5), (3, 2), bias=False)
     >>> x = torch.randn(4, 5)
@@ -468,43 +454,34 @@ def kronecker_weight(layer: NdLinear | NdLinearSum) -> Tensor:
 
 
 def total_bias(layer: NdLinear | NdLinearSum) -> Tensor:
-    """All that a layer adds: layer(0).
-
-    Args:
-        layer: (..., D_1, ..., D_N) -> (..., H_1, ..., H_N).
-
-    Returns:
-        (H_1, ..., H_N), zeros if the layer has no bias; differentiable. Costs O(prod H).
+    """All that a layer adds: layer(0), (H_1, ..., H_N); differentiable. Costs O(prod H).
 
     >>> layer = NdLinear((4, 5), (3, 2))
     >>> torch.allclose(total_bias(layer), layer(torch.zeros(4, 5)), atol=1e-6)
     True
     """
-    if not _has_bias(layer):
-        return layer.terms[0].weights[0].new_zeros(layer.hidden_size)
-    if isinstance(layer, NdLinearSum):
-        return layer.bias
-    biases = []
-    for weight, bias in zip(layer.weights, layer.biases):
-        biases.append(weight.new_zeros(len(weight)) if bias is None else bias)
-    return _total_bias(layer.weights, biases, layer.order)
+    if isinstance(layer, NdLinear):
+        return _total_bias(layer.weights, layer.biases, layer.order)
+    weight = layer.terms[0].weights[0]
+    return weight.new_zeros(layer.hidden_size) if layer.bias is None else layer.bias
 
 
-def _total_bias(weights: Sequence[Tensor], biases: Sequence[Tensor], order: Shape) -> Tensor:
+def _total_bias(weights: Sequence[Tensor], biases: Sequence[Tensor | None], order: Shape) -> Tensor:
     """The biases of all modes as one tensor, (H_1, ..., H_N) for the orders 1..N and N..1.
 
     It is the sum over k of [ones on the modes before k] x b_k x [row sums of the weights on the
     modes after k], by Horner's rule: each mode multiplies what there is by its row sums and adds
     its own bias.
     """
-    beta = biases[order[0]]
+    own = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases)]
+    beta = own[order[0]]
     for k in order[1:]:
         rows = weights[k].sum(1)
         if k > order[0]:  # the axis of mode k comes last in the order 1..N ...
-            beta = torch.addcmul(biases[k], beta.unsqueeze(-1), rows)
+            beta = torch.addcmul(own[k], beta.unsqueeze(-1), rows)
         else:  # ... and first in the order N..1
             ones = [1] * beta.ndim
-            beta = torch.addcmul(biases[k].reshape(-1, *ones), rows.reshape(-1, *ones), beta)
+            beta = torch.addcmul(own[k].reshape(-1, *ones), rows.reshape(-1, *ones), beta)
     return beta
 
 
@@ -518,28 +495,27 @@ def _has_bias(layer: NdLinear | NdLinearSum) -> bool:
 def to_linear(layer: NdLinear | NdLinearSum) -> nn.Linear:
     """The same function on flattened axes as one torch.nn.Linear, with copies of the numbers.
 
-    Args:
-        layer: (..., D_1, ..., D_N) -> (..., H_1, ..., H_N), or an NdLinearLoRA, which gives its
-            merged form.
-
-    Returns:
-        Linear(prod D, prod H) with to_linear(layer)(x.flatten(-N)) = layer(x).flatten(-N). It
-        holds prod D * prod H weights and costs as many multiply-adds.
+    Linear(prod D, prod H) with to_linear(layer)(x.flatten(-N)) = layer(x).flatten(-N); it costs
+    prod D * prod H multiply-adds. An NdLinearLoRA gives its merged form.
 
     >>> layer = NdLinear((4, 5), (3, 2))
     >>> x = torch.randn(7, 4, 5)
     >>> torch.allclose(to_linear(layer)(x.flatten(-2)), layer(x).flatten(-2), atol=1e-6)
     True
     """
-    adapted = not hasattr(layer, "terms")  # it has a weight and a bias of its own
-    has_bias = _has_bias(layer)
-    weight = layer.weight if adapted else kronecker_weight(layer)
+    own: Any = layer
+    bias: Tensor | None
+    if hasattr(layer, "terms"):
+        weight = kronecker_weight(layer)
+        bias = total_bias(layer).flatten() if _has_bias(layer) else None
+    else:  # an adapter has both
+        weight, bias = own.weight, own.bias
     hidden, dims = weight.shape
-    linear = nn.Linear(dims, hidden, has_bias, "meta", weight.dtype)  # meta: draws nothing
+    linear = nn.Linear(dims, hidden, bias is not None, "meta", weight.dtype)  # meta: draws nothing
     linear.to_empty(device=weight.device)
     linear.weight.copy_(weight)
-    if has_bias:
-        linear.bias.copy_(layer.bias if adapted else total_bias(layer).flatten())
+    if bias is not None:
+        linear.bias.copy_(bias)
     return linear
 
 
@@ -567,6 +543,8 @@ class NdLinearSum(nn.Module):
     50
     """
 
+    approximation: KroneckerFit | None = None
+
     def __init__(
         self,
         input_dims: Shape,
@@ -582,32 +560,29 @@ class NdLinearSum(nn.Module):
         self.input_dims, self.hidden_size = _shapes(input_dims, hidden_size, rank)
         self.rank = index(rank)
         self.init = init
-        self.approximation: KroneckerFit | None = None
-        like = {"device": device, "dtype": dtype}
-        self.terms = nn.ModuleList(
-            NdLinear(input_dims, hidden_size, bias=False, init=init, **like) for _ in range(rank)
-        )
+        make = partial(NdLinear, init=init, device=device, dtype=dtype)
+        terms = [make(input_dims, hidden_size, bias=False) for _ in range(rank)]
+        self.terms = cast("list[NdLinear]", nn.ModuleList(terms))
         self.bias = None
         if bias:
-            self.bias = nn.Parameter(torch.empty(self.hidden_size, **like))
+            empty = torch.empty(self.hidden_size, device=device, dtype=dtype)
+            self.bias = nn.Parameter(empty)
             self._draw_bias()
-        for term in self.terms:
+        for term in terms:
             mode = term.align_layers[0]
             mode.weight.data.div_(math.sqrt(rank))
-            mode.reset_parameters = partial(_draw, mode, init, math.sqrt(rank))
+            mode.__dict__["reset_parameters"] = partial(_draw, mode, init, math.sqrt(rank))
 
     def _draw_bias(self) -> None:
-        bound = 0.0
-        if self.init == "linear":
-            bound = 1 / math.sqrt(math.prod(self.input_dims))
-        nn.init.uniform_(self.bias, -bound, bound)
+        if self.bias is not None:
+            bound = 1 / math.sqrt(math.prod(self.input_dims)) if self.init == "linear" else 0.0
+            nn.init.uniform_(self.bias, -bound, bound)
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew, as `init` says."""
         for term in self.terms:
             term.reset_parameters()
-        if self.bias is not None:
-            self._draw_bias()
+        self._draw_bias()
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D_1, ..., D_N) -> (..., H_1, ..., H_N)."""
@@ -617,26 +592,12 @@ class NdLinearSum(nn.Module):
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
     @classmethod
-    @torch.no_grad()
     def from_linear(
-        cls, linear: nn.Linear, input_dims: Shape, hidden_size: Shape, rank: int = 1, **search
-    ) -> NdLinearSum:
-        """The sum of `rank` terms nearest to a dense layer, by `nearest_kronecker`.
+        cls, linear: nn.Module, input_dims: Shape, hidden_size: Shape, rank: int = 1, **search: Any
+    ) -> Self:
+        """The sum of `rank` terms nearest to a dense layer, with its bias.
 
-        Args:
-            linear: Linear(prod D, prod H).
-            input_dims: (D_1, ..., D_N).
-            hidden_size: (H_1, ..., H_N).
-            rank: number of terms.
-            search: how to search: `restarts`, `seed`, `sweeps`, `tol` of `nearest_kronecker`.
-
-        Returns:
-            A layer of this class with copies of the numbers and the dense bias. `approximation`
-            holds the relative errors. The costs are those of NdLinearSum.
-
-        Raises:
-            ValueError, TypeError: sizes that do not fit, more terms than are of use, or no
-                torch.nn.Linear.
+        All else as in NdLinear.from_linear. ValueError too if more terms than are of use.
 
         >>> linear = nn.Linear(20, 6)
         >>> layer = NdLinearSum.from_linear(linear, (4, 5), (3, 2), rank=10)
@@ -645,20 +606,7 @@ class NdLinearSum(nn.Module):
         True
         """
         dims, hidden = _shapes(input_dims, hidden_size, rank)
-        terms, weight_error = _terms_of(linear, dims, hidden, rank, search)
-        layer = _allocate(cls, linear, dims, hidden, rank=rank)
-        for term, values in zip(layer.terms, terms):
-            _copy_into(term.weights, values)
-        if linear.bias is not None:
-            layer.bias.copy_(linear.bias.reshape(hidden))
-        layer.approximation = KroneckerFit(weight_error, 0.0)
-        return layer
-
-    def __setstate__(self, state: dict) -> None:
-        state = dict(state)
-        earlier = state.pop("fit", None)  # its name in files pickled before `approximation`
-        state.setdefault("approximation", earlier)
-        super().__setstate__(state)
+        return _nearest(partial(cls, dims, hidden, rank), linear, dims, hidden, rank, search)
 
     def __repr__(self) -> str:
         options = f"rank={self.rank}, bias={self.bias is not None}, init={self.init!r}"
@@ -669,18 +617,9 @@ def rearrange(matrix: Tensor, input_dims: Shape, hidden_size: Shape) -> Tensor:
     """The rearrangement of a matrix that groups the two indices of each mode.
 
     It turns A_1 kron ... kron A_N into the outer product of the flattened A_k and keeps the
-    Frobenius norm, so that the nearest Kronecker product is the nearest tensor of rank one.
-    Source: Van Loan and Pitsianis (1993).
-
-    Args:
-        matrix: (prod H, prod D).
-        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N).
-
-    Returns:
-        (H_1 D_1, ..., H_N D_N), the same numbers in another order.
-
-    Raises:
-        ValueError, TypeError: the sizes do not fit.
+    Frobenius norm, so that the nearest Kronecker product is the nearest tensor of rank one:
+    (prod H, prod D) becomes (H_1 D_1, ..., H_N D_N). Raises ValueError or TypeError for sizes that
+    do not fit. Source: Van Loan and Pitsianis (1993).
 
     >>> rearrange(torch.eye(6), (2, 3), (2, 3)).shape
     torch.Size([4, 9])
@@ -811,15 +750,38 @@ def _khatri_rao(factors: Sequence[Tensor]) -> Tensor:
 def _error(target: Tensor, factors: Sequence[Tensor]) -> float:
     """||target - sum of the terms|| / ||target||."""
     gap = target.flatten() - _khatri_rao(factors).sum(1)
-    return (gap.norm() / target.norm().clamp_min(1e-300)).item()
+    return float(gap.norm() / target.norm().clamp_min(1e-300))
 
 
-def _terms_of(
-    linear: nn.Linear, dims: tuple[int, ...], hidden: tuple[int, ...], rank: int, search: dict
-) -> tuple[list[list[Tensor]], float]:
-    if not isinstance(linear, nn.Linear):
-        raise TypeError(f"from_linear needs a torch.nn.Linear, got {type(linear).__name__}")
-    return nearest_kronecker(linear.weight, dims, hidden, rank, **search)
+@torch.no_grad()
+def _nearest(
+    make: Callable[..., Layer], linear: Any, dims: Sizes, hidden: Sizes, rank: int, search: Any
+) -> Layer:
+    """A layer like a dense one in dtype, device and bias, and as near to it as `rank` allows."""
+    weight: Any = getattr(linear, "weight", None)
+    bias: Any = getattr(linear, "bias", None)
+    if type(linear).__name__ == "Conv1D" and hasattr(linear, "nf"):  # of transformers: (D, H)
+        weight = weight.t()
+    elif not isinstance(linear, nn.Linear):
+        raise TypeError(
+            f"from_linear needs a torch.nn.Linear, got {type(linear).__name__}; "
+            "of other layers it takes the Conv1D of transformers"
+        )
+    terms, weight_error = nearest_kronecker(weight, dims, hidden, rank, **search)
+    layer: Any = make(bias=bias is not None, device="meta", dtype=weight.dtype)  # draws nothing
+    layer.to_empty(device=weight.device)
+    for term, values in zip(layer.terms, terms):
+        for target, value in zip(term.weights, values):
+            target.copy_(value)
+    bias_error = 0.0
+    if bias is not None and isinstance(layer, NdLinearSum):
+        total_bias(layer).copy_(bias.reshape(hidden))
+    elif bias is not None:
+        nearest, bias_error = _nearest_biases(bias, layer.weights, layer.order)
+        for target, value in zip(layer.biases, nearest):
+            target.copy_(value)
+    layer.approximation = KroneckerFit(weight_error, bias_error)
+    return cast("Layer", layer)
 
 
 def _nearest_biases(
@@ -841,18 +803,6 @@ def _nearest_biases(
     return list(solution.split(sizes)), _error(target, [(basis @ solution)[:, None]])
 
 
-def _allocate(cls, linear: nn.Linear, dims: Shape, hidden: Shape, **options):
-    """A layer like a dense one in dtype, device and bias, without numbers: draws nothing."""
-    has_bias = linear.bias is not None
-    layer = cls(dims, hidden, bias=has_bias, device="meta", dtype=linear.weight.dtype, **options)
-    return layer.to_empty(device=linear.weight.device)
-
-
-def _copy_into(targets: Sequence[Tensor], values: Sequence[Tensor]) -> None:
-    for target, value in zip(targets, values):
-        target.copy_(value)
-
-
 def near_square(n: int) -> tuple[int, int]:
     """n = a * b with a <= b as close as possible; a prime gives (1, n).
 
@@ -865,20 +815,12 @@ def near_square(n: int) -> tuple[int, int]:
     return 1, n
 
 
-def cheapest_order(input_dims: Shape, hidden_size: Shape) -> tuple[int, ...]:
+def cheapest_order(input_dims: Shape, hidden_size: Shape) -> Sizes:
     """The order of the modes 0..N-1 with the fewest multiply-adds: ascending 1/D_k - 1/H_k.
 
     Swapping neighbours i, j changes the cost of an order by a positive multiple of
-    (1/D_i - 1/H_i) - (1/D_j - 1/H_j). Equal modes keep their order.
-
-    Args:
-        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N).
-
-    Returns:
-        The modes 0..N-1 in the order in which to execute them.
-
-    Raises:
-        ValueError, TypeError: sizes that do not fit.
+    (1/D_i - 1/H_i) - (1/D_j - 1/H_j). Equal modes keep their order. Raises ValueError or TypeError
+    for sizes that do not fit.
 
     >>> cheapest_order((2800, 8), (768, 1))  # the mode that shrinks more, first
     (1, 0)
@@ -889,17 +831,10 @@ def cheapest_order(input_dims: Shape, hidden_size: Shape) -> tuple[int, ...]:
 
 
 def count_macs(input_dims: Shape, hidden_size: Shape, order: Shape | None = None) -> int:
-    """Multiply-adds per sample; additions of biases are not counted.
+    """Multiply-adds per sample: the sum over the modes of (size of the tensor before it) * H_k.
 
-    Args:
-        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N).
-        order: the modes as they are executed, by default 0, 1, ..., N-1.
-
-    Returns:
-        The sum over the modes of (size of the tensor before the mode) * H_k.
-
-    Raises:
-        ValueError, TypeError: sizes or order that do not fit.
+    The modes are executed in `order`, by default 0, 1, ..., N-1; additions of biases are not
+    counted. Raises ValueError or TypeError for sizes or an order that do not fit.
 
     >>> count_macs((32, 32, 32), (32, 32, 32)) == 3 * 32**4
     True
@@ -918,17 +853,8 @@ def count_parameters(
 ) -> int:
     """Numbers that a layer trains.
 
-    Args:
-        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N).
-        bias: whether there are biases.
-        rank: 1 for an NdLinear; more for an NdLinearSum of so many terms.
-
-    Returns:
-        NdLinear: sum D_k H_k, with bias + sum H_k. NdLinearSum with rank > 1: rank * sum D_k H_k,
-        with bias + prod H_k.
-
-    Raises:
-        ValueError, TypeError: sizes or rank that do not fit.
+    NdLinear: sum D_k H_k, with bias + sum H_k. NdLinearSum of `rank` > 1 terms: rank * sum D_k H_k,
+    with bias + prod H_k. Raises ValueError or TypeError for sizes or a rank that do not fit.
 
     >>> count_parameters((32, 32, 32), (32, 32, 32))  # a dense layer has 1,073,774,592
     3168
@@ -950,12 +876,12 @@ class Step(NamedTuple):
     `shape` is what the data are reshaped to before it.
     """
 
-    modes: tuple[int, ...]
+    modes: Sizes
     left: int
     dim: int
     hidden: int
     right: int
-    shape: tuple[int, ...]
+    shape: Sizes
 
     @property
     def macs(self) -> int:
@@ -963,28 +889,19 @@ class Step(NamedTuple):
         return self.left * self.dim * self.hidden * self.right
 
 
-class Plan(NamedTuple):
-    """How a layer is computed; print it. Counts are per sample.
+@dataclass(frozen=True)
+class Plan:
+    """How a layer is computed; print it. Counts are per sample."""
 
-    Attributes:
-        steps: the products, one after the other.
-        groups: their modes; several modes in one group are merged into one matrix.
-        order: all modes in a row.
-        inline: True if each bias is added right after the product of its mode, else the total
-            bias is added after the last product.
-        total: the shape in which the last product adds the total bias.
-        by_hand: True for gradients by `_Product`, False for autograd's own, which take fewer
-            steps in Python.
-        seconds: the estimate for all samples.
-    """
+    steps: tuple[Step, ...]  # the products, one after the other
+    order: Sizes  # all modes in a row
+    inline: bool  # each bias right after the product of its mode, else their total after the last
+    seconds: float  # the estimate for all samples
 
-    steps: tuple[Step, ...]
-    groups: tuple[tuple[int, ...], ...]
-    order: tuple[int, ...]
-    inline: bool
-    total: tuple[int, ...]
-    by_hand: bool
-    seconds: float
+    @property
+    def groups(self) -> tuple[Sizes, ...]:
+        """The modes of each product; several in one group are merged into one matrix."""
+        return tuple(step.modes for step in self.steps)
 
     @property
     def macs(self) -> int:
@@ -992,31 +909,25 @@ class Plan(NamedTuple):
         return sum(step.macs for step in self.steps)
 
     @property
-    def bytes(self) -> int:
-        """Bytes read and written, of four-byte numbers."""
-        return 4 * sum(s.left * s.right * (s.dim + s.hidden) for s in self.steps)
-
-    @property
     def saved(self) -> int:
         """Numbers kept for backward."""
         return sum(step.left * step.dim * step.right for step in self.steps)
 
     def __str__(self) -> str:
-        rows = [("modes", "left", "dim", "hidden", "right", "multiply-adds")]
+        heads = ("modes", "left", "dim", "hidden", "right")
+        lines = ["".join(f"{head:>8}" for head in heads) + " multiply-adds"]
         for step in self.steps:
             modes = "x".join(str(k + 1) for k in step.modes)
-            rows.append((modes, *step[1:5], f"{step.macs:,}"))
-        lines = []
-        for *columns, last in rows:
-            lines.append("".join(f"{column!s:>8}" for column in columns) + f"{last:>14}")
+            cells = "".join(f"{size:>8}" for size in step[1:5])
+            lines.append(f"{modes:>8}{cells}{step.macs:>14,}")
         biases = "mode by mode" if self.inline else "added up and last"
-        counts = f"{self.macs:,} multiply-adds, {self.bytes:,} bytes moved"
-        lines.append(f"biases {biases}; {counts}, {self.saved:,} numbers kept for backward")
+        counts = f"{self.macs:,} multiply-adds, {self.saved:,} numbers kept for backward"
+        lines.append(f"biases {biases}; {counts}")
         return "\n".join(lines)
 
 
 class _Cost:
-    """Seconds that the parts of a plan take on a CPU; what is not CUDA runs by them too.
+    """Seconds that the parts of a plan take on a CPU.
 
     Fitted by hand to measured times of single products and of the layers of the paper, forward and
     with gradients, in float32 on two cores of an AMD EPYC (torch 2.13, November 2026). They decide
@@ -1025,123 +936,68 @@ class _Cost:
     is one of many matrices (dim, right), unless it is thin, see `_is_thin`.
     """
 
-    MERGES = True  # whether neighbouring modes may be merged into one matrix
     PRODUCT = 1e-5  # to start a product, and again for each factor merged into its matrix
     BATCHED = 5e-6  # more to start a product of many matrices, and again if they are thin
     BIAS = 7e-6  # to start what adds one bias to the total bias
-    ADD = 0.0  # more to start adding the total bias after the last product, where left > 1
 
     MULTIPLY_ADD = 1.6e-11
+    ROW = 3e-9  # one matrix: for each row
+    MATRIX = 6e-8  # many matrices: for each one
+    NUMBER = 1e-10  # for each number of both, but
+    THIN_NUMBER = 1e-9  # of a thin one
     MERGED_NUMBER = 1e-9  # for each entry of a merged matrix
-    ROW = 3e-9  # one matrix: for each row, and
-    ROW_NUMBER = 1.2e-10  # for each number in it
-    MATRIX = 6e-8  # many matrices: for each one, and
-    MATRIX_NUMBER = 6e-11  # for each number in it,
-    THIN_NUMBER = 1e-9  # or in a thin one
-    MATRIX_BIAS = 1e-11  # for each number to which such a product adds a bias,
-    MATRIX_BIAS_GRADIENT = 2e-10  # and with gradients
-    TOTAL_LEFT = 5e-11  # for each number to which the total bias is added where left > 1,
-    TOTAL_RIGHT = 3e-11  # and where right > 1
+    MATRIX_BIAS = 2e-10  # with gradients: for each number to which a product of many adds a bias
+    TOTAL = 5e-11  # for each number to which the total bias is added where left > 1
 
     BACKWARD_STARTS = 6  # forward and backward start as many times more operations
     BACKWARD_WORK = 3  # and do as many times more work
-    WEIGHT_GRADIENT = 5e-10  # autograd's gradient of a weight: for each entry of each matrix,
-    FLAT_GRADIENT = 3e-10  # or of each row, where the weight has few columns
-    BY_HAND_FROM = 3e-4  # from so many seconds on, `_Product` is worth its steps in Python
-
-
-class _CudaCost(_Cost):
-    """The same on CUDA: arithmetic on paper, nothing here was measured.
-
-    Operations and numbers are counted, at 5 us until PyTorch has started an operation, a rule of
-    thumb, and what the data sheet of NVIDIA's A100 (40 GB) says of memory, 1,555 GB/s at four bytes
-    for a number, and of arithmetic in float32, 19.5 TFLOP/s. It lies between a T4 (320 GB/s,
-    8.1 TFLOP/s) and an H200 (4.8 TB/s, 67 TFLOP/s).
-
-    Where no axes follow a mode, its bias (H,) is added inside the product. Where axes follow, it
-    is copied into the result first, which the product then reads; so is a total bias, or it is
-    added in one more operation where left > 1. A thin product copies its input before and its
-    output after. Without biases, this counts a start too many where axes follow. One of many
-    matrices occupies a block of threads for about 2 us, and 108 multiprocessors hold about eight
-    blocks each, both again rules of thumb. The total bias takes row sums and an addition for each
-    mode, so biases mode by mode cost less unless another order saves much.
-
-    Merging is off: it starts more operations in every call, to spare what a GPU does quickly.
-    Gradients are autograd's: they start the same operations as ours, without steps in Python.
-    """
-
-    START = 5e-6
-    NUMBER = 4 / 1.555e12
-
-    MERGES = False
-    PRODUCT = BATCHED = ADD = START
-    BIAS = 2 * START
-
-    MULTIPLY_ADD = 2 / 19.5e12
-    ROW = 0.0
-    MATRIX = 2e-6 / (8 * 108)
-    ROW_NUMBER = MATRIX_NUMBER = NUMBER
-    THIN_NUMBER = 3 * NUMBER
-    MATRIX_BIAS = MATRIX_BIAS_GRADIENT = TOTAL_LEFT = TOTAL_RIGHT = 2 * NUMBER
-
-    BY_HAND_FROM = math.inf
 
 
 @lru_cache(4096)
 def _search(
-    dims: tuple[int, ...],
-    hidden: tuple[int, ...],
-    order: tuple[int, ...],
-    bits: int,
-    grad: bool,
-    on_cuda: bool,
-    bias: bool,
+    dims: Sizes, hidden: Sizes, order: Sizes, bits: int, grad: bool, on_cuda: bool, bias: bool
 ) -> Plan:
-    """The fastest plan by estimate for about 2^bits samples.
+    """The fastest plan by estimate for about 2^bits samples; on CUDA, the fewest multiply-adds.
 
-    Candidates are Algorithm 1, and neighbours merged in all ways (on CUDA: not merged), in all
-    orders if there are at most four groups of at most five modes, else in the cheapest. None may
-    keep more for backward than Algorithm 1 does.
+    Candidates are Algorithm 1 and, in the cheapest order, neighbours merged in all ways (of more
+    than eight modes: none). None may keep more for backward than Algorithm 1 does.
     """
     n = len(dims)
-    cost = _CudaCost if on_cuda else _Cost
-    candidates = [(True, [(k,) for k in order])]
-    all_cuts = [(True,) * (n - 1)]
-    if cost.MERGES and n <= 8:
-        all_cuts = itertools.product((True, False), repeat=n - 1)
-    for cuts in all_cuts:
+    estimate = partial(_estimate, dims, hidden, samples=0.75 * 2**bits, grad=grad, bias=bias)
+    literal = estimate(True, [(k,) for k in order])
+    if on_cuda:  # nothing was measured there
+        least = estimate(False, [(k,) for k in cheapest_order(dims, hidden)])
+        return least if least.macs < literal.macs else literal
+    plans = [literal]
+    for cuts in itertools.product((True, False), repeat=n - 1):
+        if n > 8 and not all(cuts):
+            break
         edges = [0, *(k for k, cut in enumerate(cuts, 1) if cut), n]
         groups = [tuple(range(a, b)) for a, b in itertools.pairwise(edges)]
-        if len(groups) <= 4 and n <= 5:  # of eight modes all orders take 35 ms to compare
-            orders = [list(groups) for groups in itertools.permutations(groups)]
-        else:
-            merged_dims = [math.prod(dims[k] for k in group) for group in groups]
-            merged_hidden = [math.prod(hidden[k] for k in group) for group in groups]
-            orders = [[groups[k] for k in cheapest_order(merged_dims, merged_hidden)]]
-        candidates += [(False, groups) for groups in orders]
-    samples = 0.75 * 2**bits  # the middle of the batch sizes that share a plan
-    plans = [_estimate(dims, hidden, *one, samples, grad, bias, cost) for one in candidates]
-    return min((p for p in plans if p.saved <= plans[0].saved), key=lambda plan: plan.seconds)
+        groups.reverse()  # of equals the last comes first: then no axes follow it
+        merged_dims = [math.prod(dims[k] for k in group) for group in groups]
+        merged_hidden = [math.prod(hidden[k] for k in group) for group in groups]
+        order = cheapest_order(merged_dims, merged_hidden)
+        plans.append(estimate(False, [groups[k] for k in order]))
+    return min((p for p in plans if p.saved <= literal.saved), key=lambda plan: plan.seconds)
 
 
 def _estimate(
-    dims: tuple[int, ...],
-    hidden: tuple[int, ...],
+    dims: Sizes,
+    hidden: Sizes,
     inline: bool,
-    groups: Sequence[tuple[int, ...]],
+    groups: Sequence[Sizes],
     samples: float,
     grad: bool,
     bias: bool,
-    cost: type[_Cost],
 ) -> Plan:
     """The plan that runs these groups one after the other, and how long that should take."""
-    adds_inline = bias and inline
+    cost = _Cost
     adds_total = bias and not inline
     sizes = list(dims)
     steps = []
     starts = cost.BIAS * len(dims) * adds_total
     work = 0.0
-    many = 0.0
     for group in groups:
         first = group[0]
         behind = group[-1] + 1
@@ -1149,46 +1005,37 @@ def _estimate(
         h = math.prod(hidden[first:behind])
         left = math.prod(sizes[:first])
         right = math.prod(sizes[behind:])
-        merged = len(group) > 1
-        thin = right > 1 and _is_thin(h, d, right, cost is _CudaCost)
-        if right == 1:
-            moved = cost.ROW + cost.ROW_NUMBER * (d + h)
-            many += cost.FLAT_GRADIENT * samples * left * d * h * (d < 16 and d < h)
-        else:
-            number = cost.THIN_NUMBER if thin else cost.MATRIX_NUMBER
-            added = cost.MATRIX_BIAS_GRADIENT if grad else cost.MATRIX_BIAS
-            moved = cost.MATRIX + right * (d + h) * number
-            moved += right * h * added * adds_inline
-            many += cost.WEIGHT_GRADIENT * samples * left * d * h
+        thin = right > 1 and _is_thin(h, d, right)
+        number = cost.THIN_NUMBER if thin else cost.NUMBER
+        moved = number * right * (d + h) + (cost.ROW if right == 1 else cost.MATRIX)
+        if grad and bias and inline and right > 1:
+            moved += cost.MATRIX_BIAS * right * h
         starts += cost.PRODUCT * len(group) + cost.BATCHED * ((right > 1) + thin)
-        merging = cost.MERGED_NUMBER * d * h * merged
-        work += samples * left * (cost.MULTIPLY_ADD * d * h * right + moved) + merging
+        work += samples * left * (cost.MULTIPLY_ADD * d * h * right + moved)
+        work += cost.MERGED_NUMBER * d * h * (len(group) > 1)
         shape = (-1, d) if right == 1 else (-1, d, right)
         steps.append(Step(group, left, d, h, right, shape))
         sizes[first:behind] = hidden[first:behind]
-    starts += cost.ADD * (left > 1) * adds_total
-    added = cost.TOTAL_LEFT * (left > 1) + cost.TOTAL_RIGHT * (right > 1)
-    work += samples * math.prod(hidden) * added * adds_total
+    work += cost.TOTAL * samples * math.prod(hidden) * (left > 1 and adds_total)
     seconds = starts + work
     if grad:
         seconds = cost.BACKWARD_STARTS * starts + cost.BACKWARD_WORK * work
-    total = (left,) * (left > 1) + (h,) + (right,) * (right > 1)
     order = tuple(k for group in groups for k in group)
-    by_hand = starts + work + many > cost.BY_HAND_FROM
-    return Plan(tuple(steps), tuple(groups), order, inline, total, by_hand, seconds)
+    return Plan(tuple(steps), order, inline, seconds)
 
 
-def _gather(layer: NdLinear, compiling: bool) -> tuple[list, list, bool]:
+def _gather(layer: NdLinear, compiling: bool) -> tuple[list[Tensor], Sequence[Tensor | None], bool]:
     """The weights and biases of the modes, and whether the modes are what NdLinear made.
 
     They are not if someone quantised, wrapped, pruned or hooked one; it is then called as the
     module that it is. Raises ValueError if a mode was swapped for one of other sizes. It reads the
     dictionaries of the modules, since this runs in every call.
     """
-    weights = []
-    biases = []
+    weights: list[Any] = []
+    biases: list[Tensor | None] = []
     as_made = compiling or not any(_GLOBAL_HOOKS) or not _is_watched()
-    for mode, shape in zip(layer._modules["align_layers"]._modules.values(), layer._shapes):
+    modes: Any = layer._modules["align_layers"]
+    for mode, shape in zip(modes._modules.values(), layer._shapes):
         parameters = mode._parameters
         weight = parameters.get("weight")
         bias = parameters.get("bias")
@@ -1214,35 +1061,41 @@ def _gather(layer: NdLinear, compiling: bool) -> tuple[list, list, bool]:
     return weights, biases, as_made
 
 
-def _planned(layer: NdLinear, x: Tensor, weights: list, biases: list, compiling: bool) -> Tensor:
+def _planned(
+    layer: NdLinear,
+    x: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor | None],
+    compiling: bool,
+) -> Tensor:
     """Choose the plan for this call and run it."""
     batch = x.shape[: -len(weights)]
     ordinary = not compiling and _is_ordinary(x)
-    trains = ordinary and torch.is_grad_enabled() and _any_requires_grad(x, weights, biases)
+    trains = ordinary and torch.is_grad_enabled() and _any_requires_grad(x, *weights, *biases)
+    product = _product
     if ordinary and not _any_autocast():
         samples = batch.numel()
-        key = (samples.bit_length(), trains, x.is_cuda)
-        plan = layer._plans.get(key) or layer.plan(samples, trains, x.device)
-        product = _fast_product
-        if trains:
-            product = _Product.apply if plan.by_hand else _product
+        plan = layer._plans.get((samples.bit_length(), trains, x.is_cuda))
+        plan = plan or layer.plan(samples, trains, x.device)
+        if not trains:
+            product = _fast_product
     else:
         plan = layer._plans_for_any[x.is_cuda]
-        product = _product
     operands = _operands(layer, plan, weights, biases)
     if trains and layer.execution == "recompute":
-        how = {"use_reentrant": False, "preserve_rng_state": False}
-        y = checkpoint(_run, plan, _product, x, *operands, **how)
+        run = partial(checkpoint, _run, use_reentrant=False, preserve_rng_state=False)
+        y: Tensor = run(plan, product, x, *operands)
     else:
         y = _run(plan, product, x, *operands)
-    if trains and not plan.by_hand and plan.steps[-1].right > 1:
-        y.register_hook(_gathered)
+    if trains and plan.steps[-1].right > 1:
+        _gather_gradient(y)
     return y.reshape(*batch, *layer.hidden_size)
 
 
-def _gathered(g: Tensor | None) -> Tensor | None:
-    """A gradient in one piece. With others, such as that of a sum, torch goes matrix by matrix."""
-    return None if g is None else g.contiguous()
+def _gather_gradient(y: Any) -> None:
+    """Bring the gradient of y into one piece first: with others, such as that of a sum, torch goes
+    matrix by matrix."""
+    y.register_hook(lambda g: None if g is None else g.contiguous())
 
 
 def _summed(layer: NdLinearSum, x: Tensor) -> Tensor | None:
@@ -1266,42 +1119,44 @@ def _summed(layer: NdLinearSum, x: Tensor) -> Tensor | None:
     first, second = (torch.stack(own) for own in zip(*weights))
     (rank, h, d), (_, k, e) = first.shape, second.shape
     samples = x.shape[:-2].numel()
+    trains = torch.is_grad_enabled() and _any_requires_grad(x, first, second)
+    product = _product if trains else _fast_product
     first_mode_first = h * e * (d + k) <= d * k * (e + h)
     macs = rank * min(h * e * (d + k), d * k * (e + h))
-    product = _fast_product
-    if torch.is_grad_enabled() and _any_requires_grad(x, [first, second], []):
-        matrices = samples * rank * h * d  # what autograd would make for the gradient of mode 1
-        by_hand = _Cost.WEIGHT_GRADIENT * matrices > _Cost.BY_HAND_FROM
-        product = _Product.apply if by_hand else _product
-    one_matrix = h * k * d * e * (samples + rank)
-    if one_matrix <= 1.5 * macs * samples:  # one product takes less time for each multiply-add
+    if h * k * d * e * (samples + rank) <= 1.5 * macs * samples:  # one product has more speed
         pairs = first.reshape(rank, -1).t() @ second.reshape(rank, -1)
         matrix = pairs.reshape(h, d, k, e).transpose(1, 2).reshape(h * k, d * e)
-        y = product(x.reshape(-1, d * e), matrix, None)
+        y = product(x.reshape(-1, d * e), matrix)
     elif first_mode_first:
-        y = product(x.reshape(-1, d, e), first.transpose(0, 1).reshape(h * rank, d), None)
-        y = product(y.reshape(-1, rank * e), second.transpose(0, 1).reshape(k, rank * e), None)
+        y = product(x.reshape(-1, d, e), first.transpose(0, 1).reshape(h * rank, d))
+        y = product(y.reshape(-1, rank * e), second.transpose(0, 1).reshape(k, rank * e))
     else:
-        y = product(x.reshape(-1, e), second.reshape(rank * k, e), None)
-        y = product(y.reshape(-1, d * rank, k), first.permute(1, 2, 0).reshape(h, -1), None)
-        if product is _product:
-            y.register_hook(_gathered)
+        y = product(x.reshape(-1, e), second.reshape(rank * k, e))
+        y = product(y.reshape(-1, d * rank, k), first.permute(1, 2, 0).reshape(h, -1))
+        if trains:
+            _gather_gradient(y)
     return y.reshape(*x.shape[:-2], h, k)
 
 
-def _any_requires_grad(x: Tensor, weights: list, biases: list) -> bool:
-    return x.requires_grad or any(t is not None and t.requires_grad for t in (*weights, *biases))
+def _any_requires_grad(*tensors: Tensor | None) -> bool:
+    return any(t is not None and t.requires_grad for t in tensors)
 
 
-def _operands(layer: NdLinear, plan: Plan, weights: list, biases: list) -> list:
+def _operands(
+    layer: NdLinear, plan: Plan, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+) -> list[Tensor | None]:
     """What the steps of a plan take: a matrix each, then a bias each."""
     if plan.inline:
         return [weights[k] for k in plan.order] + [biases[k] for k in plan.order]
-    matrices = [reduce(_kron, [weights[k] for k in group]) for group in plan.groups]
-    added = [None] * len(matrices)
+    operands: list[Tensor | None]
+    operands = [reduce(_kron, [weights[k] for k in step.modes]) for step in plan.steps]
+    operands += [None] * len(operands)
     if biases[0] is not None:
-        added[-1] = _total_bias(weights, biases, layer.order).reshape(plan.total)
-    return matrices + added
+        last = plan.steps[-1]
+        shape = [size for size in (last.left, last.right) if size > 1]
+        shape.insert(last.left > 1, last.hidden)
+        operands[-1] = _total_bias(weights, biases, layer.order).reshape(shape)
+    return operands
 
 
 def _kron(a: Tensor, b: Tensor) -> Tensor:
@@ -1309,26 +1164,23 @@ def _kron(a: Tensor, b: Tensor) -> Tensor:
     return (a.reshape(h, 1, d, 1) * b.reshape(k, 1, e)).reshape(h * k, d * e)
 
 
-def _run(plan: Plan, product, x: Tensor, *operands: Tensor | None) -> Tensor:
+def _run(plan: Plan, product: Callable[..., Tensor], x: Tensor, *operands: Tensor | None) -> Tensor:
     """The products of a plan: prod H numbers per sample, in some shape."""
     for step, matrix, bias in zip(plan.steps, operands, operands[len(plan.steps) :]):
         x = product(x.reshape(*step.shape), matrix, bias)
     return x
 
 
-def _is_thin(h: int, d: int, right: int, on_cuda: bool) -> bool:
+def _is_thin(h: int, d: int, right: int) -> bool:
     """Whether a product of many matrices (d, right) is done as one, of a copy with axes swapped.
 
-    On CUDA where the matrix (h, d) holds more numbers than its input and output. Many products
-    would read it as often, and autograd's gradient of it, one for each, would be larger than both.
+    Autograd's gradient of the weight is (h, d) for each of the many: never much more than the data.
     """
-    if on_cuda:
-        return right * (h + d) < h * d
-    return right < 16 and right < h
+    return right < h and (right < 16 or 4 * right * (h + d) < h * d)
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(L, D) -> (L, H) or (L, D, R) -> (L, H, R), with nothing copied.
+    """(L, D) -> (L, H) or (L, D, R) -> (L, H, R), with nothing copied unless it is thin.
 
     Anything can differentiate, trace and transform it. The bias is (H,), (H, R), or a row of
     these if there is one for each of several matrices.
@@ -1341,12 +1193,11 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     left, d, right = x.shape
     h = weight.shape[0]
     whole = bias is not None and bias.ndim == 2
-    on_cuda = x.is_cuda
-    if _is_thin(h, d, right, on_cuda):  # many thin matrices: one product of a copy
+    if _is_thin(h, d, right):  # many thin matrices: one product of a copy
         y = F.linear(x.transpose(1, 2).reshape(-1, d), weight, None if whole else bias)
         y = y.view(left, right, h).transpose(1, 2)
-        return (y + bias.to(y.dtype) if whole else y).contiguous()
-    if on_cuda and torch.is_autocast_enabled("cuda"):  # it would cast all `left` copies
+        return (y if bias is None or not whole else y + bias.to(y.dtype)).contiguous()
+    if x.is_cuda and torch.is_autocast_enabled("cuda"):  # it would cast all `left` copies
         weight = weight.to(torch.get_autocast_dtype("cuda"))
     weight = weight.expand(left, h, d)
     if bias is None:
@@ -1355,7 +1206,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def _fast_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`_product` where nothing watches.
+    """`_product` without gradients, where nothing watches.
 
     Outer products, sums in place, and oneDNN, which beats BLAS where there is much to do.
     """
@@ -1364,93 +1215,38 @@ def _fast_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
         y = _fast_product(x, weight)
         y.view(-1, *bias.shape).add_(bias)
         return y
-    if axes == 3:
-        return _product(x, weight, bias)
     h, d = weight.shape
     if d == 1:
-        return x * weight.t() if bias is None else torch.addcmul(bias, x, weight.t())
+        column = weight.t() if axes == 2 else weight
+        if bias is None:
+            return x * column
+        return torch.addcmul(bias if bias.ndim == axes - 1 else bias.unsqueeze(1), x, column)
+    if axes == 3:
+        return _product(x, weight, bias)
     much = x.numel() * (h + 2) >= 2**25 and x.dtype is torch.float32 and x.is_cpu
     if much and _onednn_linear is not None and not _dispatch_modes():
-        return _onednn_linear(x, weight.contiguous(), bias, "none", [], "")
+        return cast("Tensor", _onednn_linear(x, weight.contiguous(), bias, "none", [], ""))
     return F.linear(x, weight, bias)
 
 
-class _Product(torch.autograd.Function):
-    """`_product` with gradients by hand.
-
-    Autograd makes the gradient of the weight for each of the L matrices, then adds up.
-    """
-
-    @staticmethod
-    def forward(ctx, x, weight, bias):
-        ctx.bias = None if bias is None else bias.shape
-        ctx.save_for_backward(x, weight)
-        return _fast_product(x, weight, bias)
-
-    @staticmethod
-    def backward(ctx, g):
-        x, weight = ctx.saved_tensors
-        g = _gathered(g) if g.ndim == 3 else g
-        need_x, need_weight, need_bias = ctx.needs_input_grad
-        dx = None
-        dweight = None
-        dbias = None
-        if need_x:
-            watched = torch.is_grad_enabled() or _functorch_is_active()
-            product = _product if watched else _fast_product
-            dx = product(g, weight.t())
-        if need_weight:
-            dweight = _weight_gradient(x, g)
-        if need_bias and len(ctx.bias) < g.ndim - 1:
-            dbias = g.sum((0, 2))
-        elif need_bias:
-            dbias = g.reshape(-1, *ctx.bias).sum(0)
-        return dx, dweight, dbias
-
-
-def _weight_gradient(x: Tensor, g: Tensor) -> Tensor:
-    """(H, D), from the input (L, D[, R]) and the gradient (L, H[, R]) of a product.
-
-    BLAS wants few rows and many columns.
-    """
-    d = x.shape[1]
-    h = g.shape[1]
-    right = x.shape[-1]
-    if x.ndim == 2 and (h <= d or d >= 16):
-        return g.t() @ x
-    if x.ndim == 2:
-        return (x.t() @ g).t().contiguous()
-    if h * d > right * (h + d):  # the L terms of the sum are larger than their factors: copy these
-        return g.transpose(0, 1).reshape(h, -1) @ x.transpose(0, 1).reshape(d, -1).t()
-    if h <= d:
-        return torch.bmm(g, x.mT).sum(0)
-    return torch.bmm(x, g.mT).sum(0).t().contiguous()
-
-
 # Private names of torch. Each is looked up once and may be missing from another version; what
-# stands in for it then sends every call down the plain path (`_product` and autograd's gradients).
-def _private(path: str, stand_in):
+# stands in for it then sends every call down the plain path, `_product`.
+def _private(path: str, stand_in: Any) -> Any:
     """torch.<path>, or the stand-in where torch has no such name."""
-    found = torch
+    found: Any = torch
     for name in path.split("."):
         found = getattr(found, name, None)
     return stand_in if found is None else found
 
 
-def _cannot_tell() -> bool:
-    return True
-
-
-_functorch_is_active = _private("_C._are_functorch_transforms_active", _cannot_tell)
-_tracing_state = _private("_C._get_tracing_state", _cannot_tell)
-_any_autocast = _private("_C._is_any_autocast_enabled", _cannot_tell)
-_dispatch_modes = _private("_C._len_torch_dispatch_stack", _cannot_tell)  # they count operations
-_forward_mode = SimpleNamespace(_current_level=0)  # as if it were on
-if hasattr(torch.autograd.forward_ad, "_current_level"):
-    _forward_mode = torch.autograd.forward_ad
-_onednn_linear = None
-if torch.backends.mkldnn.is_available():
-    _onednn_linear = _private("ops.mkldnn._linear_pointwise", None)
+_functorch_is_active = _private("_C._are_functorch_transforms_active", lambda: True)
+_tracing_state = _private("_C._get_tracing_state", lambda: True)
+_any_autocast = _private("_C._is_any_autocast_enabled", lambda: True)
+_dispatch_modes = _private("_C._len_torch_dispatch_stack", lambda: True)  # they count operations
+_forward_mode: Any = torch.autograd.forward_ad
+if not hasattr(_forward_mode, "_current_level"):
+    _forward_mode = SimpleNamespace(_current_level=0)  # as if it were on
+_onednn_linear = _private("ops.mkldnn._linear_pointwise", None)
 _GLOBAL_HOOKS = [
     _private(f"nn.modules.module._global_{kind}_hooks", {})
     for kind in ("forward", "forward_pre", "backward", "backward_pre")
@@ -1482,9 +1278,7 @@ def _is_watched() -> bool:
 # ================================================================================================
 # Checks: what every part asks of its arguments
 # ================================================================================================
-def _shapes(
-    input_dims: Shape, hidden_size: Shape, rank: int = 1
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def _shapes(input_dims: Shape, hidden_size: Shape, rank: int = 1) -> tuple[Sizes, Sizes]:
     given = f"input_dims={input_dims!r}, hidden_size={hidden_size!r}"
     try:
         given += "" if rank == 1 else f", rank={rank!r}"
@@ -1513,23 +1307,17 @@ _STRIDED = torch.strided
 _NO_ARITHMETIC = frozenset(
     getattr(torch, name) for name in dir(torch) if name.startswith(("float8_", "float4_"))
 )
-_has_names = getattr(Tensor, "has_names", None)  # torch 2.13 has no named tensors any more
 
 
 def _check_input(
-    x: Tensor, dims: tuple[int, ...], weights: Sequence[Tensor | None], compiling: bool = False
+    x: Tensor, dims: Sizes, weights: Sequence[Tensor | None], compiling: bool = False
 ) -> None:
     """Refuse what does not fit; a weight that is None is the business of its module."""
     if not isinstance(x, Tensor):
         wanted = ", ".join(map(str, dims))
         raise TypeError(f"expected a torch.Tensor of shape (..., {wanted}), got {type(x).__name__}")
     dtype = x.dtype
-    if not compiling and (
-        x.layout is not _STRIDED
-        or x.is_nested
-        or dtype in _NO_ARITHMETIC
-        or (_has_names is not None and _has_names(x))
-    ):
+    if not compiling and (x.layout is not _STRIDED or x.is_nested or dtype in _NO_ARITHMETIC):
         raise _unusable(x)
     if x.shape[-len(dims) :] != dims:
         wanted = ", ".join(map(str, dims))
@@ -1552,11 +1340,9 @@ def _unusable(x: Tensor) -> TypeError:
         )
     if x.layout is not torch.strided:
         return TypeError(f"input of layout {x.layout} does not work: give x.to_dense()")
-    if x.dtype in _NO_ARITHMETIC:
-        return TypeError(
-            f"torch cannot multiply {x.dtype}: convert input and layer with .to(torch.bfloat16)"
-        )
-    return TypeError("named tensors do not work: give x.rename(None)")
+    return TypeError(
+        f"torch cannot multiply {x.dtype}: convert input and layer with .to(torch.bfloat16)"
+    )
 
 
 def _check_mixed(x: Tensor, weight: Tensor) -> None:

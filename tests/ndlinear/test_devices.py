@@ -15,19 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import ndlinear as nd
 
-KERNELS = {  # of CUDA, started by one operation: baddbmm copies what it adds to into its result first
-    "addmm": 1,
-    "mm": 1,
-    "bmm": 1,
-    "baddbmm": 2,
-    "sum": 1,
-    "add": 1,
-    "add_": 1,
-    "mul": 1,
-    "addcmul": 1,
-    "clone": 1,
-    "_to_copy": 1,
-}
 NOT_COMPUTED = {  # views, and what the tests make themselves
     *("view", "_unsafe_view", "t", "transpose", "expand", "unsqueeze", "detach", "alias", "empty"),
 }
@@ -57,10 +44,6 @@ class Log(TorchDispatchMode):
         if isinstance(result, torch.Tensor) and name not in NOT_COMPUTED:
             self.operations.append((name, tuple(result.shape), result.dtype))
         return result
-
-    @property
-    def kernels(self):
-        return sum(KERNELS[name] for name, *_ in self.operations)
 
 
 def contiguous(tensor):
@@ -94,46 +77,16 @@ def planned_for_cuda(layer, batch):
     return layer
 
 
-@pytest.fixture
-def thin_as_on_cuda(monkeypatch):
-    is_thin = nd._is_thin
-    monkeypatch.setattr(nd, "_is_thin", lambda h, d, right, on_cuda: is_thin(h, d, right, True))
-
-
 # ---------------------------------------------------------------------------------------------------------- the plan
 @biased
 @layouts
-def test_a_plan_for_cuda_merges_nothing_and_leaves_gradients_to_autograd(dims, hidden, bias):
+def test_a_plan_for_cuda_takes_the_cheapest_order_and_merges_nothing(dims, hidden, bias):
     for outer, batch, grad in itertools.product((True, False), (1, 40, 3000), (True, False)):
         layer = nd.NdLinear(dims, hidden, outer, bias)
         plan = layer.plan(batch, grad, "cuda")
-        assert plan.groups == tuple((k,) for k in plan.order) and not plan.by_hand
-        assert sorted(plan.order) == list(range(len(dims)))
-        assert plan.macs == nd.count_macs(dims, hidden, plan.order)
-        assert plan.order == layer.order or not plan.inline
-
-
-def test_a_better_order_is_worth_the_total_bias_and_a_slightly_better_one_is_not():
-    first, then = nd.NdLinear((2800, 8), (768, 1)), nd.NdLinear((32, 64), (64, 96))
-    plan = first.plan(512, device="cuda")
-    assert plan.order == nd.cheapest_order((2800, 8), (768, 1)) == (1, 0)
-    assert not plan.inline and plan.total == (768,), "it rides inside the last product"
-    plan = then.plan(512, device="cuda")
-    assert plan.inline and plan.order == (0, 1) != nd.cheapest_order((32, 64), (64, 96))
-    assert nd.NdLinear((2800, 8), (768, 1)).plan(1, device="cuda").inline, "starts are all it costs"
-    assert "biases mode by mode" in str(plan)
-
-
-@pytest.mark.parametrize(
-    "dims, hidden",
-    [((64, 8, 8), (256, 2, 2)), ((2800, 8), (768, 1)), ((300, 7), (50, 90))],
-    ids=str,
-)
-def test_the_cheapest_order_where_samples_are_many(dims, hidden):
-    """Then starts count for nothing, and multiply-adds for more than the numbers that are moved."""
-    for outer in (True, False):
-        plan = nd.NdLinear(dims, hidden, outer).plan(10**5, device="cuda")
-        assert plan.macs == nd.count_macs(dims, hidden, nd.cheapest_order(dims, hidden))
+        assert plan.groups == tuple((k,) for k in plan.order)
+        assert plan.macs == nd.count_macs(dims, hidden, layer.execution_order)
+        assert plan.inline == (layer.execution_order == layer.order)
 
 
 def test_plans_of_cpu_and_cuda_are_kept_apart():
@@ -161,27 +114,6 @@ def test_a_layer_that_moves_to_cuda_leaves_its_plans_behind(cuda):
 
 
 # ------------------------------------------------------------------------------------------------- what a plan starts
-@layouts
-def test_the_cost_model_counts_the_operations_that_start(dims, hidden, cuda):
-    """Biases mode by mode: exactly. The total bias: two for the first mode are too many, and one where axes follow but no bias
-    is added; one is missing where a thin product adds all of it."""
-    layer = to_cuda(nd.NdLinear(dims, hidden), cuda)
-    sequences = itertools.permutations(range(len(dims)))
-    for inline, order in [(True, layer.order), *((False, order) for order in sequences)]:
-        groups = [(k,) for k in order]
-        plan = nd._estimate(dims, hidden, inline, groups, 0, False, True, nd._CudaCost)
-        with Log() as log:
-            operands = nd._operands(layer, plan, layer.weights, layer.biases)
-            nd._run(plan, nd._product, cuda(7, *dims), *operands)
-        followed = [step for step in plan.steps if step.right > 1]
-        many = [s for s in followed if s.right * (s.dim + s.hidden) >= s.dim * s.hidden]
-        inside = [step for step in plan.steps[-1:] if step.left == 1]
-        idle = len(many) - sum(step in many for step in inside)
-        thin = sum(step in followed and step not in many for step in inside)
-        counted = log.kernels if inline else log.kernels + 2 + idle - thin
-        assert round(plan.seconds / 5e-6) == counted, (str(plan), log.operations)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @biased
 @layouts
@@ -232,11 +164,12 @@ def test_autocast_casts_each_weight_once_not_once_for_each_sample(dtype, executi
 
 def test_a_thin_product_is_one_product_of_a_copy(cuda):
     """Where a matrix is larger than its data, it is not read for each sample, nor is its gradient made for each."""
+    for right in (3, 20):
+        with Log() as log:
+            nd._product(cuda(100, 500, right), cuda(400, 500), cuda(400))
+        assert [name for name, *_ in log.operations] == ["clone", "addmm", "clone"]
     with Log() as log:
-        nd._product(cuda(100, 50, 3), cuda(40, 50), cuda(40))
-    assert [name for name, *_ in log.operations] == ["clone", "addmm", "clone"]
-    with Log() as log:
-        nd._product(cuda(100, 8, 6), cuda(8, 8), cuda(8))
+        nd._product(cuda(100, 8, 8), cuda(8, 8), cuda(8))
     assert [name for name, *_ in log.operations] == ["baddbmm"]
 
 
@@ -244,7 +177,7 @@ def test_a_thin_product_is_one_product_of_a_copy(cuda):
 @pytest.mark.parametrize("execution", ["planned", "recompute"])
 @biased
 @layouts
-def test_a_plan_for_cuda_computes_algorithm_1(dims, hidden, bias, execution, thin_as_on_cuda):
+def test_a_plan_for_cuda_computes_algorithm_1(dims, hidden, bias, execution):
     torch.manual_seed(0)
     for outer, batch in itertools.product((True, False), (0, 1, 3, 40)):
         layer = nd.NdLinear(dims, hidden, outer, bias, execution=execution, dtype=torch.float64)
@@ -262,7 +195,7 @@ def test_a_plan_for_cuda_computes_algorithm_1(dims, hidden, bias, execution, thi
             torch.testing.assert_close(torch.func.vmap(layer)(x), results[0][0])
 
 
-def test_a_sum_of_terms_computes_its_dense_layer(thin_as_on_cuda):
+def test_a_sum_of_terms_computes_its_dense_layer():
     layer = randomise(nd.NdLinearSum((40, 6), (30, 2), rank=3, dtype=torch.float64))
     dense = nd.to_linear(layer)
     for term in layer.terms:
@@ -293,7 +226,7 @@ def kept(layer, x):
 
 
 @layouts
-def test_a_plan_for_cuda_keeps_no_more_than_algorithm_1(dims, hidden, thin_as_on_cuda):
+def test_a_plan_for_cuda_keeps_no_more_than_algorithm_1(dims, hidden):
     layer = nd.NdLinear(dims, hidden)
     x, sizes, steps = torch.randn(64, *dims, requires_grad=True), list(dims), 0
     for k in range(len(dims)):

@@ -50,14 +50,34 @@ def test_in_a_transformer_encoder_and_in_attention(training):
         assert all(p.grad is not None for p in block.self_attn.out_proj.parameters())
 
 
-def test_fx_traces_a_model_that_takes_the_layer_for_a_leaf():
+def test_fx_traces_it_mode_by_mode_or_as_a_leaf():
     class Tracer(torch.fx.Tracer):
         def is_leaf_module(self, module, name):
             return isinstance(module, nd.NdLinear) or super().is_leaf_module(module, name)
 
     model = nn.Sequential(nd.FlatNdLinear((4, 5), (3, 2)), nn.ReLU())
-    x = torch.randn(7, 20)
-    with pytest.raises(TypeError, match="Proxy"):
-        torch.fx.symbolic_trace(model)
-    traced = torch.fx.GraphModule(model, Tracer().trace(model))
-    torch.testing.assert_close(traced(x), model(x))
+    for tracer in (torch.fx.Tracer(), Tracer()):
+        traced = torch.fx.GraphModule(model, tracer.trace(model))
+        for batch in (7, 2):
+            x = torch.randn(batch, 20)
+            torch.testing.assert_close(traced(x), model(x))
+        seen = {node.target for node in traced.graph.nodes if node.op == "call_module"}
+        assert "0" in seen or {"0.align_layers.0", "0.align_layers.1"} <= seen
+
+
+@pytest.mark.parametrize("kind", [nd.NdLinear, nd.FlatNdLinear, nd.NdLinearSum])
+def test_conv1d_of_transformers(kind):
+    """GPT-2's dense layer: its weight is (inputs, outputs)."""
+    pytorch_utils = pytest.importorskip("transformers.pytorch_utils")
+    conv = pytorch_utils.Conv1D(6, 20)
+    nn.init.normal_(conv.weight)
+    nn.init.normal_(conv.bias)
+    linear = nn.Linear(20, 6)
+    with torch.no_grad():
+        linear.weight.copy_(conv.weight.t())
+        linear.bias.copy_(conv.bias)
+    ours, theirs = (kind.from_linear(dense, (4, 5), (3, 2)) for dense in (conv, linear))
+    assert ours.state_dict().keys() == theirs.state_dict().keys()
+    for a, b in zip(ours.parameters(), theirs.parameters()):
+        torch.testing.assert_close(a, b)
+    assert ours.approximation.weight_error == pytest.approx(theirs.approximation.weight_error)

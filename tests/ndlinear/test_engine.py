@@ -58,14 +58,6 @@ def assert_same(layer, reference, batch):
         assert ours.shape == theirs.shape and error < 1e-10, str(layer.plan(math.prod(batch)))
 
 
-@pytest.fixture(params=["by hand", "by autograd"])
-def how(request, monkeypatch):
-    """Both ways to the gradients, whatever the size."""
-    estimate, by_hand = nd._estimate, request.param == "by hand"
-    monkeypatch.setattr(nd, "_search", nd._search.__wrapped__)
-    monkeypatch.setattr(nd, "_estimate", lambda *a: estimate(*a)._replace(by_hand=by_hand))
-
-
 @pytest.mark.parametrize("execution", ["planned", "recompute"])
 @pytest.mark.parametrize("name", SHAPES)
 def test_shapes_of_the_paper(name, execution):
@@ -74,7 +66,7 @@ def test_shapes_of_the_paper(name, execution):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_random_layers(seed, how):
+def test_random_layers(seed):
     """8 times 30 layers: any sizes, orders, biases, batch axes and kinds of plan."""
     torch.manual_seed(seed)
     draw = random.Random(seed)
@@ -93,7 +85,8 @@ def test_random_layers(seed, how):
 @pytest.mark.parametrize("bias", [True, False])
 def test_all_candidates_of_the_search_agree(dims, hidden, bias, monkeypatch):
     plans, estimate = [], nd._estimate
-    monkeypatch.setattr(nd, "_estimate", lambda *a: plans.append(estimate(*a)) or plans[-1])
+    note = lambda *a, **k: plans.append(estimate(*a, **k)) or plans[-1]  # noqa: E731
+    monkeypatch.setattr(nd, "_estimate", note)
     for order in ((0, 1, 2)[: len(dims)], (2, 1, 0)[-len(dims) :]):
         plans.clear()
         nd._search.__wrapped__(dims, hidden, order, 5, True, False, bias)
@@ -155,33 +148,45 @@ def test_keeps_no_more_than_algorithm_1(name):
 
 
 # ------------------------------------------------------------------------------------------- where the engine steps aside
-def products_by_hand(monkeypatch):
-    calls, apply = [], nd._Product.apply
-    monkeypatch.setattr(nd._Product, "apply", lambda *a: calls.append(1) or apply(*a))
-    return calls
-
-
-def test_gradients_by_hand_only_in_ordinary_calls(monkeypatch):
-    calls = products_by_hand(monkeypatch)
-    layer, x = nd.NdLinear((4, 5), (3, 2)), torch.randn(2**15, 4, 5)
-    plan = layer.plan(len(x))
-    layer(x)
-    assert len(calls) == len(plan.steps) and plan.by_hand and not layer.plan(10).by_hand
-    layer(x[:10])  # autograd is as fast
-    with torch.no_grad():
-        layer(x)
-    torch.func.vmap(layer)(x)
-    torch.func.jvp(layer, (x,), (x,))
-    with torch.autocast("cpu", torch.bfloat16):
-        layer(x)
-    torch.export.export(layer, (x,))
-    nd.NdLinear((4, 5), (3, 2), execution="sequential")(x)
-    nd.NdLinear((4, 5), (3, 2), execution="recompute")(x)
+def test_what_autograd_does_not_know_runs_only_in_ordinary_calls_without_gradients(monkeypatch):
+    """Sums in place and oneDNN, which has no gradient: where anything watches, `_product` computes."""
+    calls, fast = [], nd._fast_product
+    monkeypatch.setattr(nd, "_fast_product", lambda *a: calls.append(1) or fast(*a))
+    layer, x = nd.NdLinear((4, 5), (3, 2)), torch.randn(300, 4, 5)
     frozen = copy.deepcopy(layer).requires_grad_(False)
     frozen(x)
-    layer.align_layers[0].register_full_backward_hook(lambda *a: None)
-    layer(x.requires_grad_())
-    assert len(calls) == len(plan.steps)
+    with torch.no_grad():
+        layer(x)
+    assert len(calls) >= 2 * len(layer.plan(300, False).steps)
+    calls.clear()
+    layer(x)
+    frozen(x.clone().requires_grad_())
+    torch.func.vmap(frozen)(x)
+    torch.func.jvp(frozen, (x,), (x,))
+    torch.func.grad(lambda x: frozen(x).sum())(x)
+    with torch.autocast("cpu", torch.bfloat16):
+        frozen(x)
+    torch.export.export(frozen, (x,))
+    with torch.no_grad():
+        nd.NdLinear((4, 5), (3, 2), execution="sequential")(x)
+    frozen.align_layers[0].register_forward_hook(lambda *a: None)
+    frozen(x)
+    assert not calls
+
+
+@pytest.mark.parametrize("dims, hidden", [((512, 8), (512, 8)), ((300, 1), (400, 1))])
+def test_second_derivatives_where_onednn_would_compute(dims, hidden):
+    """Products of over 2^25 multiply-adds: a kernel without gradients of its own would make them zero."""
+    layer, reference = pair(dims, hidden, dtype=torch.float32)
+    x = torch.randn(300, *dims)
+    assert x.numel() * max(hidden) >= 2**25
+    found = []
+    for module in (layer, reference):
+        leaf = x.clone().requires_grad_()
+        (g,) = torch.autograd.grad(module(leaf).square().sum(), leaf, create_graph=True)
+        found.append(torch.autograd.grad(g.square().sum(), [leaf, *module.weights]))
+    for ours, theirs in zip(*found):
+        assert theirs.any() and (ours - theirs).norm() < 1e-3 * theirs.norm()
 
 
 def test_complex_numbers_have_the_gradients_of_algorithm_1():
@@ -196,7 +201,7 @@ def test_complex_numbers_have_the_gradients_of_algorithm_1():
     "dims, hidden", [((3, 2), (2, 3)), ((3, 1), (2, 1)), ((2, 2, 2), (3, 1, 2))]
 )
 @pytest.mark.parametrize("execution", ["planned", "recompute"])
-def test_second_derivatives(dims, hidden, execution, how):
+def test_second_derivatives(dims, hidden, execution):
     layer = randomise(nd.NdLinear(dims, hidden, execution=execution, dtype=torch.float64))
     names = [name for name, _ in layer.named_parameters()]
 
@@ -208,7 +213,7 @@ def test_second_derivatives(dims, hidden, execution, how):
     assert torch.autograd.gradgradcheck(f, inputs)
 
 
-def test_a_weight_that_depends_on_the_input_counts_once(how):
+def test_a_weight_that_depends_on_the_input_counts_once():
     """Second derivatives where x and a weight hang together: the path through the weight is not ours to add."""
     layer = nd.NdLinear((3, 2), (3, 2), bias=False, dtype=torch.float64)
     x = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
@@ -223,7 +228,7 @@ def test_a_weight_that_depends_on_the_input_counts_once(how):
     assert torch.autograd.gradcheck(f, (x,)) and torch.autograd.gradgradcheck(f, (x,))
 
 
-def test_only_what_needs_a_gradient_gets_one(how):
+def test_only_what_needs_a_gradient_gets_one():
     layer, reference = pair((6, 5), (7, 4))
     x = torch.randn(3, 6, 5, dtype=torch.float64)
     for module in (layer, reference):
@@ -234,7 +239,7 @@ def test_only_what_needs_a_gradient_gets_one(how):
     torch.testing.assert_close(layer.biases[1].grad, reference.biases[1].grad)
 
 
-def test_result_may_be_changed_in_place(how):
+def test_result_may_be_changed_in_place():
     for batch in (1, 40, 3000):
         layer, x = nd.NdLinear((6, 5), (7, 4)), torch.randn(batch, 6, 5, requires_grad=True)
         y = layer(x)
