@@ -20,7 +20,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ndlinear import NdLinear, NdLinearSum, cheapest_order, count_macs, nearest_kronecker, rearrange
+from ndlinear import (
+    NdLinear,
+    NdLinearSum,
+    cheapest_order,
+    count_macs,
+    count_parameters,
+    nearest_kronecker,
+    rearrange,
+)
 
 Matrices = list[
     tuple[nn.Parameter, int, int]
@@ -298,16 +306,19 @@ def fit_low_rank(linear: nn.Linear, share: float) -> tuple[LowRank, float]:
     return layer, float((s[rank:].square().sum() / s.square().sum()).sqrt())
 
 
-def fit_kronecker(linear: nn.Linear, share: float) -> tuple[Kronecker, float]:
-    """The sum of two-mode NdLinear terms nearest to a dense layer, over the foldings (k, D/k) -> (k, H/k).
+def fit_kronecker(
+    linear: nn.Linear, share: float, folding: tuple[Sequence[int], Sequence[int]] | None = None
+) -> tuple[Kronecker, float]:
+    """The sum of NdLinear terms nearest to a dense layer, on a folding, or on the best one (k, D/k) -> (k, H/k).
 
-    Small k is close to a dense layer with shared blocks, large k has many small terms. For each k that divides both sizes,
-    as many terms are taken as fit into the share, and into the multiply-adds of the dense layer; the k with the smallest
-    error is kept. Exact for each k: a singular value decomposition of the rearranged weight.
+    Small k is close to a dense layer with shared blocks, large k has many small terms. As many terms are taken as fit into
+    the share, and into the multiply-adds of the dense layer; the k with the smallest error is kept. Exact for two modes: a
+    singular value decomposition of the rearranged weight, up to a minute for 4,096 × 4,096 entries. For more a local optimum.
 
     Args:
         linear: the trained layer; its bias is copied.
         share: at most this part of the dense layer's parameters.
+        folding: (input_dims, hidden_size).
 
     Returns:
         The layer and its relative error in the Frobenius norm.
@@ -318,28 +329,32 @@ def fit_kronecker(linear: nn.Linear, share: float) -> tuple[Kronecker, float]:
     outputs, inputs = linear.weight.shape
     weight = linear.weight.detach().double()
     found = []
-    for k in range(2, math.gcd(inputs, outputs) + 1):
-        dims, hidden = (k, inputs // k), (k, outputs // k)
-        if inputs % k or outputs % k or 1 in (dims[1], hidden[1]):
-            continue
-        size = k * k + dims[1] * hidden[1]
+    for dims, hidden in [folding] if folding else _shared(inputs, outputs):
+        size = count_parameters(dims, hidden, bias=False)
         macs = count_macs(dims, hidden, cheapest_order(dims, hidden))
-        terms = min(_budget(linear, share) // size, inputs * outputs // macs, k * k)
+        terms = min(_budget(linear, share) // size, inputs * outputs // macs)
         if terms >= 1:
-            found.append((_lost(weight, dims, hidden, terms), dims, hidden, terms))
+            found.append((dims, hidden, terms))
     if not found:
         raise ValueError(
-            f"no folding (k, D/k) -> (k, H/k) of {linear} fits into {share:g} of its parameters"
+            f"no folding {folding or '(k, D/k) -> (k, H/k)'} of {linear} fits into {share:g} of its parameters"
         )
-    error, dims, hidden, terms = min(found)
-    layer = Kronecker(dims, hidden, terms, linear.bias is not None).to(linear.weight)
-    fitted, _ = nearest_kronecker(weight, dims, hidden, terms)
+    # a decomposition is dear: one folding needs no comparison
+    best = found[0] if folding else min(found, key=lambda each: _lost(weight, *each))
+    layer = Kronecker(*best, linear.bias is not None).to(linear.weight)
+    fitted, error = nearest_kronecker(weight, *best)
     with torch.no_grad():
         for term, factors in zip(layer.map.terms, fitted):
             for own, factor in zip(term.weights, factors):
                 own.copy_(factor)
     _copy_bias(linear, layer)
     return layer, error
+
+
+def _shared(inputs: int, outputs: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """The foldings (k, D/k) -> (k, H/k) without an axis of length one."""
+    both = [k for k in range(2, min(inputs, outputs)) if math.gcd(inputs, outputs) % k == 0]
+    return [((k, inputs // k), (k, outputs // k)) for k in both]
 
 
 def _budget(linear: nn.Linear, share: float) -> int:

@@ -21,6 +21,14 @@ import ndlinear
 from .modes import LabError
 
 
+def progress(items, label: str, shown: bool = True, total: int | None = None):
+    """The items, with a progress bar where tqdm is installed, if there are more than one; ``total`` of an iterator."""
+    installed = importlib.util.find_spec("tqdm") is not None
+    bar = importlib.import_module("tqdm.auto").tqdm if installed and shown else None
+    total = len(items) if total is None else total
+    return bar(items, desc=label, total=total) if bar and total > 1 else items
+
+
 def machine(device: str = "cpu") -> str:
     """The device as a row's key: GPU name, or processor model and threads in use."""
     return torch.cuda.get_device_name() if torch.device(device).type == "cuda" else processor()

@@ -336,24 +336,6 @@ def test_the_answer_of_the_page_agrees_with_the_records():
     ]
 
 
-def test_layers_that_differ_in_their_number_are_one_kind():
-    names = ["block.0.up", "block.11.up", "head", "spare"]
-    report = pd.DataFrame(
-        {
-            "layer": names,
-            "calls": [1, 2, 1, 0],
-            "inputs": [4, 4, 6, 4],
-            "outputs": [8, 8, 9, 4],
-            "separable": [0.02, 0.03, 0.5, 0.9],
-            "by chance": [0.02, 0.01, 0.5, 0.1],
-        }
-    )
-    found = guide.kinds(report)
-    assert found["layer"].tolist() == ["block.i.up", "head"] and found["count"].tolist() == [2, 1]
-    assert found["separable, %"].tolist() == ["2.0 to 3.0", "50.0 to 50.0"]
-    assert found["times chance"][0] == "1.00 to 3.00" and found["size"][1] == "6 → 9"
-
-
 def test_a_conversion_is_drawn_with_its_means():
     rows = [
         {"kind": kind, "seed": seed, "before_accuracy": 0.8, "fitted_accuracy": low + seed / 100}

@@ -330,3 +330,20 @@ def test_feed_forward_blocks_are_found():
     assert found == [(f"layers.{i}.linear1", f"layers.{i}.linear2") for i in range(2)]
     with pytest.raises(ValueError, match="name layers yourself"):
         guide.feed_forward(nn.Linear(3, 4))
+
+
+def test_a_block_with_a_gate_is_no_pair():
+    """Its gate has as many numbers as the layer beside it, so that "narrow" cannot shrink that one alone."""
+    transformers = pytest.importorskip("transformers", reason="the extra `experiments` is missing")
+    sizes = {"hidden_size": 12, "intermediate_size": 32, "num_hidden_layers": 1, "vocab_size": 20}
+    model = transformers.LlamaModel(transformers.LlamaConfig(num_attention_heads=2, **sizes))
+    found = guide.feed_forward(model)
+    assert found == [f"layers.0.mlp.{name}_proj" for name in ("gate", "up", "down")]
+    assert guide.swap(model, found, "narrow") is None
+    net = guide.swap(model, found, "low-rank")
+    assert net(torch.arange(6).view(1, 6)).last_hidden_state.shape == (1, 6, 12)
+
+
+def test_multiply_adds_are_those_of_the_layers_and_not_of_their_modes():
+    net = nn.Sequential(layers.Kronecker((4, 6), (3, 5)), nn.Linear(15, 2))
+    assert module._macs(net) == min(3 * 24 + 5 * 18, 5 * 24 + 3 * 20) + 30

@@ -1,15 +1,18 @@
 """`lab.guide`: on three kinds of models that are not this book's, against counts and norms from formulas of their own."""
 
 import copy
+import subprocess
+import sys
 
+import pandas as pd
 import pytest
 import torch
-from lab import guide
+from lab import guide, layers, modes
 from lab.guide import reporting
 from torch import nn
 from torch.nn import functional as F
 
-from ndlinear import nearest_kronecker
+from ndlinear import NdLinear, nearest_kronecker
 
 
 class Residual(nn.Module):
@@ -68,7 +71,7 @@ MODELS = {
 def rows(name: str, **options):
     make, inputs = MODELS[name]
     torch.manual_seed(0)
-    found = guide.report(make(), inputs, **{"rounds": 0} | options)
+    found = guide.report(make(), inputs, **{"rounds": 0, "progress": False} | options)
     return found.set_index("layer")
 
 
@@ -96,11 +99,16 @@ def test_a_cnn_whose_head_reads_a_flattened_map():
     assert list(found.index) == ["5", "8"]
     assert (head["inputs"], head["outputs"], head["calls"], head["rows"]) == (1024, 32, 1, 5)
     assert head["axes"] == "16×8×8" and head["dense parameters"] == 1025 * 32
-    # 1024 = 32 x 32 and 32 = 4 x 8, paired crosswise: 32 x 8 + 32 x 4 weights and 8 + 4 biases
-    assert head["folding"] == "32×32 → 8×4" and head["ndlinear parameters"] == 384 + 12
-    assert head["ndlinear macs"] == min(1024 * 4 + 32 * 4 * 8, 1024 * 8 + 8 * 32 * 4)
+    # the map's axes are the modes; 32 = 2 x 4 x 4; weights and biases
+    assert head["folding"] == ((16, 8, 8), (2, 4, 4))
+    assert head["ndlinear parameters"] == 32 + 32 + 32 + 2 + 4 + 4
+    # the first axis shrinks most and goes first
+    assert head["ndlinear macs"] == 2 * 16 * 64 + 4 * 2 * 64 + 4 * 2 * 4 * 8
+    # 1024 = 32 x 32 and 32 = 4 x 8, paired crosswise
     assert head["monarch macs"] == head["monarch parameters"] - 32 == 32 * 32 * 8 + 8 * 32 * 4
-    assert found.loc["8", "axes"] == ""
+    assert found.loc["8", "axes"] == "" and found.loc["8", "folding"] == ((4, 8), (5, 2))
+    assert [("axes" in a, a.startswith("do not convert")) for a in found["advice"]] == [(1, 1)] * 2
+    assert "can use its axes" in head["advice"] and "no axes are known" in found.loc["8", "advice"]
 
 
 def test_a_gpt_block_with_shared_and_unused_layers():
@@ -108,16 +116,16 @@ def test_a_gpt_block_with_shared_and_unused_layers():
     assert list(found.index) == ["attention.out_proj", "up = again", "down", "spare", "head"]
     assert found["calls"].tolist() == [1, 2, 1, 0, 1]
     assert set(found["rows"]) == {14, 0}
-    assert found.loc["spare", "notes"] == "these inputs do not reach it"
-    assert found.loc["head", "notes"] == "weight shared with embed.weight"
-    assert (found["notes"].drop(["head", "spare"]) == "").all()
+    assert found.loc["spare", "advice"] == "keep it: these inputs do not reach it"
+    assert found.loc["head", "advice"] == "keep it: weight shared with embed.weight"
+    assert found["advice"].drop(["head", "spare"]).str.startswith("do not convert it").all()
     assert found.loc["up = again", "dense parameters"] == 24 * 96 + 96
 
 
 def test_prime_sizes_keep_their_layer():
     found = rows("odd")
-    assert ["axis of length one" in note for note in found["notes"]] == [True, False, True]
-    assert found["folding"].tolist()[1] == "5×7 → 9×3"
+    assert ["no product of 2" in advice for advice in found["advice"]] == [True, False, True]
+    assert found["folding"].tolist()[1] == ((5, 7), (9, 3))
 
 
 def test_times_are_measured_for_layers_that_are_used():
@@ -137,10 +145,24 @@ def test_separability_is_the_error_of_the_nearest_kronecker_product():
 
 
 def test_a_large_weight_is_iterated_to_the_same_share(monkeypatch):
-    weight = torch.randn(36, 64)
-    exact = guide.first_term(weight, (8, 8), (6, 6))
+    """Entries without structure have no gap behind their largest singular value, where an iteration is slowest."""
+    torch.manual_seed(1)
+    weights = [torch.randn(240, 384), torch.zeros(240, 384)]
+    exact = [guide.first_term(w, (16, 24), (16, 15)) for w in weights]
     monkeypatch.setattr(reporting, "EXACT", 4)
-    assert guide.first_term(weight, (8, 8), (6, 6)) == pytest.approx(exact, rel=1e-3)
+    found = [guide.first_term(w, (16, 24), (16, 15)) for w in weights]
+    assert (
+        found[0] == pytest.approx(exact[0], rel=reporting.TOLERANCE) and found[1] == exact[1] == 0
+    )
+
+
+def test_more_modes_than_two_are_bounded_by_two_of_them():
+    torch.manual_seed(1)
+    dims, hidden = (2, 3, 4), (3, 2, 2)
+    _, error = nearest_kronecker(weight := torch.randn(12, 24), dims, hidden, restarts=5)
+    assert 1 - error**2 <= guide.first_term(weight, dims, hidden) < 2 * (1 - error**2)
+    product = torch.kron(torch.kron(torch.randn(3, 2), torch.randn(2, 3)), torch.randn(2, 4))
+    assert guide.first_term(product, dims, hidden) == pytest.approx(1)
 
 
 def test_a_separable_weight_is_found_and_a_random_one_is_not():
@@ -148,7 +170,7 @@ def test_a_separable_weight_is_found_and_a_random_one_is_not():
     model = nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 16))
     model[0].weight.data = torch.kron(torch.randn(8, 4), torch.randn(8, 4))
     found = guide.report(model, torch.randn(3, 16), rounds=0)
-    assert ["try from_linear" in note for note in found["notes"]] == [True, False]
+    assert [advice.startswith("convert it") for advice in found["advice"]] == [True, False]
     assert found["separable"][0] == pytest.approx(1) and found["by chance"][0] < 0.6
 
 
@@ -175,13 +197,26 @@ def test_a_budget_of_operations_chooses_the_folding():
     name = "up = again"
     assert cheap.loc[name, "ndlinear macs"] <= 0.2 * 24 * 96 < full.loc[name, "ndlinear macs"]
     none = rows("gpt", macs=1)
-    assert none.loc[name, "notes"] == "no folding within the budget" and "folding" not in none
+    assert none.loc[name, "advice"] == "keep it: no folding within the budget"
+    assert "folding" not in none
     assert guide.foldings(7, 12).empty
+
+
+def test_foldings_on_axes_have_them_and_all_hidden_ones():
+    found = guide.foldings(12, 8, axes=(2, 3, 2))
+    assert set(found["input_dims"]) == {(2, 3, 2)} and found["hidden_size"].tolist() == [(2, 2, 2)]
+    found = guide.foldings(12, 16, axes=(2, 3, 2))
+    assert sorted(found["hidden_size"]) == [(2, 2, 4), (2, 4, 2), (4, 2, 2)]
+    chosen = rows("cnn", parameters=0.004).loc["5"]
+    least = guide.foldings(1024, 32, axes=(16, 8, 8)).iloc[0]
+    assert chosen["folding"] == ((16, 8, 8), least["hidden_size"])
+    assert chosen["ndlinear parameters"] == least["parameters"] <= 0.004 * 1025 * 32
 
 
 def test_named_axes_count_and_wrong_ones_are_refused():
     found = rows("odd", axes={"2": (5, 7)})
-    assert found.loc["2", "axes"] == "5×7"
+    assert found.loc["2", "axes"] == "5×7" and found.loc["2", "folding"] == ((5, 7), (3, 9))
+    assert "can use its axes" in found.loc["2", "advice"]
     with pytest.raises(ValueError, match="the layer reads 35"):
         rows("odd", axes={"2": (5, 6)})
     with pytest.raises(ValueError, match="linear layers are"):
@@ -272,7 +307,7 @@ def test_a_bare_layer_can_be_converted_and_trained():
     ("made", "names", "options", "words"),
     [
         (cnn, ["0"], {}, "not a linear layer"),
-        (cnn, ["5"], {"kind": "monarch"}, "kind must be one of"),
+        (cnn, ["5"], {"kind": "monarch"}, "kind must be 'ndlinear' or"),
         (cnn, ["5"], {"share": 1e-4}, "of its parameters"),
         (GPT, ["up"], {}, "shares its weight"),
         (GPT, ["head"], {}, "shares its weight"),
@@ -282,3 +317,90 @@ def test_a_bare_layer_can_be_converted_and_trained():
 def test_what_cannot_be_converted_is_refused_in_plain_words(made, names, options, words):
     with pytest.raises(ValueError, match=words):
         guide.convert(made(), names, **options)
+
+
+# ------------------------------------------------------------------------------------------------ models of other libraries
+def gpt2():
+    transformers = pytest.importorskip("transformers", reason="the extra `experiments` is missing")
+    sizes = {"n_embd": 24, "n_layer": 2, "n_head": 2, "vocab_size": 50, "n_positions": 16}
+    return transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
+
+
+def test_conv1d_of_gpt2_is_counted_and_converted():
+    torch.manual_seed(0)
+    model = gpt2()
+    found = guide.report(model, {"input_ids": TOKENS}, rounds=1, progress=False).set_index("layer")
+    assert len(found) == 2 * 4 + 1 and "weight shared" in found.loc["lm_head", "advice"]
+    name = "transformer.h.0.mlp.c_fc"
+    row = found.loc[name]
+    assert (row["inputs"], row["outputs"], row["rows"]) == (24, 96, 14) and row["dense µs"] > 0
+    conv = model.get_submodule(name)
+    assert row["separable"] == pytest.approx(
+        guide.first_term(conv.weight.T, *row["folding"]), rel=1e-6
+    )
+    smaller, fits = guide.convert(model, [name], share=0.5, kind="low-rank", progress=False)
+    x = torch.randn(5, 24)
+    lost = (smaller.get_submodule(name)(x) - conv(x)).norm() / (conv(x) - conv.bias).norm()
+    assert 0 < lost.item() == pytest.approx(fits["error"][0], rel=0.3)
+    assert smaller(TOKENS).logits.shape == (2, 7, 50)
+    net = guide.swap(model, guide.feed_forward(model), "blocks")
+    assert type(net.transformer.h[1].mlp.c_proj) is layers.BlockDiagonal
+    assert net(TOKENS).logits.shape == (2, 7, 50)
+
+
+def test_modes_of_an_ndlinear_are_no_linear_layers():
+    model = nn.Sequential(NdLinear((4, 6), (4, 6)), nn.Flatten(), nn.Linear(24, 8))
+    assert guide.report(model, torch.randn(3, 4, 6), rounds=0)["layer"].tolist() == ["2"]
+    with pytest.raises(ValueError, match="not a linear layer"):
+        guide.convert(model, ["0.align_layers.0"])
+    with pytest.raises(ValueError, match=r"no nn\.Linear"):
+        guide.report(model[:1], torch.randn(3, 4, 6))
+
+
+def test_a_summary_has_a_row_for_layers_that_differ_in_their_number():
+    names = ["block.0.up", "block.11.up", "head"]
+    shares = {"separable": [0.02, 0.03, 0.5], "by chance": [0.02, 0.01, 0.5]}
+    sizes = {"inputs": [4, 4, 6], "outputs": [8, 8, 9], "advice": ["a", "b", "a"]}
+    found = guide.summary(pd.DataFrame({"layer": names} | shares | sizes))
+    assert found["layer"].tolist() == ["block.i.up", "head"] and found["count"].tolist() == [2, 1]
+    assert found["separable, %"].tolist() == ["2.0 to 3.0", "50.0 to 50.0"]
+    assert found["chance, %"][0] == "1.0 to 2.0" and found["size"][1] == "6 → 9"
+    assert found["advice"].tolist() == ["a; b", "a"]
+
+
+@pytest.mark.parametrize("name", ["cnn", "odd"])
+def test_a_conversion_takes_the_folding_of_the_report(name):
+    make = MODELS[name][0]
+    found = rows(name)["folding"].dropna()
+    layer, folding = found.index[0], found.iloc[0]
+    smaller, fits = guide.convert(make(), {layer: folding}, share=0.5, progress=False)
+    built = smaller.get_submodule(layer).map
+    assert (built.input_dims, built.hidden_size) == folding
+    assert fits["macs"][0] <= fits["dense macs"][0]
+    assert fits["parameters"][0] <= 0.5 * fits["dense parameters"][0]
+    with pytest.raises(ValueError, match="prod"):
+        guide.convert(make(), {layer: ((3, 5), (2, 2))}, progress=False)
+
+
+def test_a_bar_is_shown_on_request(capsys):
+    pytest.importorskip("tqdm", reason="tqdm is not installed")
+    guide.report(odd(), torch.randn(2, 13), rounds=0)
+    assert "report: 100%" in capsys.readouterr().err
+    guide.report(odd(), torch.randn(2, 13), rounds=0, progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_two_lines_bring_the_guide_beside_a_model(tmp_path):
+    """The two lines of the docstring and of the recipe, in another folder and without the lab on Python's path."""
+    lines = [line.strip() for line in guide.__doc__.splitlines() if line.startswith("    ")]
+    recipe = (modes.ROOT / "book/recipes.md").read_text(encoding="utf-8")
+    assert len(lines) == 2 and all(f">>> {line}\n" in recipe for line in lines)
+    (tmp_path / "ndlinear-book").symlink_to(modes.ROOT)
+    (tmp_path / "mine.py").write_text(
+        "\n".join([*lines, "import torch", "from torch import nn"])
+        + "\nprint(guide.report(nn.Linear(6, 4), torch.randn(2, 6), rounds=0)['folding'][0])\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "mine.py"], cwd=tmp_path, env={}, capture_output=True, text=True
+    )
+    assert ran.stdout == "((2, 3), (2, 2))\n", ran.stderr

@@ -525,26 +525,6 @@ def draw(axis, rows: pd.DataFrame) -> None:
     axis.invert_yaxis()
 
 
-def kinds(report: pd.DataFrame) -> pd.DataFrame:
-    """A report in short: layers whose names differ in their numbers alone are one row, with the range of what was found."""
-    used = report[report["calls"] > 0]
-    kind = used["layer"].str.replace(r"\d+", "i", regex=True)
-    rows = []
-    for name, group in used.groupby(kind, sort=False):
-        low, high = group["separable"].min(), group["separable"].max()
-        ratio = group["separable"] / group["by chance"]
-        rows.append(
-            {
-                "layer": name,
-                "count": len(group),
-                "size": f"{group['inputs'].iloc[0]:,} → {group['outputs'].iloc[0]:,}",
-                "separable, %": f"{100 * low:.1f} to {100 * high:.1f}",
-                "times chance": f"{ratio.min():.2f} to {ratio.max():.2f}",
-            }
-        )
-    return pd.DataFrame(rows)
-
-
 CONVERTED = {"dense": "dense", "ndlinear": "sum of NdLinear terms", "low-rank": "low rank"}
 STAGES = {"before": "before_accuracy", "fitted": "fitted_accuracy", "after": "accuracy"}
 

@@ -1,5 +1,10 @@
 """For your own model: where a structured layer could stand (`report`), one fitted to trained weights (`convert`), and which kind to
-train (`race`)."""
+train (`race`). Two lines bring it beside a model, in any folder; the first names the clone's folder ``notebooks``:
+
+    import sys; sys.path.append("ndlinear-book/notebooks")
+    from lab import guide
+
+It needs torch, numpy, scipy, pandas, matplotlib and filelock."""
 
 from .racing import (
     KINDS,
@@ -14,7 +19,6 @@ from .racing import (
     race,
     rates,
     schedule,
-    spread,
     swap,
     training,
     winner,
@@ -26,6 +30,8 @@ from .reporting import (
     folding,
     foldings,
     report,
+    spread,
+    summary,
     watch,
 )
 
@@ -49,6 +55,7 @@ __all__ = [
     "report",
     "schedule",
     "spread",
+    "summary",
     "swap",
     "training",
     "watch",

@@ -33,11 +33,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from ndlinear import cheapest_order, count_macs, count_parameters, near_square
+from ndlinear import cheapest_order, count_macs, count_parameters
 
 from .. import stats
 from ..layers import Blast, BlockDiagonal, BlockTensorTrain, Bottleneck, Dense, Kronecker, LowRank
-from .reporting import divisors, folding, replaceable
+from .reporting import divisors, folding, linear_layers, replaceable, spread
 
 Names = Sequence[str | tuple[str, str]]
 Axes = Mapping[str, Sequence[int]]
@@ -106,15 +106,6 @@ def _monarch(inputs, outputs, most, limit, bias):
     return BlockTensorTrain(*max(fits)[1:], bias=bias) if fits else None
 
 
-@functools.cache
-def spread(n: int, modes: int) -> tuple[int, ...]:
-    """So many factors of n, ascending, with the smallest sum."""
-    if modes <= 2:
-        return (n,) if modes == 1 else near_square(n)
-    each = [tuple(sorted((a, *spread(n // a, modes - 1)))) for a in [1, *divisors(n)]]
-    return min(each, key=sum)
-
-
 def _kronecker(inputs, outputs, most, limit, bias, modes=2):
     """So many modes, as equal as possible; None if one has length one."""
     return _folded(spread(inputs, modes), spread(outputs, modes)[::-1], most, limit, bias)
@@ -180,10 +171,10 @@ def swap(
     limit: str = "parameters",
     axes: Axes | None = None,
 ) -> nn.Module | None:
-    """A copy of a model with new layers of one kind, freshly drawn, in place of some nn.Linear; None where they do not fit.
+    """A copy of a model with new layers of one kind, freshly drawn, in place of some linear ones; None where they do not fit.
 
     Args:
-        model: is not changed. layers: names of its nn.Linear; a pair (first, second) is two layers with something
+        model: is not changed. layers: names of its nn.Linear or Conv1D; a pair (first, second) is two layers with something
             between them that acts on each number alone, so that "narrow" may have fewer numbers there.
         kind: one of `KINDS`; "narrow" needs pairs alone, "ndlinear-axes" needs ``axes``.
         axes: name of a layer -> lengths of the axes that its inputs had before they were flattened, such as
@@ -223,7 +214,7 @@ def swap(
     copied = copy.deepcopy(model)
     for (name, layer), other in zip(old.items(), new):
         other.to(layer.weight).train(layer.training)
-        if layer is model:
+        if name == "(the model)":
             return other
         copied.set_submodule(name, other)
     return copied
@@ -272,19 +263,20 @@ def _narrow(pairs: Sequence[tuple[nn.Linear, nn.Linear]], share: float) -> list[
     return found
 
 
-def feed_forward(model: nn.Module) -> list[tuple[str, str]]:
-    """The feed-forward blocks of a Transformer, for ``layers`` of `race`: two nn.Linear in a row of which the first widens and the
-    second takes it back.
+def feed_forward(model: nn.Module) -> list[str | tuple[str, str]]:
+    """The feed-forward blocks of a Transformer, for ``layers`` of `race`: two linear layers in a row of which the first widens and
+    the second takes it back. A block with a gate, as in Llama, is three names in place of a pair: "narrow" stays away.
 
     Raises:
         ValueError: there is none.
     """
-    linear = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
-    found = [
-        (name, after)
-        for (name, first), (after, second) in itertools.pairwise(linear)
-        if first.in_features == second.out_features < first.out_features == second.in_features
-    ]
+    linear = [(seen.names[0], seen.layer) for seen in linear_layers(model)]
+    sizes = [("", ()), *((name, (one.in_features, one.out_features)) for name, one in linear)]
+    found: list[str | tuple[str, str]] = []
+    for before, (name, size), (after, back) in zip(sizes, sizes[1:], sizes[2:]):
+        if size[0] < size[1] and back == size[::-1]:
+            gated = before[1] == size
+            found += [before[0], name, after] if gated else [(name, after)]
     if not found:
         raise ValueError(
             f"no two of the {len(linear)} nn.Linear of this model are a feed-forward block: name layers yourself"
@@ -764,13 +756,9 @@ def _table(
 
 def _macs(net: nn.Module) -> int:
     """Multiply-adds of the linear layers for one row of their inputs."""
-    total = 0
-    for layer in net.modules():
-        if hasattr(layer, "multiply_adds"):
-            total += layer.multiply_adds()
-        elif isinstance(layer, nn.Linear):
-            total += layer.in_features * layer.out_features
-    return total
+    structured = [m for m in net.modules() if hasattr(m, "multiply_adds")]
+    dense = [seen.layer for seen in linear_layers(net)]
+    return sum(m.multiply_adds() for m in structured) + sum(m.weight.numel() for m in dense)
 
 
 def _result(number: int, losses: list[float], chosen: list[float]) -> str:

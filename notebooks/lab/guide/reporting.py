@@ -1,20 +1,22 @@
-"""Where in your own model a structured layer could stand: `report(model, inputs)`, one row for each nn.Linear.
+"""Where in your own model a structured layer could stand: `report(model, inputs)`, one row for each linear layer.
 
-    from lab import guide
-    guide.report(model, torch.randn(32, 3, 224, 224))            # a data frame
+    found = guide.report(model, torch.randn(32, 3, 224, 224))    # a data frame
+    guide.summary(found)                                         # of a large model: a row for each kind of layer
     guide.report(model, tokens, parameters=0.1)                  # with foldings of at most a tenth of the parameters
     guide.foldings(768, 3072, parameters=20_000)                 # the sizes that a layer could have
     smaller, fits = guide.convert(model, ["fc1"], share=0.25)    # a copy with fitted layers, to be trained a little
 
+A linear layer is an nn.Linear or a Conv1D of Hugging Face, which holds its weight as (D, H); the modes of an NdLinear are none.
 Nothing is trained and nothing is changed: for a report the model runs once, in evaluation mode and without gradients, and comes back bit
-for bit as it was. Needs torch and what the lab itself needs; counts are weights, and multiply-adds (1 = 2 FLOPs) per row of
-the layer's input. Chapter 72 explains the columns. Which layer to train only training tells: `lab.guide.race`.
+for bit as it was. Counts are weights, and multiply-adds (1 = 2 FLOPs) per row of the layer's input. Chapter 72
+explains the columns. Which layer to train only training tells: `lab.guide.race`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -24,6 +26,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
+from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor, nn
 
 from ndlinear import (
@@ -35,22 +38,31 @@ from ndlinear import (
     rearrange,
 )
 
-from .. import timing
+from .. import machine, timing
 from ..layers import BlockTensorTrain, LowRank, fit_kronecker, fit_low_rank
 
 Shape = tuple[int, ...]
-EXACT = 1024  # up to this side a singular value is computed exactly, beyond by iteration
+Folding = tuple[Shape, Shape]  # input_dims and hidden_size
+EXACT = 256  # up to this side a singular value is computed exactly, beyond by iteration
+TOLERANCE = 1e-3  # of the iteration
+MANY = 2**22  # entries of a weight from which on it is shuffled once
 SEPARABLE = 0.5  # share of its squared size that one Kronecker term must hold for a conversion to be worth a try
 
 
 # ------------------------------------------------------------------------------------------------------------- foldings
 def foldings(
-    inputs: int, outputs: int, *, parameters: float | None = None, macs: float | None = None
+    inputs: int,
+    outputs: int,
+    *,
+    axes: Shape = (),
+    parameters: float | None = None,
+    macs: float | None = None,
 ) -> pd.DataFrame:
-    """The NdLinear layers with two modes, none of length one, that could stand for a dense one: the fewest weights first.
+    """The NdLinear layers, with no mode of length one, that could stand for a dense one: the fewest weights first.
 
     Args:
         inputs, outputs: of the dense layer.
+        axes: lengths of the axes of the input, which are then the modes; without them all ways to make two modes of it.
         parameters, macs: at most so many, biases included; below 1, a share of the dense layer's. Only foldings within
             both are given.
 
@@ -58,8 +70,8 @@ def foldings(
         Columns ``input_dims``, ``hidden_size``, ``parameters``, ``macs``; no rows if nothing fits.
     """
     rows = []
-    for a, c in itertools.product(divisors(inputs), divisors(outputs)):
-        dims, hidden = (a, inputs // a), (c, outputs // c)
+    sides = [tuple(axes)] if axes else factors(inputs, 2)
+    for dims, hidden in itertools.product(sides, factors(outputs, len(axes) or 2)):
         order = cheapest_order(dims, hidden)
         rows.append((dims, hidden, count_parameters(dims, hidden), count_macs(dims, hidden, order)))
     columns = ["input_dims", "hidden_size", "parameters", "macs"]
@@ -71,6 +83,13 @@ def foldings(
         if limit is not None:
             found = found[found[name] <= (limit * dense if limit < 1 else limit)]
     return found.reset_index(drop=True)
+
+
+def factors(n: int, modes: int) -> list[Shape]:
+    """All ways to write n as a product of so many numbers above one, in every order."""
+    if modes == 1:
+        return [(n,)] if n > 1 else []
+    return [(d, *rest) for d in divisors(n) for rest in factors(n // d, modes - 1)]
 
 
 def divisors(n: int) -> list[int]:
@@ -87,13 +106,23 @@ def folding(inputs: int, outputs: int) -> tuple[Shape, Shape] | None:
     return (small, large), (many, few)
 
 
+@functools.cache
+def spread(n: int, modes: int) -> Shape:
+    """So many factors of n, ascending, with the smallest sum."""
+    if modes <= 2:
+        return (n,) if modes == 1 else near_square(n)
+    each = [tuple(sorted((a, *spread(n // a, modes - 1)))) for a in [1, *divisors(n)]]
+    return min(each, key=sum)
+
+
 # ------------------------------------------------------------------------------------------------ watching a model run
 @dataclass
 class Seen:
     """A linear layer of a model and what a run of the model did with it."""
 
     names: list[str]
-    layer: nn.Linear
+    module: nn.Module
+    layer: nn.Linear  # on the same numbers
     calls: int = 0
     shape: Shape = ()  # of the input of the last call
     flattened: Shape = ()  # what nn.Flatten made this input of
@@ -104,18 +133,35 @@ class Seen:
         return math.prod(self.shape[:-1])
 
 
+def is_linear(module: nn.Module) -> bool:
+    """Whether a module is an nn.Linear, or the Conv1D of Hugging Face's GPT-2, which is one with a transposed weight."""
+    conv = type(module).__name__ == "Conv1D" and hasattr(module, "nf")
+    return isinstance(module, nn.Linear) or conv
+
+
+def as_linear(module: nn.Module) -> nn.Linear:
+    """An nn.Linear on the numbers of a linear layer."""
+    weight = module.weight.detach()
+    weight = weight if isinstance(module, nn.Linear) else weight.T
+    linear = nn.Linear(*weight.shape[::-1], bias=module.bias is not None, device="meta")
+    linear.weight, linear.bias = nn.Parameter(weight, requires_grad=False), module.bias
+    return linear.train(module.training)
+
+
 def linear_layers(model: nn.Module) -> list[Seen]:
-    """Each nn.Linear of a model once, with all its names; notes say which weights are used elsewhere as well."""
+    """Each linear layer of a model once, with all its names; notes say which weights are used elsewhere as well."""
     found: dict[nn.Module, Seen] = {}
     holders: dict[int, set[str]] = {}
+    modes = {mode for module in model.modules() for mode in getattr(module, "align_layers", ())}
     for name, module in model.named_modules(remove_duplicate=False):
-        if isinstance(module, nn.Linear):
-            found.setdefault(module, Seen([], module)).names.append(name or "(the model)")
+        if is_linear(module) and module not in modes:
+            seen = found.setdefault(module, Seen([], module, as_linear(module)))
+            seen.names.append(name or "(the model)")
         for key, weight in module.named_parameters(recurse=False):
             holders.setdefault(id(weight), set()).add(f"{name}.{key}" if name else key)
     for seen in found.values():
         own = {f"{name}.weight" for name in seen.names} | {"weight"}
-        others = sorted(holders.get(id(seen.layer.weight), set()) - own)
+        others = sorted(holders.get(id(seen.module.weight), set()) - own)
         if others:
             seen.notes.append(f"weight shared with {', '.join(others)}")
     return list(found.values())
@@ -124,10 +170,9 @@ def linear_layers(model: nn.Module) -> list[Seen]:
 def watch(model: nn.Module, inputs: Any) -> list[Seen]:
     """Run the model once and note what its linear layers get. The model is left as it was."""
     layers = linear_layers(model)
-    by_layer = {seen.layer: seen for seen in layers}
-    made: dict[
-        int, tuple[Tensor, Shape]
-    ] = {}  # outputs of nn.Flatten, kept so that no id is used twice
+    by_layer = {seen.module: seen for seen in layers}
+    # outputs of nn.Flatten, kept so that no id is used twice
+    made: dict[int, tuple[Tensor, Shape]] = {}
     hooks = []
     for module in model.modules():
         if module in by_layer:
@@ -225,13 +270,13 @@ def check(model: Any) -> None:
             raise ValueError(f"{name} is lazy and has no size yet: run the model once, then ask")
         if "quantized" in type(module).__module__ and hasattr(module, "in_features"):
             raise ValueError(f"{name} is quantised: report on the model before its quantisation")
-        if isinstance(module, nn.Linear) and not weight.is_floating_point():
+        if is_linear(module) and not weight.is_floating_point():
             raise ValueError(
                 f"{name} has weights of type {weight.dtype}, quantised perhaps: report on the model before that"
             )
-        if isinstance(module, nn.Linear) and weight.is_meta:
+        if is_linear(module) and weight.is_meta:
             raise ValueError(f"{name} has no numbers (meta device): load the weights first")
-    if not any(isinstance(module, nn.Linear) for module in model.modules()):
+    if not linear_layers(model):
         kinds = sorted({type(m).__name__ for m in model.modules() if not list(m.children())})
         raise ValueError(f"this model has no nn.Linear; its layers are {', '.join(kinds)}")
 
@@ -239,31 +284,55 @@ def check(model: Any) -> None:
 # ------------------------------------------------------------------------------------------------ measures of one layer
 def first_term(weight: Tensor, dims: Shape, hidden: Shape) -> float:
     """Share of the squared Frobenius norm of a weight (H, D) that its best Kronecker product holds: 1 - error^2 of
-    `ndlinear.nearest_kronecker` with one term."""
-    table = rearrange(weight.detach().to(torch.float64), dims, hidden)
+    `ndlinear.nearest_kronecker` with one term.
+
+    With more than two modes this is an upper bound: the modes are joined to two, in the way that holds least. Up to a side of
+    `EXACT` of the rearranged weight it is exact; beyond, Lanczos iteration in float32 finds it to a relative error of `TOLERANCE`,
+    in half a second for 4,096 × 4,096 entries.
+    """
+
+    def joined(sizes: Shape, cut: int) -> Shape:
+        return math.prod(sizes[:cut]), math.prod(sizes[cut:])
+
+    cuts = range(1, len(dims))
+    tables = (rearrange(weight.detach(), joined(dims, k), joined(hidden, k)) for k in cuts)
+    return min(map(_largest, tables))
+
+
+def _largest(table: Tensor) -> float:
+    """The largest squared singular value of a matrix over the sum of all."""
     table = table if table.shape[0] <= table.shape[1] else table.T
-    if len(table) <= EXACT:
-        largest = torch.linalg.eigvalsh(table @ table.T)[-1]
-    else:
-        largest = torch.svd_lowrank(table, q=8, niter=12)[1][0] ** 2
-    return float(largest / table.square().sum().clamp_min(1e-300))
+    side = len(table)
+    table = table.to(torch.float64 if side <= EXACT else torch.float32)
+    total = float(table.square().sum())
+    if side <= EXACT or not total:
+        return float(torch.linalg.eigvalsh(table @ table.T)[-1]) / max(total, 1e-300)
+
+    def squared(vector: np.ndarray) -> np.ndarray:
+        return (table @ (table.T @ torch.from_numpy(vector).to(table))).cpu().numpy()
+
+    operator = LinearOperator((side, side), matvec=squared, dtype=np.float32)
+    start = np.random.default_rng(0).standard_normal(side).astype(np.float32)
+    found = eigsh(operator, k=1, tol=TOLERANCE, v0=start, return_eigenvectors=False)
+    return float(found[0]) / total
 
 
-def by_chance(weight: Tensor, dims: Shape, hidden: Shape, draws: int = 3, seed: int = 0) -> float:
-    """The largest `first_term` of some random matrices of the same size and with the same entries, in another order."""
+def by_chance(weight: Tensor, dims: Shape, hidden: Shape, seed: int = 0) -> float:
+    """The largest `first_term` of three random matrices of the same size and with the same entries in another order; of one if
+    there are more than `MANY` entries."""
     order = torch.Generator().manual_seed(seed)
     entries = weight.detach().flatten()
-    shuffled = [
-        entries[torch.randperm(len(entries), generator=order).to(entries.device)]
-        for _ in range(draws)
-    ]
-    return max(first_term(s.view_as(weight), dims, hidden) for s in shuffled)
+    found = []
+    for _ in range(3 if len(entries) <= MANY else 1):
+        mixed = entries[torch.randperm(len(entries), generator=order).to(entries.device)]
+        found.append(first_term(mixed.view(weight.shape), dims, hidden))
+    return max(found)
 
 
 @torch.no_grad()
 def times(seen: Seen, dims: Shape, hidden: Shape, rounds: int) -> dict[str, float]:
     """Median microseconds of a forward pass at the batch, device and type of the run: the dense layer, a low-rank one with at
-    most as many multiply-adds as NdLinear, a Monarch layer, and NdLinear."""
+    most as many multiply-adds as NdLinear, a Monarch layer of two nearly square modes, and NdLinear."""
     layer = seen.layer
     like = {"device": layer.weight.device, "dtype": layer.weight.dtype}
     macs = count_macs(dims, hidden, cheapest_order(dims, hidden))
@@ -271,7 +340,7 @@ def times(seen: Seen, dims: Shape, hidden: Shape, rounds: int) -> dict[str, floa
     with torch.random.fork_rng(devices=[]):
         x = torch.randn(seen.shape, **like)
         low_rank = LowRank(layer.in_features, layer.out_features, rank).to(**like)
-        monarch = BlockTensorTrain(dims, hidden).to(**like)
+        monarch = BlockTensorTrain(*_two(layer, dims, hidden)).to(**like)
         structured = NdLinear(dims, hidden, **like)
     dense = torch.nn.functional.linear
     tensor = x.unflatten(-1, dims)
@@ -294,59 +363,80 @@ def report(
     macs: float | None = None,
     axes: Mapping[str, Shape] | None = None,
     rounds: int = 7,
+    progress: bool = True,
 ) -> pd.DataFrame:
-    """One row for each nn.Linear of a model: what could stand in its place, and what it would cost.
+    """One row for each linear layer of a model: what could stand in its place, what it would cost, and what to do.
 
     Args:
         model: any torch.nn.Module that holds numbers. inputs: a tensor, a tuple of arguments or a dictionary of keyword
             arguments; times are measured at this batch, on the device where the layer lies.
-        parameters, macs: budgets of each layer, see `foldings`. The folding with the fewest weights within them is
-            shown; with none, the most nearly square one.
         axes: name of a layer -> the axes of its input that mean something, such as {"head": (64, 8, 8)}. What an
             nn.Flatten made a layer's input of is found without.
-        rounds: of the measurement of time; 0 measures nothing.
+        parameters, macs: budgets of each layer, see `foldings`. The folding is that on the axes, where there are any, with hidden
+            axes as equal as possible, else the most nearly square one; with a budget, the one with the fewest weights.
+        rounds: of the measurement of time; 0 measures nothing. progress: a bar, where tqdm is installed.
 
     Returns:
-        A data frame; an empty cell is a question that does not arise.
+        A data frame; an empty cell is a question that does not arise. ``folding`` is what `convert` takes.
 
     Raises:
-        TypeError, ValueError: no module, no nn.Linear, weights without numbers, or inputs that do not fit.
+        TypeError, ValueError: no module, no linear layer, weights without numbers, or inputs that do not fit.
     """
     check(model)
     found = watch(model, inputs)
     names = {name for seen in found for name in seen.names}
     if unknown := sorted(set(axes or {}) - names):
         raise ValueError(f"axes names {unknown}; the linear layers are {sorted(names)}")
-    return pd.DataFrame(
-        [
-            _row(seen, _axes(seen, axes or {}), {"parameters": parameters, "macs": macs}, rounds)
-            for seen in found
-        ]
-    )  # fmt: skip
+    budget = {"parameters": parameters, "macs": macs}
+    own = [_axes(seen, axes or {}) for seen in found]
+    pairs = machine.progress(list(zip(found, own)), "report", progress)
+    return pd.DataFrame([_row(seen, each, budget, rounds) for seen, each in pairs])
+
+
+def summary(found: pd.DataFrame) -> pd.DataFrame:
+    """A report in short: layers whose names differ in their numbers alone are one row, with the range of what was found."""
+    kind = found["layer"].str.replace(r"\d+", "i", regex=True)
+    rows = []
+    for name, group in found.groupby(kind, sort=False):
+        shares = {"separable, %": 100 * group["separable"], "chance, %": 100 * group["by chance"]}
+        rows.append(
+            {
+                "layer": name,
+                "count": len(group),
+                "size": f"{group['inputs'].iloc[0]:,} → {group['outputs'].iloc[0]:,}",
+                **{k: f"{v.min():.1f} to {v.max():.1f}" for k, v in shares.items()},
+                "advice": "; ".join(group["advice"].unique()),
+            }
+        )
+    return pd.DataFrame(rows)
 
 
 def _axes(seen: Seen, given: Mapping[str, Shape]) -> Shape:
-    """The axes of a layer's input that mean something, or ()."""
-    for name in seen.names:
-        if name in given:
-            named = tuple(given[name])
-            if math.prod(named) != seen.layer.in_features:
-                raise ValueError(
-                    f"axes[{name!r}] = {named} has {math.prod(named)} entries, the layer reads {seen.layer.in_features}"
-                )
-            return named
-    return tuple(n for n in seen.flattened if n > 1)
+    """The axes of a layer's input that mean something and are longer than one; () if there are not two."""
+    named = next((tuple(given[name]) for name in seen.names if name in given), seen.flattened)
+    if named and math.prod(named) != seen.layer.in_features:
+        raise ValueError(
+            f"axes of {seen.names[0]}: {named} has {math.prod(named)} entries, the layer reads {seen.layer.in_features}"
+        )
+    found = tuple(n for n in named if n > 1)
+    return found if len(found) > 1 else ()
 
 
-def _chosen(layer: nn.Linear, budget: dict) -> tuple[Shape, Shape] | None:
+def _chosen(layer: nn.Linear, axes: Shape, budget: dict) -> Folding | None:
     """The folding to be shown for a layer."""
-    square = folding(layer.in_features, layer.out_features)
-    if square is None or all(limit is None for limit in budget.values()):
-        return square
-    fitting = foldings(layer.in_features, layer.out_features, **budget)
-    if fitting.empty:
-        return None
-    return fitting["input_dims"][0], fitting["hidden_size"][0]
+    sizes = layer.in_features, layer.out_features
+    if any(limit is not None for limit in budget.values()):
+        fitting = foldings(*sizes, axes=axes, **budget)
+        return None if fitting.empty else tuple(fitting.loc[0, ["input_dims", "hidden_size"]])
+    if not axes:
+        return folding(*sizes)
+    hidden = spread(layer.out_features, len(axes))
+    return None if 1 in hidden else (axes, hidden)
+
+
+def _two(layer: nn.Linear, dims: Shape, hidden: Shape) -> Folding:
+    """Two modes: those of a folding, or nearly square ones where it has more."""
+    return (dims, hidden) if len(dims) == 2 else folding(layer.in_features, layer.out_features)
 
 
 def _row(seen: Seen, axes: Shape, budget: dict, rounds: int) -> dict:
@@ -358,44 +448,52 @@ def _row(seen: Seen, axes: Shape, budget: dict, rounds: int) -> dict:
         "outputs": outputs,
         "calls": seen.calls,
         "rows": seen.rows if seen.calls else 0,
-        "axes": "×".join(map(str, axes)) if len(axes) > 1 else "",
+        "axes": "×".join(map(str, axes)),
         "dense parameters": sum(p.numel() for p in layer.parameters(recurse=False)),
         "dense macs": inputs * outputs,
     }
-    shapes = _chosen(layer, budget)
-    if not seen.calls:
-        seen.notes.append("these inputs do not reach it")
-    if folding(inputs, outputs) is None:
-        seen.notes.append("a prime number of inputs or outputs leaves an axis of length one")
-    elif shapes is None:
-        seen.notes.append("no folding within the budget")
+    shapes = _chosen(layer, axes, budget)
     if shapes is not None:
         row |= _structured(layer, *shapes)
         if seen.calls and rounds:
             row |= {f"{name} µs": value for name, value in times(seen, *shapes, rounds).items()}
-    if row.get("separable", 0) > max(SEPARABLE, 2 * row.get("by chance", 1)):
-        seen.notes.append("one Kronecker term holds most of the trained weight: try from_linear")
-    return row | {"notes": "; ".join(seen.notes)}
+    return row | {"advice": _advice(seen, axes, row)}
+
+
+def _advice(seen: Seen, axes: Shape, row: dict) -> str:
+    """What to do with a layer, in a sentence."""
+    if seen.notes:
+        return f"keep it: {', '.join(seen.notes)}"
+    if not seen.calls:
+        return "keep it: these inputs do not reach it"
+    if "folding" not in row:
+        if _chosen(seen.layer, axes, {}):
+            return "keep it: no folding within the budget"
+        sizes = f"{row['inputs']:,} inputs or {row['outputs']:,} outputs"
+        return f"keep it: {sizes} are no product of {len(axes) or 2} numbers above one"
+    if row["separable"] > max(SEPARABLE, 2 * row["by chance"]):
+        return "convert it: one Kronecker product holds most of its weight"
+    if axes:
+        return "do not convert it; a race of new layers can use its axes"
+    return "do not convert it; no axes are known, so race a narrower layer too"
 
 
 def _structured(layer: nn.Linear, dims: Shape, hidden: Shape) -> dict:
     """Costs of the layers of one folding, how separable the weight is, and what rank a low-rank layer of that size has."""
-    (m, n), (a, c) = dims, hidden
+    (m, n), (a, c) = _two(layer, dims, hidden)
     biased = layer.bias is not None
-    size = count_parameters(dims, hidden, bias=biased)
+    size = count_parameters(dims, hidden, bias=False)
     macs = count_macs(dims, hidden, cheapest_order(dims, hidden))
     both = layer.in_features + layer.out_features
     monarch = m * a * (n + c)
     return {
-        "folding": f"{m}×{n} → {a}×{c}",
-        "ndlinear parameters": size,
+        "folding": (dims, hidden),
+        "ndlinear parameters": size + biased * sum(hidden),
         "ndlinear macs": macs,
         "monarch parameters": monarch + biased * layer.out_features,
         "monarch macs": monarch,
         "low rank of as many macs": max(1, macs // both),
-        "low rank of as many parameters": max(
-            1, count_parameters(dims, hidden, bias=False) // both
-        ),
+        "low rank of as many parameters": max(1, size // both),
         "full rank": min(layer.in_features, layer.out_features),
         "separable": first_term(layer.weight, dims, hidden),
         "by chance": by_chance(layer.weight, dims, hidden),
@@ -403,9 +501,6 @@ def _structured(layer: nn.Linear, dims: Shape, hidden: Shape) -> dict:
 
 
 # -------------------------------------------------------------------------------------------------------- conversion
-FITS = {"ndlinear": fit_kronecker, "low-rank": fit_low_rank}
-
-
 def replaceable(model: nn.Module, names: Iterable[str]) -> dict[str, Seen]:
     """The linear layers of a model that are named, each checked: another layer may take its place.
 
@@ -432,36 +527,47 @@ def replaceable(model: nn.Module, names: Iterable[str]) -> dict[str, Seen]:
 
 
 def convert(
-    model: nn.Module, layers: Iterable[str], *, share: float = 0.25, kind: str = "ndlinear"
+    model: nn.Module,
+    layers: Iterable[str] | Mapping[str, Folding],
+    *,
+    share: float = 0.25,
+    kind: str = "ndlinear",
+    progress: bool = True,
 ) -> tuple[nn.Module, pd.DataFrame]:
-    """A copy of a trained model in which some nn.Linear are replaced by structured layers fitted to their weights.
+    """A copy of a trained model in which some linear layers are replaced by structured layers fitted to their weights.
 
     The fit is to the weights alone, so train the copy a little before you judge it: chapter 72 has an example. In evaluation
     torch's nn.TransformerEncoderLayer reads the weights of its layers itself; with some of them replaced, call
     `torch.backends.mha.set_fastpath_enabled(False)` first.
 
     Args:
-        model: is not changed. layers: names of its nn.Linear, as in the column ``layer`` of `report`.
+        model: is not changed. layers: names of its linear layers, as in the column ``layer`` of `report`; or name -> folding,
+            such as {"fc1": ((24, 24), (48, 32))}, as in its column ``folding``.
         share: of the dense layer's parameters that a replacement may have, at most.
-        kind: "ndlinear", a sum of two-mode terms with no more multiply-adds than the dense layer (`fit_kronecker`), or
-            "low-rank" (`fit_low_rank`).
+        kind: "ndlinear", a sum of terms with no more multiply-adds than the dense layer, on the folding given or else the best
+            one of `fit_kronecker`; or "low-rank" (`fit_low_rank`). A layer of 4,096 × 4,096 takes about a minute.
+        progress: a bar, where tqdm is installed.
 
     Returns:
         The copy, and a data frame with a row for each replaced layer: ``layer``, ``built``, ``dense parameters``,
         ``parameters``, ``dense macs``, ``macs`` and ``error``, relative in the Frobenius norm.
 
     Raises:
-        TypeError, ValueError: no module, a name that is no nn.Linear of it, a weight that is used elsewhere as well, an
+        TypeError, ValueError: no module, a name that is no linear layer of it, a weight that is used elsewhere as well, an
             unknown kind, or a share into which nothing fits.
     """
-    check(model)
-    if kind not in FITS:
-        raise ValueError(f"kind must be one of {', '.join(map(repr, FITS))}, got {kind!r}")
+    if kind not in ("ndlinear", "low-rank"):
+        raise ValueError(f"kind must be 'ndlinear' or 'low-rank', got {kind!r}")
+    given = layers if isinstance(layers, Mapping) else dict.fromkeys(layers)
+    named = list(replaceable(model, given).items())
     copied = copy.deepcopy(model)
     rows = []
-    for name, seen in replaceable(model, dict.fromkeys(layers)).items():
-        layer, error = FITS[kind](seen.layer, share)
-        layer.train(seen.layer.training)
+    for name, seen in machine.progress(named, "convert", progress):
+        dense = seen.layer
+        low_rank = kind == "low-rank"
+        fit = fit_low_rank if low_rank else functools.partial(fit_kronecker, folding=given[name])
+        layer, error = fit(dense, share)
+        layer.train(dense.training)
         if name == "(the model)":
             copied = layer
         else:
@@ -470,9 +576,9 @@ def convert(
             {
                 "layer": name,
                 "built": _built(layer),
-                "dense parameters": sum(p.numel() for p in seen.layer.parameters()),
+                "dense parameters": sum(p.numel() for p in dense.parameters()),
                 "parameters": sum(p.numel() for p in layer.parameters()),
-                "dense macs": seen.layer.in_features * seen.layer.out_features,
+                "dense macs": dense.in_features * dense.out_features,
                 "macs": layer.multiply_adds(),
                 "error": error,
             }
@@ -484,16 +590,6 @@ def _built(layer: nn.Module) -> str:
     """What a fitted layer is, in a few words."""
     if isinstance(layer, LowRank):
         return f"rank {len(layer.down)}"
-    (m, n), (a, c) = layer.map.input_dims, layer.map.hidden_size
+    dims, hidden = ("×".join(map(str, s)) for s in (layer.map.input_dims, layer.map.hidden_size))
     terms = len(layer.map.terms)
-    return f"{m}×{n} → {a}×{c}, {terms} term" + "s" * (terms > 1)
-
-
-__all__ = [
-    "convert",
-    "first_term",
-    "folding",
-    "foldings",
-    "report",
-    "watch",
-]
+    return f"{dims} → {hidden}, {terms} term" + "s" * (terms > 1)

@@ -20,11 +20,11 @@ from dataclasses import dataclass, field
 import pandas as pd
 
 from .. import modes
-from ..machine import device, peak_memory_mb, versions
+from ..machine import device, peak_memory_mb, progress, versions
 from ..modes import LabError, mode, new_rows_folder
 from . import budget, canary, fingerprint, profiles, store, where
 from .store import RecordError, Writer, canonical, only_writer, parse, set_torn_aside
-from .where import InProcess, executor, progress
+from .where import InProcess, executor
 
 
 # ------------------------------------------------------------------------------------------------------- one experiment
@@ -161,7 +161,8 @@ def map_groups(
             finished = _one_by_one(experiment, groups)
         else:
             finished = _as_completed(pool, experiment, groups, data)
-        yield from progress(finished, len(groups), experiment.name)
+        shown = mode() == "full"
+        yield from progress(finished, experiment.name, shown, total=len(groups))
 
 
 def _one_by_one(experiment: Experiment, groups) -> Iterator[tuple[list, list]]:

@@ -7,7 +7,7 @@ import contextlib
 import os
 from collections.abc import Iterator
 
-from ..modes import LabError, mode
+from ..modes import LabError
 
 
 class InProcess(concurrent.futures.Executor):
@@ -68,12 +68,3 @@ def as_completed(pool, futures, patience: float = 30.0) -> Iterator:
                 "start one with `dask worker <address>`"
             )
             said = True
-
-
-def progress(items, total: int, label: str):
-    """A progress bar where tqdm is installed and more than one run is to come."""
-    try:
-        from tqdm.auto import tqdm
-    except ModuleNotFoundError:
-        return items
-    return tqdm(items, total=total, desc=label, disable=total < 2 or mode() != "full")
