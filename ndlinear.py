@@ -36,11 +36,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from operator import index
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor, fx, nn
+from torch.autograd import forward_ad
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
@@ -68,6 +68,7 @@ __all__ = [
 
 Shape = Sequence[int]
 Sizes = tuple[int, ...]
+Tensors = Sequence["Tensor | None"]
 Layer = TypeVar("Layer")
 
 
@@ -85,10 +86,8 @@ def mode_product(x: Tensor, weight: Tensor, mode: int, bias: Tensor | None = Non
         bias: (H,) or None.
 
     Returns:
-        (..., H, ...), possibly a transposed view. Costs H multiply-adds per entry of `x`.
-
-    Raises:
-        ValueError: there is no such axis, or the sizes do not fit.
+        (..., H, ...), possibly a transposed view. Costs H multiply-adds per entry of `x`. Raises
+        ValueError if there is no such axis or the sizes do not fit.
 
     >>> mode_product(torch.zeros(7, 4, 5), torch.zeros(3, 4), mode=-2).shape
     torch.Size([7, 3, 5])
@@ -107,7 +106,7 @@ def mode_product(x: Tensor, weight: Tensor, mode: int, bias: Tensor | None = Non
 def ndlinear(
     x: Tensor,
     weights: Sequence[Tensor],
-    biases: Sequence[Tensor | None] | None = None,
+    biases: Tensors | None = None,
     order: Shape | None = None,
 ) -> Tensor:
     """Algorithm 1: mode after mode, multiply by the weight and add the bias.
@@ -120,10 +119,8 @@ def ndlinear(
             It changes the result only through the biases.
 
     Returns:
-        (..., H_1, ..., H_N). Costs `count_macs(D, H, order)` multiply-adds per sample.
-
-    Raises:
-        ValueError, TypeError: something does not fit.
+        (..., H_1, ..., H_N). Costs `count_macs(D, H, order)` multiply-adds per sample. Raises
+        ValueError or TypeError if something does not fit.
 
     >>> weights = [torch.ones(3, 4), torch.ones(2, 5)]
     >>> ndlinear(torch.ones(7, 4, 5), weights).shape
@@ -158,10 +155,9 @@ class NdLinear(nn.Module):
         init: "linear": each mode like torch.nn.Linear, as released; it turns unit variance into
             3^-N, plus biases. "paper": Xavier uniform per mode, biases zero. "unit": uniform
             +-sqrt(3/D_k) per mode, which keeps the variance, biases zero.
-        execution: "sequential": Algorithm 1 literally, the reference. "planned": the same function
-            in the fastest way known, see `plan`. "recompute": so too, under
-            torch.utils.checkpoint: it keeps only its input and runs once more in backward. What
-            compiles, traces or transforms the layer runs it as planned.
+        execution: "planned": the fastest way known, see `plan`. "sequential": Algorithm 1 as it is.
+            "recompute": planned, under torch.utils.checkpoint: it keeps only its input and runs
+            once more in backward. What compiles, traces or transforms the layer runs it as planned.
         device, dtype: of the parameters, as in torch.nn.Linear.
 
     Attributes:
@@ -241,10 +237,7 @@ class NdLinear(nn.Module):
 
     def reset_parameters(self) -> None:
         """Draw all parameters anew, as `init` says. Each mode by itself is drawn in the same way,
-        so a loop that resets all modules ends as this does.
-
-        >>> NdLinear((4, 5), (3, 2), init="unit").reset_parameters()
-        """
+        so a loop that resets all modules ends as this does."""
         for mode in self.align_layers:
             mode.reset_parameters()
 
@@ -272,36 +265,24 @@ class NdLinear(nn.Module):
 
         Args:
             linear: Linear(prod D, prod H), or the Conv1D of transformers.
-            input_dims: (D_1, ..., D_N).
-            hidden_size: (H_1, ..., H_N).
+            input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N).
             rank: 1; a sum of more terms is an `NdLinearSum`, see NdLinearSum.from_linear.
             search: how to search: `restarts`, `seed`, `sweeps`, `tol` of `nearest_kronecker`.
 
         Returns:
             A layer of this class with copies of the numbers. The biases of the modes cannot reach
             every dense bias: they are the least-squares fit. `approximation` holds both relative
-            errors. The costs are those of NdLinear.
-
-        Raises:
-            ValueError, TypeError: sizes that do not fit, rank > 1, or no dense layer.
+            errors. Raises ValueError or TypeError for sizes that do not fit, rank > 1, or what is
+            no dense layer.
 
         >>> layer = NdLinear.from_linear(nn.Linear(20, 6), (4, 5), (3, 2))
         >>> 0 < layer.approximation.weight_error < 1
         True
         """
-        dims, hidden = _shapes(input_dims, hidden_size, rank)
-        if rank > 1:
-            raise ValueError(
-                f"an NdLinear is one term, got rank={rank}; a sum of {rank} terms is "
-                f"NdLinearSum.from_linear(linear, {dims}, {hidden}, rank={rank})"
-            )
-        return _nearest(partial(cls, dims, hidden), linear, dims, hidden, rank, search)
+        return _nearest(cls, linear, input_dims, hidden_size, rank, search)
 
     def plan(
-        self,
-        batch: int = 256,
-        needs_grad: bool = True,
-        device: torch.device | str | None = None,
+        self, batch: int = 256, needs_grad: bool = True, device: torch.device | str | None = None
     ) -> Plan:
         """How `batch` samples are computed, with or without gradients; print it. See part 3.
 
@@ -369,10 +350,7 @@ def _draw(mode: nn.Linear, init: str, over: float = 1.0) -> None:
     """Draw one mode; its weight is divided by `over`."""
     nn.Linear.reset_parameters(mode)
     if init != "linear":
-        squared = 3 / mode.in_features
-        if init == "paper":
-            squared = 6 / sum(mode.weight.shape)
-        bound = math.sqrt(squared)
+        bound = math.sqrt(6 / sum(mode.weight.shape) if init == "paper" else 3 / mode.in_features)
         nn.init.uniform_(mode.weight, -bound, bound)
         if mode.bias is not None:
             nn.init.zeros_(mode.bias)
@@ -386,9 +364,6 @@ class FlatNdLinear(NdLinear):
     Parameters, arguments, `from_linear` and costs are those of NdLinear. Code that reads `weight`
     and `bias`, as nn.TransformerEncoderLayer in evaluation and nn.MultiheadAttention do, gets those
     of the dense layer, made in each access.
-
-    Raises:
-        ValueError, TypeError: sizes or input that do not fit.
 
     >>> layer = FlatNdLinear((4, 5), (3, 2))
     >>> layer(torch.randn(7, 20)).shape, layer.in_features, layer.out_features
@@ -466,7 +441,7 @@ def total_bias(layer: NdLinear | NdLinearSum) -> Tensor:
     return weight.new_zeros(layer.hidden_size) if layer.bias is None else layer.bias
 
 
-def _total_bias(weights: Sequence[Tensor], biases: Sequence[Tensor | None], order: Shape) -> Tensor:
+def _total_bias(weights: Sequence[Tensor], biases: Tensors, order: Shape) -> Tensor:
     """The biases of all modes as one tensor, (H_1, ..., H_N) for the orders 1..N and N..1.
 
     It is the sum over k of [ones on the modes before k] x b_k x [row sums of the weights on the
@@ -526,15 +501,8 @@ class NdLinearSum(nn.Module):
     it is any dense layer. Its parameters are `terms.{r}.align_layers.{k}.weight` and `bias`
     (H_1, ..., H_N): rank * sum D_k H_k + prod H_k numbers; it costs `rank` times the multiply-adds
     of NdLinear. Drawn like NdLinear over sqrt(rank), so that the output variance keeps its size.
-    Source: the extension to higher rank that the paper names as future work.
-
-    Args:
-        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N), positive integers.
-        rank: number of terms.
-        bias, init, device, dtype: as in NdLinear.
-
-    Raises:
-        ValueError, TypeError: sizes, rank or input that do not fit.
+    All other arguments and errors are those of NdLinear. Source: the extension to higher rank that
+    the paper names as future work.
 
     >>> layer = NdLinearSum((4, 5), (3, 2), rank=2)
     >>> layer(torch.randn(7, 4, 5)).shape
@@ -565,8 +533,7 @@ class NdLinearSum(nn.Module):
         self.terms = cast("list[NdLinear]", nn.ModuleList(terms))
         self.bias = None
         if bias:
-            empty = torch.empty(self.hidden_size, device=device, dtype=dtype)
-            self.bias = nn.Parameter(empty)
+            self.bias = nn.Parameter(torch.empty(self.hidden_size, device=device, dtype=dtype))
             self._draw_bias()
         for term in terms:
             mode = term.align_layers[0]
@@ -605,8 +572,7 @@ class NdLinearSum(nn.Module):
         >>> torch.allclose(layer(x.unflatten(1, (4, 5))).flatten(1), linear(x), atol=1e-5)
         True
         """
-        dims, hidden = _shapes(input_dims, hidden_size, rank)
-        return _nearest(partial(cls, dims, hidden, rank), linear, dims, hidden, rank, search)
+        return _nearest(cls, linear, input_dims, hidden_size, rank, search)
 
     def __repr__(self) -> str:
         options = f"rank={self.rank}, bias={self.bias is not None}, init={self.init!r}"
@@ -623,8 +589,6 @@ def rearrange(matrix: Tensor, input_dims: Shape, hidden_size: Shape) -> Tensor:
 
     >>> rearrange(torch.eye(6), (2, 3), (2, 3)).shape
     torch.Size([4, 9])
-    >>> torch.linalg.matrix_rank(rearrange(torch.eye(6), (2, 3), (2, 3))).item()
-    1
     """
     dims, hidden = _shapes(input_dims, hidden_size)
     if tuple(matrix.shape) != (math.prod(hidden), math.prod(dims)):
@@ -669,9 +633,7 @@ def nearest_kronecker(
     Returns:
         (terms, error): matrix ~ sum over r of terms[r][0] kron ... kron terms[r][N-1], with
         terms[r][k] (H_k, D_k) in the dtype of the matrix; error = ||matrix - sum|| / ||matrix||.
-
-    Raises:
-        ValueError, TypeError: the sizes do not fit, or fewer terms are enough.
+        Raises ValueError or TypeError if the sizes do not fit or fewer terms are enough.
 
     >>> a, b = torch.randn(3, 4), torch.randn(2, 5)
     >>> terms, error = nearest_kronecker(torch.kron(a, b), (4, 5), (3, 2))
@@ -692,30 +654,23 @@ def nearest_kronecker(
         u, s, vh = torch.linalg.svd(tensor, full_matrices=False)
         factors = [u[:, :rank] * s[:rank], vh[:rank].T]
     else:
-        found = [
-            _least_squares(tensor, start, sweeps, tol)
-            for start in _starts(tensor, rank, restarts, seed)
-        ]
+        starts = _starts(tensor, rank, restarts, seed)
+        found = [_least_squares(tensor, start, sweeps, tol) for start in starts]
         factors = min(found, key=lambda factors: _error(tensor, factors))
     error = _error(tensor, factors)
     norms = torch.stack([factor.norm(dim=0) for factor in factors])
     shared = norms.prod(0) ** (1 / len(dims))  # the size of a term, evenly among its factors
     scales = shared / norms.clamp_min(1e-300)
-    terms = []
-    for r in range(rank):
-        columns = [(factor * scale)[:, r] for factor, scale in zip(factors, scales)]
-        shaped = [column.reshape(h, d) for column, h, d in zip(columns, hidden, dims)]
-        terms.append([factor.to(matrix.dtype) for factor in shaped])
-    return terms, error
+    scaled = [(factor * scale).to(matrix.dtype) for factor, scale in zip(factors, scales)]
+    sized = list(zip(scaled, hidden, dims))
+    return [[all_[:, r].reshape(h, d) for all_, h, d in sized] for r in range(rank)], error
 
 
 def _starts(tensor: Tensor, rank: int, restarts: int, seed: int) -> list[list[Tensor]]:
     """Factors (n_k, rank) to begin with: singular vectors of the unfoldings, then random ones."""
     noise = torch.Generator().manual_seed(seed)
-    starts = []
-    for _ in range(restarts + 1):
-        drawn = [torch.randn(n, rank, generator=noise) for n in tensor.shape]
-        starts.append([factor.to(tensor) for factor in drawn])
+    draw = partial(torch.randn, generator=noise)
+    starts = [[draw(n, rank).to(tensor) for n in tensor.shape] for _ in range(restarts + 1)]
     for k, factor in enumerate(starts[0]):
         unfolding = tensor.movedim(k, 0).flatten(1)
         vectors = torch.linalg.eigh(unfolding @ unfolding.mH)[1].flip(1)
@@ -755,9 +710,17 @@ def _error(target: Tensor, factors: Sequence[Tensor]) -> float:
 
 @torch.no_grad()
 def _nearest(
-    make: Callable[..., Layer], linear: Any, dims: Sizes, hidden: Sizes, rank: int, search: Any
+    cls: type[Layer], linear: Any, input_dims: Shape, hidden_size: Shape, rank: int, search: Any
 ) -> Layer:
     """A layer like a dense one in dtype, device and bias, and as near to it as `rank` allows."""
+    dims, hidden = _shapes(input_dims, hidden_size, rank)
+    kind: Any = cls
+    options: dict[str, Any] = {"rank": rank} if issubclass(cls, NdLinearSum) else {}
+    if rank > 1 and not options:
+        raise ValueError(
+            f"an NdLinear is one term, got rank={rank}; a sum of {rank} terms is "
+            f"NdLinearSum.from_linear(linear, {dims}, {hidden}, rank={rank})"
+        )
     weight: Any = getattr(linear, "weight", None)
     bias: Any = getattr(linear, "bias", None)
     if type(linear).__name__ == "Conv1D" and hasattr(linear, "nf"):  # of transformers: (D, H)
@@ -768,8 +731,8 @@ def _nearest(
             "of other layers it takes the Conv1D of transformers"
         )
     terms, weight_error = nearest_kronecker(weight, dims, hidden, rank, **search)
-    layer: Any = make(bias=bias is not None, device="meta", dtype=weight.dtype)  # draws nothing
-    layer.to_empty(device=weight.device)
+    options |= {"bias": bias is not None, "device": "meta", "dtype": weight.dtype}  # draws nothing
+    layer = kind(dims, hidden, **options).to_empty(device=weight.device)
     for term, values in zip(layer.terms, terms):
         for target, value in zip(term.weights, values):
             target.copy_(value)
@@ -789,16 +752,15 @@ def _nearest_biases(
 ) -> tuple[list[Tensor], float]:
     """The biases (H_k,) whose total is nearest to a dense bias (prod H,), and the relative error.
 
-    The total bias is linear in the biases; the rows of `basis` are the totals of unit vectors.
+    The total bias is linear in the biases; the columns of `basis` are the totals of unit vectors.
     """
     exact = torch.complex128 if target.is_complex() else torch.float64
     target = target.to(exact)
     weights = [weight.to(exact) for weight in weights]
     sizes = [len(weight) for weight in weights]
     units = torch.eye(sum(sizes)).to(target)
-    basis = torch.stack(
-        [_total_bias(weights, unit.split(sizes), order).flatten() for unit in units], dim=1
-    )
+    totals = [_total_bias(weights, unit.split(sizes), order).flatten() for unit in units]
+    basis = torch.stack(totals, dim=1)
     solution = torch.linalg.pinv(basis) @ target
     return list(solution.split(sizes)), _error(target, [(basis @ solution)[:, None]])
 
@@ -914,12 +876,10 @@ class Plan:
         return sum(step.left * step.dim * step.right for step in self.steps)
 
     def __str__(self) -> str:
-        heads = ("modes", "left", "dim", "hidden", "right")
-        lines = ["".join(f"{head:>8}" for head in heads) + " multiply-adds"]
-        for step in self.steps:
-            modes = "x".join(str(k + 1) for k in step.modes)
-            cells = "".join(f"{size:>8}" for size in step[1:5])
-            lines.append(f"{modes:>8}{cells}{step.macs:>14,}")
+        lines = []
+        for modes, left, dim, hidden, right, _ in self.steps:
+            names = "x".join(str(k + 1) for k in modes)
+            lines.append(f"modes {names}: {dim} -> {hidden}, {left} left and {right} right of it")
         biases = "mode by mode" if self.inline else "added up and last"
         counts = f"{self.macs:,} multiply-adds, {self.saved:,} numbers kept for backward"
         lines.append(f"biases {biases}; {counts}")
@@ -939,7 +899,6 @@ class _Cost:
     PRODUCT = 1e-5  # to start a product, and again for each factor merged into its matrix
     BATCHED = 5e-6  # more to start a product of many matrices, and again if they are thin
     BIAS = 7e-6  # to start what adds one bias to the total bias
-
     MULTIPLY_ADD = 1.6e-11
     ROW = 3e-9  # one matrix: for each row
     MATRIX = 6e-8  # many matrices: for each one
@@ -947,8 +906,6 @@ class _Cost:
     THIN_NUMBER = 1e-9  # of a thin one
     MERGED_NUMBER = 1e-9  # for each entry of a merged matrix
     MATRIX_BIAS = 2e-10  # with gradients: for each number to which a product of many adds a bias
-    TOTAL = 5e-11  # for each number to which the total bias is added where left > 1
-
     BACKWARD_STARTS = 6  # forward and backward start as many times more operations
     BACKWARD_WORK = 3  # and do as many times more work
 
@@ -969,9 +926,8 @@ def _search(
         least = estimate(False, [(k,) for k in cheapest_order(dims, hidden)])
         return least if least.macs < literal.macs else literal
     plans = [literal]
-    for cuts in itertools.product((True, False), repeat=n - 1):
-        if n > 8 and not all(cuts):
-            break
+    all_cuts = itertools.product((True, False), repeat=n - 1)
+    for cuts in itertools.islice(all_cuts, 128 if n <= 8 else 1):
         edges = [0, *(k for k, cut in enumerate(cuts, 1) if cut), n]
         groups = [tuple(range(a, b)) for a, b in itertools.pairwise(edges)]
         groups.reverse()  # of equals the last comes first: then no axes follow it
@@ -993,10 +949,9 @@ def _estimate(
 ) -> Plan:
     """The plan that runs these groups one after the other, and how long that should take."""
     cost = _Cost
-    adds_total = bias and not inline
     sizes = list(dims)
     steps = []
-    starts = cost.BIAS * len(dims) * adds_total
+    starts = 0.0 if inline or not bias else cost.BIAS * len(dims)
     work = 0.0
     for group in groups:
         first = group[0]
@@ -1016,7 +971,6 @@ def _estimate(
         shape = (-1, d) if right == 1 else (-1, d, right)
         steps.append(Step(group, left, d, h, right, shape))
         sizes[first:behind] = hidden[first:behind]
-    work += cost.TOTAL * samples * math.prod(hidden) * (left > 1 and adds_total)
     seconds = starts + work
     if grad:
         seconds = cost.BACKWARD_STARTS * starts + cost.BACKWARD_WORK * work
@@ -1024,7 +978,7 @@ def _estimate(
     return Plan(tuple(steps), order, inline, seconds)
 
 
-def _gather(layer: NdLinear, compiling: bool) -> tuple[list[Tensor], Sequence[Tensor | None], bool]:
+def _gather(layer: NdLinear, compiling: bool) -> tuple[list[Tensor], Tensors, bool]:
     """The weights and biases of the modes, and whether the modes are what NdLinear made.
 
     They are not if someone quantised, wrapped, pruned or hooked one; it is then called as the
@@ -1062,11 +1016,7 @@ def _gather(layer: NdLinear, compiling: bool) -> tuple[list[Tensor], Sequence[Te
 
 
 def _planned(
-    layer: NdLinear,
-    x: Tensor,
-    weights: Sequence[Tensor],
-    biases: Sequence[Tensor | None],
-    compiling: bool,
+    layer: NdLinear, x: Tensor, weights: Sequence[Tensor], biases: Tensors, compiling: bool
 ) -> Tensor:
     """Choose the plan for this call and run it."""
     batch = x.shape[: -len(weights)]
@@ -1082,19 +1032,17 @@ def _planned(
     else:
         plan = layer._plans_for_any[x.is_cuda]
     operands = _operands(layer, plan, weights, biases)
+    run: Callable[..., Tensor] = _run
     if trains and layer.execution == "recompute":
         run = partial(checkpoint, _run, use_reentrant=False, preserve_rng_state=False)
-        y: Tensor = run(plan, product, x, *operands)
-    else:
-        y = _run(plan, product, x, *operands)
+    y = run(plan, product, x, *operands)
     if trains and plan.steps[-1].right > 1:
         _gather_gradient(y)
     return y.reshape(*batch, *layer.hidden_size)
 
 
 def _gather_gradient(y: Any) -> None:
-    """Bring the gradient of y into one piece first: with others, such as that of a sum, torch goes
-    matrix by matrix."""
+    """Put the gradient of y into one piece: with others, as of a sum, torch goes row by row."""
     y.register_hook(lambda g: None if g is None else g.contiguous())
 
 
@@ -1143,7 +1091,7 @@ def _any_requires_grad(*tensors: Tensor | None) -> bool:
 
 
 def _operands(
-    layer: NdLinear, plan: Plan, weights: Sequence[Tensor], biases: Sequence[Tensor | None]
+    layer: NdLinear, plan: Plan, weights: Sequence[Tensor], biases: Tensors
 ) -> list[Tensor | None]:
     """What the steps of a plan take: a matrix each, then a bias each."""
     if plan.inline:
@@ -1243,9 +1191,6 @@ _functorch_is_active = _private("_C._are_functorch_transforms_active", lambda: T
 _tracing_state = _private("_C._get_tracing_state", lambda: True)
 _any_autocast = _private("_C._is_any_autocast_enabled", lambda: True)
 _dispatch_modes = _private("_C._len_torch_dispatch_stack", lambda: True)  # they count operations
-_forward_mode: Any = torch.autograd.forward_ad
-if not hasattr(_forward_mode, "_current_level"):
-    _forward_mode = SimpleNamespace(_current_level=0)  # as if it were on
 _onednn_linear = _private("ops.mkldnn._linear_pointwise", None)
 _GLOBAL_HOOKS = [
     _private(f"nn.modules.module._global_{kind}_hooks", {})
@@ -1261,7 +1206,7 @@ def _is_ordinary(x: Tensor) -> bool:
         type(x) in _PLAIN
         and x.dtype in _REAL
         and not _functorch_is_active()
-        and _forward_mode._current_level < 0
+        and getattr(forward_ad, "_current_level", 0) < 0
         and _tracing_state() is None
     )
 
@@ -1303,21 +1248,18 @@ def _order(order: Shape | None, n: int) -> Shape:
     return range(n) if order is None else order
 
 
-_STRIDED = torch.strided
 _NO_ARITHMETIC = frozenset(
     getattr(torch, name) for name in dir(torch) if name.startswith(("float8_", "float4_"))
 )
 
 
-def _check_input(
-    x: Tensor, dims: Sizes, weights: Sequence[Tensor | None], compiling: bool = False
-) -> None:
+def _check_input(x: Tensor, dims: Sizes, weights: Tensors, compiling: bool = False) -> None:
     """Refuse what does not fit; a weight that is None is the business of its module."""
     if not isinstance(x, Tensor):
         wanted = ", ".join(map(str, dims))
         raise TypeError(f"expected a torch.Tensor of shape (..., {wanted}), got {type(x).__name__}")
     dtype = x.dtype
-    if not compiling and (x.layout is not _STRIDED or x.is_nested or dtype in _NO_ARITHMETIC):
+    if not compiling and (x.layout is not torch.strided or x.is_nested or dtype in _NO_ARITHMETIC):
         raise _unusable(x)
     if x.shape[-len(dims) :] != dims:
         wanted = ", ".join(map(str, dims))
