@@ -11,7 +11,12 @@ import ndlinear as nd
 
 BATCH = 300
 SHAPES = [((2, 5), (32, 32)), ((8, 12), (16, 16)), ((5, 2), (32, 32)), ((4, 2), (16, 64))]
-SHAPES += [((24, 32), (48, 64)), ((1, 1, 64), (1, 1, 64)), ((64, 8, 8), (64, 8, 8))]
+SHAPES += [
+    ((24, 32), (48, 64)),
+    ((1, 1, 64), (1, 1, 64)),
+    ((64, 8, 8), (64, 8, 8)),
+    ((160, 16), (160, 16)),
+]
 GRADIENTS = {  # what reaches the layer from a loss
     "dense": torch.randn_like,
     "of a sum": lambda y: torch.ones(()).expand_as(y),
@@ -28,17 +33,23 @@ def loop(layer, x):
     return x
 
 
-def started(step) -> int:
-    """Operations of torch that a step starts, those inside others included."""
+def counted(step) -> tuple[int, int]:
+    """Operations of torch that a step starts, those inside others included, and the bytes that they allocate."""
     step()
-    with profile(activities=[ProfilerActivity.CPU]) as seen:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         step()
-    return sum(entry.count for entry in seen.key_averages() if entry.key.startswith("aten::"))
+    entries = [entry for entry in seen.key_averages() if entry.key.startswith("aten::")]
+    allocated = sum(max(entry.self_cpu_memory_usage, 0) for entry in entries)
+    return sum(entry.count for entry in entries), allocated
+
+
+def started(step) -> int:
+    return counted(step)[0]
 
 
 @pytest.mark.parametrize("gradient", GRADIENTS)
 @pytest.mark.parametrize("dims, hidden", SHAPES, ids=str)
-def test_a_step_starts_no_more_than_the_loop(dims, hidden, gradient):
+def test_a_step_starts_and_allocates_no_more_than_the_loop(dims, hidden, gradient):
     """Without the cure a gradient of a sum starts a copy for each sample: over 6,000 operations here."""
     layer = nd.NdLinear(dims, hidden)
     x = torch.randn(BATCH, *dims, requires_grad=True)
@@ -47,8 +58,42 @@ def test_a_step_starts_no_more_than_the_loop(dims, hidden, gradient):
         y = forward(x)
         y.backward(GRADIENTS[gradient](y))
 
-    ours, theirs = (started(lambda f=f: step(f)) for f in (layer, lambda x: loop(layer, x)))
-    assert ours <= 1.5 * theirs, f"{ours} operations, the loop starts {theirs}"
+    ours, theirs = (counted(lambda f=f: step(f)) for f in (layer, lambda x: loop(layer, x)))
+    assert ours[0] <= 1.5 * theirs[0], f"{ours[0]} operations, the loop starts {theirs[0]}"
+    assert ours[1] <= 1.15 * theirs[1], f"{ours[1]} bytes, the loop takes {theirs[1]}"
+
+
+@pytest.mark.parametrize("layout", ["dense", "batch last", "strided", "expanded"])
+@pytest.mark.parametrize("dims, hidden", SHAPES, ids=str)
+def test_a_call_without_gradients_starts_and_allocates_no_more_than_the_loop(dims, hidden, layout):
+    layer = nd.NdLinear(dims, hidden).requires_grad_(False)
+    if layout == "expanded":
+        x = torch.randn(1, *dims).expand(BATCH, *dims)
+    else:
+        x = GRADIENTS[layout](torch.empty(BATCH, *dims))
+    ours, theirs = counted(lambda: layer(x)), counted(lambda: loop(layer, x))
+    assert ours[0] <= 1.5 * theirs[0], f"{ours[0]} operations, the loop starts {theirs[0]}"
+    assert ours[1] <= 1.15 * theirs[1], f"{ours[1]} bytes, the loop takes {theirs[1]}"
+
+
+@pytest.mark.parametrize("dims, hidden", SHAPES, ids=str)
+def test_gradients_for_each_sample_start_few_more_operations_than_the_loop(dims, hidden):
+    layer, x = nd.NdLinear(dims, hidden), torch.randn(16, *dims)
+    names = dict(layer.named_parameters())
+
+    def loss(values, x):
+        return torch.func.functional_call(layer, values, (x,)).square().sum()
+
+    def loss_of_the_loop(values, x):
+        for k in range(len(dims)):
+            at, mode = k - len(dims), f"align_layers.{k}"
+            x = x.movedim(at, -1) @ values[f"{mode}.weight"].t() + values[f"{mode}.bias"]
+            x = x.movedim(-1, at)
+        return x.square().sum()
+
+    steps = (torch.func.vmap(torch.func.grad(f), (None, 0)) for f in (loss, loss_of_the_loop))
+    ours, theirs = (started(lambda f=f: f(names, x)) for f in steps)
+    assert ours <= 1.35 * theirs, f"{ours} operations, the loop starts {theirs}"
 
 
 @pytest.mark.parametrize("gradient", GRADIENTS)
