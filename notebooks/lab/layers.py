@@ -313,7 +313,7 @@ def fit_kronecker(
 
     Small k is close to a dense layer with shared blocks, large k has many small terms. As many terms are taken as fit into
     the share, and into the multiply-adds of the dense layer; the k with the smallest error is kept. Exact for two modes: a
-    singular value decomposition of the rearranged weight, up to a minute for 4,096 × 4,096 entries. For more a local optimum.
+    singular value decomposition of the rearranged weight. For more a local optimum.
 
     Args:
         linear: the trained layer; its bias is copied.

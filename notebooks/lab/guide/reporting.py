@@ -545,7 +545,7 @@ def convert(
             such as {"fc1": ((24, 24), (48, 32))}, as in its column ``folding``.
         share: of the dense layer's parameters that a replacement may have, at most.
         kind: "ndlinear", a sum of terms with no more multiply-adds than the dense layer, on the folding given or else the best
-            one of `fit_kronecker`; or "low-rank" (`fit_low_rank`). A layer of 4,096 × 4,096 takes about a minute.
+            one of `fit_kronecker`; or "low-rank" (`fit_low_rank`).
         progress: a bar, where tqdm is installed.
 
     Returns:
