@@ -154,13 +154,9 @@ def draw_gains(
 
     changes: any key -> what the axis calls it, the arm, and the arm without the change.
     """
-    hue = figures.colour("ndlinear")
-    for place, (_, arm, without) in enumerate(changes.values()):
-        mean, low, high = (
-            100 * v for v in paired(runs, "test_accuracy", arm, without, level=level)
-        )
-        axis.vlines(place, low, high, color=hue)
-        axis.plot(place, mean, figures.marker("ndlinear"), color=hue)
+    points = runs.assign(points=100 * runs["test_accuracy"])
+    gains = [paired(points, "points", *arms, level=level) for _, *arms in changes.values()]
+    figures.intervals(axis, range(len(gains)), gains, "ndlinear", upright=True)
     axis.axhline(0, color="0.5", lw=1)
     axis.set_xticks(range(len(changes)), [name for name, *_ in changes.values()], fontsize=8)
 
@@ -172,10 +168,9 @@ def draw_bias_gains(axis, runs: pd.DataFrame) -> None:
         for place, width in enumerate(widths):
             at = runs[runs["width"] == width]
             without = at[at["arm"] == "no bias"]["mse"].mean()
-            mean, low, high = (100 * v / without for v in paired(at, "mse", arm, "no bias"))
-            axis.vlines(place + shift, low, high, color=figures.colour(look))
-            axis.plot(place + shift, mean, figures.marker(look), color=figures.colour(look))
-        axis.plot([], [], figures.marker(look), color=figures.colour(look), label=arm)
+            change = 100 * np.array(paired(at, "mse", arm, "no bias")) / without
+            label = None if place else arm
+            figures.intervals(axis, place + shift, change, look, upright=True, label=label)
     axis.axhline(0, color="0.5", lw=1)
     axis.set_xticks(range(len(widths)), widths)
     axis.set(xlabel="width", ylim=(-21, 27))

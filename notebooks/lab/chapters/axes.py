@@ -705,15 +705,9 @@ def draw_controls(axis, found: pd.DataFrame) -> None:
     for shift, (samples, own) in zip((-0.2, 0, 0.2), found.groupby("samples")):
         marks = effects(own).set_index("data").loc[list(CONTROLS)]
         ratio = np.exp(marks[["gain", "low", "high"]])
-        error = [ratio["gain"] - ratio["low"], ratio["high"] - ratio["gain"]]
+        look = {"fmt": "os^"[round(5 * shift) + 1], "color": None, "label": f"{samples:,} cases"}
         at = np.arange(len(marks)) + shift
-        axis.errorbar(
-            at,
-            ratio["gain"],
-            yerr=error,
-            fmt="os^"[round(5 * shift) + 1],
-            label=f"{samples:,} cases",
-        )
+        figures.intervals(axis, at, ratio, "ndlinear", upright=True, **look)
     axis.axhline(1, color="0.5", linewidth=1)
     axis.set(yscale="log", ylabel="error with entries permuted / in place")
     axis.set_xticks(range(len(CONTROLS)), CONTROLS.values())
@@ -728,15 +722,10 @@ def draw_gains(axis, found: pd.DataFrame) -> None:
     rows = [f"all sets, {size} samples" for size in reversed(SIZES)]
     together = [over_all(found[found["size"] == size])[:3] for size in reversed(SIZES)]
     at = np.arange(len(each)) + len(rows) + 0.5
-    _draw_percent(axis, at, each[["gain", "low", "high"]].to_numpy(), fmt="o", markersize=4)
-    _draw_percent(axis, np.arange(len(rows)), np.array(together), fmt="D", color="C1")
+    gains = 100 * np.expm1(each[["gain", "low", "high"]])
+    figures.intervals(axis, at, gains, "dense", ms=4)
+    figures.intervals(axis, range(len(rows)), 100 * np.expm1(together), "ndlinear")
     axis.set_yticks([*range(len(rows)), *at], rows + names)
     axis.axvline(0, color="0.5", linewidth=1)
     axis.set_xlim(-15, 40)
     axis.set_xlabel("rise of the test loss with entries permuted, %")
-
-
-def _draw_percent(axis, at, logarithms: np.ndarray, **style) -> None:
-    """Means and intervals, (rows, 3), from logarithms of ratios to percent."""
-    mean, low, high = 100 * np.expm1(logarithms.T)
-    axis.errorbar(mean, at, xerr=[mean - low, high - mean], **style)

@@ -434,9 +434,8 @@ def draw_gaps(axes, runs: pd.DataFrame, opponents: dict[str, str]) -> None:
             x = place + 0.36 * k + 0.16 * (depth - 2) - 0.26
             fill = colour(look) if depth == 2 else "none"
             for axis, sigma in zip(axes, SIGMAS):
-                mean, low, high = against(runs, sigma, width, depth, dense[common])
-                axis.plot([x, x], [low, high], color=colour(look))
-                axis.plot(x, mean, marker(look), color=colour(look), mfc=fill, ms=5)
+                found = against(runs, sigma, width, depth, dense[common])
+                intervals(axis, x, found, look, upright=True, mfc=fill, ms=5)
     for axis, sigma in zip(axes, SIGMAS):
         axis.axhline(0, color=colour("constant"), lw=1)
         axis.set_xticks(range(len(widths)), [f"({w // 4}, {w // 4})" for w in widths], fontsize=8)

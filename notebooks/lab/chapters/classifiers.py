@@ -506,14 +506,13 @@ def against(runs: pd.DataFrame, dataset: str, score: str, arm: str, baseline: st
 def draw_behind(axes, runs: pd.DataFrame, datasets) -> None:
     """Points of weighted F1 above logistic regression on the raw series, a panel for each data set: every run; stars: printed."""
     arms = [*METHODS, "time"]
-    star = {"marker": figures.marker("paper"), "color": figures.colour("paper")}
+    star = figures.key("paper")
     for axis, dataset in zip(axes, datasets):
         by_arm = runs[runs["data"] == dataset].groupby("arm")["weighted_f1"].apply(list)
         (zero,) = by_arm["linear"]
         for place, arm in enumerate(arms):
             values = [100 * (value - zero) for value in by_arm[arm]]
-            low, high = interval(values)[1:]
-            figures.seeds(axis, place, values, LOOKS[arm], low=low, high=high)
+            figures.seeds(axis, place, values, LOOKS[arm], *interval(values)[1:])
         for place, value in enumerate(stated(dataset)):
             axis.plot(place - 0.22, 100 * (value - zero), ms=9, ls="none", **star)
         axis.axhline(0, color="0.5", lw=1)
@@ -532,11 +531,10 @@ def draw_f1(axes, runs: pd.DataFrame, datasets) -> None:
         for axis, reading in zip(axes[:, column], ("macro", "weighted")):
             values = by_arm[READINGS[reading]].apply(list)
             for place, (arm, look) in enumerate(LOOKS.items()):
-                low, high = interval(values[arm])[1:]
-                figures.seeds(axis, place, values[arm], look, low=low, high=high)
-            star = {"marker": figures.marker("paper"), "color": figures.colour("paper")}
+                figures.seeds(axis, place, values[arm], look, *interval(values[arm])[1:])
             for arm, value in stated(dataset).items():
-                axis.plot([*LOOKS].index(arm) - 0.22, value, ms=9, ls="none", **star)
+                at = [*LOOKS].index(arm) - 0.22
+                axis.plot(at, value, ms=9, ls="none", **figures.key("paper"))
             for arm, style in lines.items():
                 axis.axhline(values[arm][0], color="0.5", linestyle=style, label=NAMES[arm])
         axes[0, column].set_title(dataset, fontsize=10)

@@ -681,9 +681,8 @@ def draw_arms(axis, runs, metric: str) -> None:
     present = [arm for arm in ARMS if arm in set(runs["arm"])]
     for x, arm in enumerate(present):
         values = runs[runs["arm"] == arm][metric]
-        _, low, high = interval(values)
-        ends = {"low": low, "high": high} if len(values) > 2 else {}
-        figures.seeds(axis, x, values, ARMS[arm][0], **ends)
+        ends = interval(values)[1:] if len(values) > 2 else ()
+        figures.seeds(axis, x, values, ARMS[arm][0], *ends)
     axis.set_xticks(range(len(present)), [ARMS[arm][1].replace(", ", ",\n") for arm in present])
 
 
@@ -700,12 +699,8 @@ def draw_pairs(axis, cases: list[tuple[pd.DataFrame, str, str]], metric: str) ->
         pair = in_both(runs, arm, base)
         logs = pair.assign(log=100 * np.log(pair[metric]))
         found = differences(logs, "log", arm, base)
-        mean, low, high = interval(found)
-        look = figures.colour(ARMS[arm][0])
-        axis.plot(found, [y - 0.15] * len(found), "o", color=look, alpha=0.45, markersize=4)
-        axis.plot([low, high], [y + 0.1] * 2, color=look, linewidth=2)
-        axis.plot([mean], [y + 0.1], figures.marker(ARMS[arm][0]), color=look, markersize=7)
+        look = ARMS[arm][0]
+        axis.plot(found, [y - 0.15] * len(found), "o", color=figures.colour(look), alpha=0.45, ms=4)
+        figures.intervals(axis, y + 0.1, interval(found), look)
         names.append(f"{ARMS[arm][1]}\nminus {ARMS[base][1]},\n{len(found)} seeds")
-    axis.set_yticks(range(len(cases)), names)
-    axis.set_ylim(len(cases) - 0.5, -0.5)  # first case on top, on shared axes too
-    axis.axvline(0, color="#8a8a8a", linewidth=1)
+    figures.rows(axis, names)

@@ -488,23 +488,20 @@ def draw_differences(axes, runs: pd.DataFrame, how: str = "official") -> None:
     Filled where the difference is told from zero by Holm's procedure over all pairs and sets of its measure.
     """
     keys = [(name, pair) for name in SETS for pair in PAIRS]
-    look = {"color": figures.colour("ndlinear")}
+    hue = figures.colour("ndlinear")
     for metric, (label, mark, shift) in MARKS.items():
         gaps = [against(runs, *pair, metric, name, how) for name, pair in keys]
         for (name, pair), gap, kept in zip(keys, gaps, survives(gaps)):
             axis, y = axes[list(SETS).index(name)], PAIRS.index(pair) + shift
-            mean, low, high = interval(gap)
-            axis.plot([low, high], [y, y], lw=1.5, **look)
-            axis.plot(mean, y, mark, mfc=look["color"] if kept else "none", ms=6, **look)
-        axes[0].plot([], [], mark, label=label, **look)
+            look = {"fmt": mark, "mfc": hue if kept else "none"}
+            figures.intervals(axis, y, interval(gap), "ndlinear", **look)
+        axes[0].plot([], [], mark, label=label, color=hue)
+    names = [f"{NAMES[arm]} − {NAMES[other]}" for arm, other in PAIRS]
     for axis, title in zip(axes, SETS.values()):
-        axis.axvline(0, color="#8a8a8a", lw=1)
+        figures.rows(axis, names)
         axis.axvspan(-1, 1, color="#8a8a8a", alpha=0.15, lw=0)
         axis.set_title(title, fontsize=10)
         axis.set(xlabel="difference in points")
-    names = [f"{NAMES[arm]} − {NAMES[other]}" for arm, other in PAIRS]
-    axes[0].set_yticks(range(len(PAIRS)), names, fontsize=9)
-    axes[0].invert_yaxis()
     labels = axes[0].get_legend_handles_labels()
     axes[0].figure.legend(*labels, loc="outside upper center", ncols=2, fontsize=9)
 
@@ -512,14 +509,13 @@ def draw_differences(axes, runs: pd.DataFrame, how: str = "official") -> None:
 def draw_accuracies(axes, runs: pd.DataFrame) -> None:
     """Accuracy of the arms on the development parts, a panel for each data set; stars: printed, for fine-tuned BERT."""
     arms = [arm for arm in NAMES if arm not in ("ndlinear (1, 1)", "ndlinear (4, 4)")]
-    star = {"marker": figures.marker("paper"), "color": figures.colour("paper")}
+    star = figures.key("paper")
     for axis, (name, title) in zip(axes, SETS.items()):
         at = runs[(runs["data"] == name) & (runs["split"] == "official")]
         for place, arm in enumerate(arms):
             values = at[at["arm"] == arm]["accuracy"]
-            low, high = interval(values)[1:]
             kind = "ndlinear" if arm.startswith("ndlinear") else arm.removesuffix(" ReLU")
-            figures.seeds(axis, place, values, kind, low=low, high=high)
+            figures.seeds(axis, place, values, kind, *interval(values)[1:])
         for arm, method in (("dense", "Linear"), ("ndlinear", "NdLinear")):
             value = fact("text_classify", dataset=title, method=method, metric="accuracy")
             axis.plot(arms.index(arm) - 0.22, value, ms=10, ls="none", **star)
@@ -533,8 +529,7 @@ def draw_ranks(axes, runs: pd.DataFrame, ranks: dict[int, str]) -> None:
     for axis, (name, title) in zip(axes, SETS.items()):
         at = runs[(runs["data"] == name) & (runs["split"] == "official")].set_index("arm")["auc"]
         for place, arm in enumerate(ranks.values()):
-            low, high = interval(at[arm])[1:]
-            figures.seeds(axis, place, at[arm], "ndlinear", low=low, high=high)
+            figures.seeds(axis, place, at[arm], "ndlinear", *interval(at[arm])[1:])
         line = at["linear"].mean()
         axis.axhline(line, color=figures.colour("linear"), linestyle="--")
         words = {"xycoords": axis.get_yaxis_transform(), "textcoords": "offset points"}

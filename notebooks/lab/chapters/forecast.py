@@ -457,16 +457,13 @@ def draw_factors(axis, runs: pd.DataFrame, printed: pd.DataFrame) -> None:
             if arm in set(at["model"]):
                 _draw_factor(axis, at, arm, y + shift, fill, None if y else name)
         factor = 1 / (1 - printed["reduction"][(*cell, "mse")])
-        star = {"color": figures.colour("paper"), "marker": figures.marker("paper")}
-        axis.plot(factor, y, ms=11, ls="none", label=None if y else "printed", **star)
-    axis.axvline(1, color="#8a8a8a", lw=1)
+        look = {"ls": "none", "label": None if y else "printed"}
+        axis.plot(factor, y, ms=11, **figures.key("paper"), **look)
     ticks = [0.25, 0.5, 1, 2, 4]
-    names = [f"{family}, {dataset}" for family, dataset in cells]
-    axis.set(xscale="log", yticks=range(len(cells)), yticklabels=names)
-    axis.set(xticks=ticks, xticklabels=[f"{t:g}" for t in ticks])
+    figures.rows(axis, [f"{family}, {dataset}" for family, dataset in cells], line=1)
+    axis.set(xscale="log", xticks=ticks, xticklabels=[f"{t:g}" for t in ticks])
     axis.set(xlabel="test MSE, dense over NdLinear: right of 1 NdLinear is better")
     axis.minorticks_off()
-    axis.invert_yaxis()
     axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
 
 
@@ -474,8 +471,6 @@ def _draw_factor(axis, runs: pd.DataFrame, arm: str, y: float, fill: float, name
     """One arm's factors at one height: a stroke for each seed, the mean with its interval."""
     colour = figures.colour("ndlinear")
     each = 1 / ratios(runs, "mse", arm)
-    mean, low, high = (1 / (1 - value) for value in reduction(runs, "mse", arm))
+    found = [1 / (1 - value) for value in reduction(runs, "mse", arm)]
     axis.plot(each, [y] * len(each), "|", color=colour, ms=7, alpha=0.6)
-    axis.plot([low, high], [y] * 2, color=colour, lw=1.5)
-    look = {"mec": colour, "mfc": (colour, fill), "marker": figures.marker("ndlinear")}
-    axis.plot(mean, y, ls="none", label=name, **look)
+    figures.intervals(axis, y, found, "ndlinear", mfc=(colour, fill), label=name)

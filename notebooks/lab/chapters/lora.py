@@ -486,14 +486,10 @@ def draw_gaps(axis, tasks: Mapping[str, pd.DataFrame]) -> None:
         colour = figures.colour("ndlinear" if arm == "lora-1" else "lora")
         for place, runs in enumerate(tasks.values()):
             gaps, y = differences(runs, "loss", "ndlinear", arm), place + shift
-            mean, low, high = interval(gaps)
             axis.plot(gaps, [y + 0.1] * len(gaps), mark, color=colour, alpha=0.4, ms=3)
-            axis.plot([low, high], [y, y], color=colour, lw=1.5)
-            axis.plot(mean, y, mark, color=colour, ms=7)
+            figures.intervals(axis, y, interval(gaps), "ndlinear", fmt=mark, color=colour, ms=7)
         axis.plot([], [], mark, color=colour, label=f"minus {NAMES[arm]}")
-    axis.axvline(0, color="#8a8a8a", lw=1)
-    axis.set_yticks(range(len(tasks)), tasks)
-    axis.invert_yaxis()
+    figures.rows(axis, tasks)
     axis.set(xlabel="difference in loss, nats")
     axis.figure.legend(loc="outside upper center", ncols=2, fontsize=9)
 
@@ -542,19 +538,14 @@ def draw_forest(axes, differences: pd.DataFrame) -> None:
                 row = at[(at["rank"] == rank) & (at["dataset"] == name)].iloc[0]
                 told = abs(row["errors"]) > 2
                 colour = figures.colour("ndlinear") if told else "#8a8a8a"
-                ends = row["difference"] + np.array([-2, 2]) * row["error"]
-                y = place + shift
-                axis.plot(ends, [y, y], color=colour, lw=1.5)
-                axis.plot(
-                    row["difference"], y, mark, color=colour, mfc=colour if told else "none", ms=6
-                )
+                found = row["difference"] + np.array([0, -2, 2]) * row["error"]
+                look = {"fmt": mark, "color": colour, "mfc": colour if told else "none"}
+                figures.intervals(axis, place + shift, found, "ndlinear", **look)
             label = f"minus LoRA, rank {rank}"
             axis.plot([], [], mark, color="#8a8a8a", mfc="none", label=label)
-        axis.axvline(0, color="#8a8a8a", lw=1)
+        figures.rows(axis, [f"{k} ({n:,})" for k, n in QUESTIONS.items()])
         axis.set_title(model, fontsize=10)
         axis.set(xlabel="difference in points")
-    axes[0].set_yticks(range(len(QUESTIONS)), [f"{k} ({n:,})" for k, n in QUESTIONS.items()])
-    axes[0].invert_yaxis()
     handles = axes[0].get_legend_handles_labels()
     axes[0].figure.legend(*handles, loc="outside upper center", ncols=2, fontsize=9)
 

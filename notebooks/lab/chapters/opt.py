@@ -294,13 +294,6 @@ def phi(three: Sequence[Sequence[float]], t: np.ndarray) -> np.ndarray:
     return np.maximum(t[:, None] * w + c, 0) @ v
 
 
-def draw_activation(axis, three, name: str, reach: float, **style) -> None:
-    """A learned activation between -reach and reach, scaled to a largest value of one."""
-    t = np.linspace(-reach, reach, 401)
-    y = phi(three, t)
-    axis.plot(t / reach, y / np.abs(y).max(), label=name, **style)
-
-
 def slopes(three: Sequence[Sequence[float]]) -> float:
     """Sum of the slopes of a learned activation's terms, without their signs: zero if it is switched off."""
     w, _, v = (np.asarray(part, dtype=float) for part in three)
@@ -347,13 +340,10 @@ def draw_printed(axis, pairs: pd.DataFrame) -> None:
     """Printed differences, NdLinear minus Linear in points, with two standard errors on each side."""
     for place, row in enumerate(pairs.itertuples()):
         told = abs(row.difference) > 2 * row.error
-        style = {"color": figures.colour("ndlinear" if told else "linear")}
-        ends = [100 * (row.difference - 2 * row.error), 100 * (row.difference + 2 * row.error)]
-        axis.plot(ends, [place, place], linewidth=2, **style)
-        axis.plot(100 * row.difference, place, figures.marker("paper"), markersize=9, **style)
-    axis.axvline(0, color="#8a8a8a", linewidth=1)
-    axis.set_yticks(range(len(pairs)), pairs["task"])
-    axis.set_ylim(len(pairs) - 0.5, -0.5)
+        found = 100 * (row.difference + np.array([0, -2, 2]) * row.error)
+        look = {"color": figures.colour("ndlinear" if told else "linear"), "ms": 9}
+        figures.intervals(axis, place, found, "paper", **look)
+    figures.rows(axis, pairs["task"])
     axis.set_xlabel("accuracy, NdLinear minus Linear (points)")
 
 

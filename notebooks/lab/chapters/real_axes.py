@@ -139,10 +139,7 @@ def draw(axis: plt.Axes, runs: pd.DataFrame, names: dict[str, str]) -> None:
     marks = {"steps lost": "^", "channels lost": "s", "both lost": "D"}
     for (order, mark), shift in zip(marks.items(), (-0.2, 0, 0.2)):
         found = [percent(gains(runs, data, "ndlinear", order)) for data in names]
-        mean, low, high = np.array(found).T
         at = np.arange(len(names)) + shift
-        axis.errorbar(mean, at, xerr=[mean - low, high - mean], fmt=mark, label=order)
-    axis.axvline(0, color="0.5", linewidth=1)
-    axis.set_yticks(range(len(names)), names.values())
-    axis.invert_yaxis()
+        figures.intervals(axis, at, found, "ndlinear", fmt=mark, color=None, label=order)
+    figures.rows(axis, names.values())
     axis.set_xlabel("test loss above that with all in place, percent")

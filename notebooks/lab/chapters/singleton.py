@@ -15,12 +15,8 @@ def draw_differences(axes, panels: Mapping[str, Mapping[str, pd.Series]]) -> Non
     look = figures.colour("ndlinear")
     for axis, (unit, rows) in zip(axes, panels.items()):
         for place, found in enumerate(rows.values()):
-            mean, low, high = interval(found)
             faint = 0.45 if len(found) <= 10 else 0.12
             axis.plot(found, [place + 0.15] * len(found), "o", color=look, alpha=faint, ms=4)
-            axis.plot([low, high], [place - 0.1] * 2, color=look, lw=2)
-            axis.plot(mean, place - 0.1, figures.marker("ndlinear"), color=look, ms=7)
-        axis.axvline(0, color="#8a8a8a", lw=1)
-        axis.set_yticks(range(len(rows)), [f"{name}, {len(x)} seeds" for name, x in rows.items()])
-        axis.set_ylim(len(rows) - 0.5, -0.5)
+            figures.intervals(axis, place - 0.1, interval(found), "ndlinear")
+        figures.rows(axis, [f"{name}, {len(x)} seeds" for name, x in rows.items()])
         axis.set_xlabel(unit)

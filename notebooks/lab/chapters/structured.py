@@ -732,12 +732,8 @@ def draw_gaps(axis, found: pd.DataFrame) -> None:
         own = found[found["arm"] == arm]
         shift = 0.7 * ((i + 0.5) / len(arms) - 0.5)
         at = [groups.index(title) + shift for title in own["group"]]
-        error = [own["mean"] - own["low"], own["high"] - own["mean"]]
-        look = {"fmt": figures.marker(arm), "color": figures.colour(arm), "markersize": 5}
-        axis.errorbar(own["mean"], at, xerr=error, label=name(arm), **look)
-    axis.axvline(0, color="0.5", linewidth=1)
-    axis.set_yticks(range(len(groups)), groups)
-    axis.invert_yaxis()
+        figures.intervals(axis, at, own[["mean", "low", "high"]], arm, ms=5, label=name(arm))
+    figures.rows(axis, groups)
 
 
 def draw_rates(axes, runs: pd.DataFrame, arms: Sequence[str]) -> None:
@@ -782,12 +778,7 @@ def draw_orders(axis, found: pd.DataFrame) -> None:
     order = found.groupby("layer")["mean"].max().sort_values().index.tolist()
     for shift, (samples, own) in zip((-0.15, 0.15), found.groupby("samples")):
         at = [order.index(arm) + shift for arm in own["layer"]]
-        error = [own["mean"] - own["low"], own["high"] - own["mean"]]
-        look = {
-            "fmt": "o" if shift < 0 else "s",
-            "markersize": 5,
-            "label": f"{samples:,.0f} samples",
-        }
-        axis.errorbar(own["mean"], at, xerr=error, **look)
+        found, look = own[["mean", "low", "high"]], "dense" if shift < 0 else "ndlinear"
+        figures.intervals(axis, at, found, look, ms=5, label=f"{samples:,.0f} samples")
     axis.axvline(0, color="0.5", linewidth=1)
     axis.set_yticks(range(len(order)), [name(arm) for arm in order])

@@ -361,14 +361,13 @@ def overview(runs: pd.DataFrame, over: str = "NdLinear") -> pd.DataFrame:
 def draw_arms(axes, runs: pd.DataFrame) -> None:
     """Test scores with standardised features, a panel for each data set: every split, mean and interval; stars: printed."""
     runs = runs[runs["scaling"].fillna("standardised") == "standardised"]
-    star = {"marker": figures.marker("paper"), "color": figures.colour("paper"), "ls": "none"}
+    star = figures.key("paper") | {"ls": "none"}
     for axis, (dataset, (metric, title)) in zip(axes, PANELS.items()):
         for place, (arm, (_, look)) in enumerate(NAMES.items()):
             values = runs[(runs["dataset"] == dataset) & (runs["arm"] == arm)]["score"]
             if values.empty:
                 continue
-            low, high = interval(values)[1:]
-            figures.seeds(axis, place, values, look, low=low, high=high)
+            figures.seeds(axis, place, values, look, *interval(values)[1:])
         for place, method in enumerate(("Linear", "NdLinear")):
             value = fact("ts_tf_classify_final", dataset=dataset, method=method, metric=metric)
             axis.plot(place - 0.22, value, ms=10, label=None if place else "printed", **star)

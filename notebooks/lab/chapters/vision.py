@@ -464,16 +464,11 @@ def draw_gains(axis, rows: dict[str, tuple[pd.Series, str, float | None]]) -> No
     rows: by name the differences, whose colour and marker they have, and the printed difference or None.
     """
     for place, (values, look, printed) in enumerate(rows.values()):
-        mark = {"marker": figures.marker(look), "color": figures.colour(look), "ls": "none"}
-        axis.plot(values, [place] * len(values), alpha=0.45, ms=4, **mark)
-        mean, low, high = interval(values)
-        axis.hlines(place + 0.2, low, high, color=mark["color"], lw=2)
-        axis.plot(mean, place + 0.2, ms=7, **mark)
+        axis.plot(values, [place] * len(values), alpha=0.45, ms=4, ls="none", **figures.key(look))
+        figures.intervals(axis, place + 0.2, interval(values), look)
         if printed is not None:
-            axis.plot(printed, place, figures.marker("paper"), color=figures.colour("paper"), ms=9)
-    axis.axvline(0, color="0.5", lw=1)
-    axis.set_yticks(range(len(rows)), list(rows), fontsize=9)
-    axis.invert_yaxis()
+            axis.plot(printed, place, ms=9, **figures.key("paper"))
+    figures.rows(axis, rows)
 
 
 def memory_table(memory: pd.Series, printed: pd.Series, margin: float) -> pd.DataFrame:

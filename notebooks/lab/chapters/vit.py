@@ -438,23 +438,10 @@ def draw_gaps(axes, gaps: pd.DataFrame) -> None:
     for axis, (data, part) in zip(axes, gaps.groupby("dataset", sort=False)):
         for width, line in part.groupby("width"):
             shade = 0.45 + 0.275 * (width - 200) / 100
-            axis.errorbar(
-                line["blocks"],
-                line["gap"],
-                yerr=line["std"],
-                color=figures.colour("ndlinear"),
-                marker=figures.marker("ndlinear"),
-                alpha=shade,
-                capsize=2,
-            )
-            axis.annotate(
-                f"width {width}",
-                (9, line["gap"].iloc[-1]),
-                (6, 3),
-                textcoords="offset points",
-                va="bottom",
-                fontsize=8,
-            )
+            look = figures.key("ndlinear") | {"alpha": shade, "capsize": 2}
+            axis.errorbar(line["blocks"], line["gap"], yerr=line["std"], **look)
+            beside = {"xytext": (6, 3), "textcoords": "offset points", "va": "bottom"}
+            axis.annotate(f"width {width}", (9, line["gap"].iloc[-1]), fontsize=8, **beside)
         axis.axhline(0, color=figures.colour("constant"), lw=1)
         axis.set(xlabel=f"blocks, {data}", xticks=[3, 6, 9], xlim=(2.5, 11.3))
     axes[0].set(ylabel="NdViT minus ViT-500, points")
@@ -529,7 +516,7 @@ def draw_students(axis, runs: pd.DataFrame) -> None:
     of."""
     for arm, of_arm in runs.groupby("arm", sort=False):
         look = LOOKS[arm]
-        style = {"color": figures.colour(look), "marker": figures.marker(look), "ls": "none"}
+        style = figures.key(look) | {"ls": "none"}
         for width, part in of_arm.groupby("width"):
             mean, low, high = interval(part["percent"])
             size = part["parameters"].iloc[0] / 1000 * (1.03 if arm == "dense twin" else 1)

@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Mapping
 
 import matplotlib.pyplot as plt
+import numpy as np
 from matplotlib.lines import Line2D
 
 from .show import jupyter
@@ -93,8 +94,32 @@ def legend(figure, keys: Mapping[str, Mapping], ncols: int = 3) -> None:
     figure.legend(handles=handles, loc="outside upper center", ncols=ncols, fontsize=9)
 
 
+def intervals(axis, at, found, name: str, *, upright: bool = False, **look) -> None:
+    """Means with their intervals, at heights of an axis.
+
+    Args:
+        at: the heights; with ``upright`` the places along the horizontal axis.
+        found: for each place (mean, low, high), as `lab.interval` gives it. name: the method whose marker and colour they have.
+        look: other options of matplotlib's errorbar.
+    """
+    mean, low, high = np.reshape(found, (-1, 3)).T
+    ends = np.maximum([mean - low, high - mean], 0)  # not below zero by rounding
+    look = {"fmt": marker(name), "color": colour(name), "ms": 6, "elinewidth": 1.5} | look
+    if upright:
+        axis.errorbar(np.atleast_1d(at), mean, yerr=ends, **look)
+    else:
+        axis.errorbar(mean, np.atleast_1d(at), xerr=ends, **look)
+
+
+def rows(axis, names, line: float = 0.0) -> None:
+    """The names of the rows of an axis, the first on top, and a line where nothing differs."""
+    axis.axvline(line, color="#8a8a8a", lw=1)
+    axis.set_yticks(range(len(names)), list(names))
+    axis.set_ylim(len(names) - 0.5, -0.5)
+
+
 def seeds(
-    axis, x, values, name: str, *, low: float | None = None, high: float | None = None
+    axis, x, values, name: str, low: float | None = None, high: float | None = None
 ) -> None:
     """Every seed as a point, slightly spread, with the mean and its interval beside them."""
     values = list(values)
