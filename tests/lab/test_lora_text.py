@@ -7,6 +7,7 @@ import torch
 from lab import LabError, data
 from lab.chapters import lora, lora_text
 from lab.data import tokens
+from lab.train import answers
 from torch import nn
 from torch.nn import functional as F
 
@@ -36,8 +37,8 @@ class Bytes:
 
 def test_a_problem_is_its_question_and_its_solution_without_the_calculators_marks():
     asked = line("How many?", "2+3 = <<2+3=5>>5.\nSo $<<5*1=5>>5.\n#### 5")
-    assert lora_text.worked(asked) == ("How many?\n", "2+3 = 5.\nSo $5.\n#### 5\n\n")
-    row, answer = lora_text.encoded(asked, Bytes, 100)
+    assert answers.worked(asked) == ("How many?\n", "2+3 = 5.\nSo $5.\n#### 5\n\n")
+    row, answer = answers.encoded(asked, Bytes, 100)
     assert bytes(row.tolist()) == b"How many?\n2+3 = 5.\nSo $5.\n#### 5\n\n" and answer == 24
 
 
@@ -47,15 +48,15 @@ def test_a_problem_is_its_question_and_its_solution_without_the_calculators_mark
 def test_too_long_questions_lose_their_beginning_and_solutions_their_end(
     monkeypatch, context, kept
 ):
-    monkeypatch.setattr(lora_text, "worked", lambda _: ("Who, so?\n", "abcdefgh"))
-    row, answer = lora_text.encoded("", Bytes, context)
+    monkeypatch.setattr(answers, "worked", lambda _: ("Who, so?\n", "abcdefgh"))
+    row, answer = answers.encoded("", Bytes, context)
     assert bytes(row.tolist()) == kept and answer == min(8, context)
 
 
 def test_targets_are_the_solutions_tokens_one_place_earlier():
     chosen = [(torch.tensor([5, 6, 7, 8]), 2), (torch.tensor([1, 2]), 1)]
-    x, targets = lora_text.padded(chosen)
-    no = lora_text.IGNORED
+    x, targets = answers.padded(chosen)
+    no = answers.IGNORED
     assert x.tolist() == [[5, 6, 7], [1, 2, 0]]
     assert targets.tolist() == [[no, 7, 8], [2, no, no]]
 
@@ -70,7 +71,7 @@ def test_the_loss_is_the_mean_over_the_solutions_tokens():
             total -= sum(float(logs[i, row[i + 1]]) for i in places)
             count += answer
     for batch in (2, 32):
-        assert lora_text.answer_loss(model, problems, batch) == pytest.approx(
+        assert answers.answer_loss(model, problems, batch) == pytest.approx(
             total / count, rel=1e-5
         )
 
@@ -90,9 +91,9 @@ def test_fine_tuning_lowers_the_loss_and_leaves_the_frozen_weights(arm):
     lora.attach(model, found, arm)
     frozen = {n: p.clone() for n, p in model.named_parameters() if not p.requires_grad}
     assert bool(frozen) == (arm != "all")
-    before = lora_text.answer_loss(model, problems["train"])
-    losses = lora_text.fine_tune(model, problems["train"], steps=12, lr=1e-2, batch=4, seed=0)
-    assert len(losses) == 12 and lora_text.answer_loss(model, problems["train"]) < before - 0.05
+    before = answers.answer_loss(model, problems["train"])
+    losses = answers.fine_tune(model, problems["train"], steps=12, lr=1e-2, batch=4, seed=0)
+    assert len(losses) == 12 and answers.answer_loss(model, problems["train"]) < before - 0.05
     assert all(torch.equal(dict(model.named_parameters())[n], p) for n, p in frozen.items())
 
 
@@ -100,11 +101,11 @@ def test_a_step_is_adamws_on_the_first_problems_of_the_order():
     """One step written out: warm-up over one step, so the full rate; the norm cut to one."""
     problems = lora_text.problems()["train"]
     one, other = lora_text.base(1), lora_text.base(1)
-    lora_text.fine_tune(one, problems, steps=1, lr=1e-3, batch=3, seed=7)
+    answers.fine_tune(one, problems, steps=1, lr=1e-3, batch=3, seed=7)
     order = torch.randperm(len(problems), generator=torch.Generator().manual_seed(7)).tolist()
-    x, targets = lora_text.padded([problems[i] for i in order[::-1][:3]])
+    x, targets = answers.padded([problems[i] for i in order[::-1][:3]])
     loss = F.cross_entropy(
-        other(x).flatten(0, 1), targets.flatten(), ignore_index=lora_text.IGNORED
+        other(x).flatten(0, 1), targets.flatten(), ignore_index=answers.IGNORED
     )
     loss.backward()
     norm = torch.stack([p.grad.norm() for p in other.parameters()]).norm()
@@ -117,7 +118,7 @@ def test_a_step_is_adamws_on_the_first_problems_of_the_order():
 def test_a_training_that_diverges_raises():
     problems = lora_text.problems()["train"]
     with pytest.raises(LabError, match="lower lr"):
-        lora_text.fine_tune(lora_text.base(1), problems, steps=9, lr=1e20, batch=2, seed=0)
+        answers.fine_tune(lora_text.base(1), problems, steps=9, lr=1e20, batch=2, seed=0)
 
 
 def test_the_base_is_trained_once_and_kept(monkeypatch, tmp_path):

