@@ -1027,8 +1027,7 @@ def _planned(
         samples = batch.numel()
         plan = layer._plans.get((samples.bit_length(), trains, x.is_cuda))
         plan = plan or layer.plan(samples, trains, x.device)
-        if not trains:
-            product = _fast_product
+        product = _trained_product if trains else _fast_product
     else:
         plan = layer._plans_for_any[x.is_cuda]
     operands = _operands(layer, plan, weights, biases)
@@ -1068,7 +1067,7 @@ def _summed(layer: NdLinearSum, x: Tensor) -> Tensor | None:
     (rank, h, d), (_, k, e) = first.shape, second.shape
     samples = x.shape[:-2].numel()
     trains = torch.is_grad_enabled() and _any_requires_grad(x, first, second)
-    product = _product if trains else _fast_product
+    product = _trained_product if trains else _fast_product
     first_mode_first = h * e * (d + k) <= d * k * (e + h)
     macs = rank * min(h * e * (d + k), d * k * (e + h))
     if h * k * d * e * (samples + rank) <= 1.5 * macs * samples:  # one product has more speed
@@ -1171,10 +1170,42 @@ def _fast_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
         return torch.addcmul(bias if bias.ndim == axes - 1 else bias.unsqueeze(1), x, column)
     if axes == 3:
         return _product(x, weight, bias)
-    much = x.numel() * (h + 2) >= 2**25 and x.dtype is torch.float32 and x.is_cpu
-    if much and _onednn_linear is not None and not _dispatch_modes():
+    if _is_much(x, h):
         return cast("Tensor", _onednn_linear(x, weight.contiguous(), bias, "none", [], ""))
     return F.linear(x, weight, bias)
+
+
+def _is_much(x: Tensor, h: int) -> bool:
+    """Whether a product (L, D) -> (L, h) is large enough, and may be done, by oneDNN."""
+    much = x.numel() * (h + 2) >= 2**25 and x.dtype is torch.float32 and x.is_cpu
+    return much and _onednn_linear is not None and not _dispatch_modes()
+
+
+class _Large(torch.autograd.Function):
+    """`_product` of large matrices with gradients: all three products by what is fastest."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return _fast_product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        watched = torch.is_grad_enabled() or not _is_ordinary(g)
+        product = _product if watched else _fast_product
+        dx = product(g, weight.t()) if wanted[0] else None
+        dweight = g.t() @ x if wanted[1] else None
+        return dx, dweight, g.sum(0) if wanted[2] else None
+
+
+def _trained_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`_product` with gradients, where nothing watches."""
+    simple = x.ndim == 2 and (bias is None or bias.ndim == 1)
+    if simple and _is_much(x, weight.shape[0]):
+        return cast("Tensor", _Large.apply(x, weight, bias))
+    return _product(x, weight, bias)
 
 
 # Private names of torch. Each is looked up once and may be missing from another version; what

@@ -21,7 +21,7 @@ from . import reproduce
 
 MARGIN = 0.03  # how far the geometric mean may lie from one
 ROUNDS = 8
-REPEATS = 5
+REPEATS = 15  # five left an interval as wide as the margin
 BY_HAND = ("engine", "method")  # revisions that configurations of timings once held
 
 
