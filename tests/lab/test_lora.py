@@ -342,12 +342,6 @@ def test_drawings():
     ]
     assert len(filled) == 8
     plt.close(figure)
-    figure, axes = plt.subplots(1, 2)
-    keys = [f"crossed_{k}" for k in lora.CROSSED] + ["square"]
-    rows = [dict.fromkeys(keys, 0.1) | {"task": task} for task in ("sst2", "commonsenseqa")] * 2
-    lora.draw_shares(axes, pd.DataFrame(rows), dict.fromkeys(keys, 0.01))
-    assert [axis.get_title() for axis in axes] == ["SST-2", "CommonsenseQA"]
-    plt.close(figure)
     figure, axis = plt.subplots()
     arms = ("ndlinear", "lora-1", "lora-8", "full", "dora-1", "vera-256", "lokr-8-7", "all", "head")
     lora.draw_runs(axis, made_up_runs(arms), "accuracy", 100)

@@ -71,9 +71,7 @@ def test_the_loss_is_the_mean_over_the_solutions_tokens():
             total -= sum(float(logs[i, row[i + 1]]) for i in places)
             count += answer
     for batch in (2, 32):
-        assert answers.answer_loss(model, problems, batch) == pytest.approx(
-            total / count, rel=1e-5
-        )
+        assert answers.answer_loss(model, problems, batch) == pytest.approx(total / count, rel=1e-5)
 
 
 def test_parts_are_apart_and_those_of_the_data_set():
@@ -104,9 +102,7 @@ def test_a_step_is_adamws_on_the_first_problems_of_the_order():
     answers.fine_tune(one, problems, steps=1, lr=1e-3, batch=3, seed=7)
     order = torch.randperm(len(problems), generator=torch.Generator().manual_seed(7)).tolist()
     x, targets = answers.padded([problems[i] for i in order[::-1][:3]])
-    loss = F.cross_entropy(
-        other(x).flatten(0, 1), targets.flatten(), ignore_index=answers.IGNORED
-    )
+    loss = F.cross_entropy(other(x).flatten(0, 1), targets.flatten(), ignore_index=answers.IGNORED)
     loss.backward()
     norm = torch.stack([p.grad.norm() for p in other.parameters()]).norm()
     for mine, wanted in zip(one.parameters(), other.parameters()):

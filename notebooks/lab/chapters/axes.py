@@ -26,6 +26,7 @@ from ndlinear import NdLinear, NdLinearSum, kronecker_weight
 
 from .. import layers
 from ..data import load
+from ..page import figures
 from ..stats import over_cuts
 from ..train import Split, stacked
 

@@ -22,7 +22,7 @@ from ndlinear import cheapest_order, count_macs, count_parameters
 from .. import models
 from ..modes import LabError
 from ..page.facts import facts
-from ..page.figures import colour, label, marker
+from ..page.figures import colour, intervals, label, marker
 from ..stats import below, interval, paired, summary
 
 INPUTS = 10

@@ -462,24 +462,6 @@ def draw_runs(axis, runs: pd.DataFrame, metric: str = "accuracy", factor: float 
     axis.set(xscale="log", xlabel="trained parameters")
 
 
-def draw_shares(axes, updates: pd.DataFrame, noise: Mapping[str, float]) -> None:
-    """Share of an update's energy that one term keeps, fold by fold, a panel for each task; grey: white noise."""
-    folds = [f"crossed_{k}" for k in CROSSED] + ["square"]
-    titles = {"sst2": "SST-2", "commonsenseqa": "CommonsenseQA"}
-    for axis, (task, at) in zip(axes, updates.groupby("task", sort=False)):
-        for place, fold in enumerate(folds):
-            name = "lora" if fold == "crossed_1" else "ndlinear"
-            figures.seeds(axis, place, 100 * at[fold], name)
-        axis.plot(range(len(folds)), [100 * noise[f] for f in folds], "_", color="#8a8a8a", ms=16)
-        labels = [f"k = {k}" for k in CROSSED] + ["near-\nsquare"]
-        axis.set_xticks(range(len(folds)), labels, fontsize=8)
-        axis.set(yscale="log", xlabel="fold")
-        axis.set_yticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
-        axis.minorticks_off()
-        axis.set_title(titles[task], fontsize=10)
-    axes[0].set_ylabel("energy kept by one term, percent")
-
-
 def draw_gaps(axis, tasks: Mapping[str, pd.DataFrame]) -> None:
     """Loss of NdLinear-LoRA minus that of LoRA of rank 1 and 8, a row for each task; every seed a point, mean and interval."""
     for arm, shift, mark in (("lora-1", -0.15, "o"), ("lora-8", 0.15, "^")):

@@ -18,6 +18,7 @@ from ndlinear import NdLinear
 from ..data import load
 from ..data.splits import split
 from ..modes import LabError
+from ..page import figures
 from ..stats import differences, interval
 from ..train.loop import Split
 

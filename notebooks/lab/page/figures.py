@@ -118,9 +118,7 @@ def rows(axis, names, line: float = 0.0) -> None:
     axis.set_ylim(len(names) - 0.5, -0.5)
 
 
-def seeds(
-    axis, x, values, name: str, low: float | None = None, high: float | None = None
-) -> None:
+def seeds(axis, x, values, name: str, low: float | None = None, high: float | None = None) -> None:
     """Every seed as a point, slightly spread, with the mean and its interval beside them."""
     values = list(values)
     spread = [x + 0.18 * ((i + 0.5) / len(values) - 0.5) for i in range(len(values))]
