@@ -264,8 +264,8 @@ def test_printed_pairs_are_drawn_in_their_order():
     _, axis = plt.subplots()
     rows = [("BoolQ", 0.1, 0.02), ("CB", 0.1, 0.2)]
     opt.draw_printed(axis, pd.DataFrame(rows, columns=["task", "difference", "error"]))
-    assert axis.lines[0].get_xdata().tolist() == pytest.approx([6, 14])
-    assert axis.lines[0].get_color() != axis.lines[2].get_color()  # only one is beyond two errors
+    assert axis.collections[0].get_segments()[0][:, 0].tolist() == pytest.approx([6, 14])
+    assert axis.lines[0].get_color() != axis.lines[1].get_color()  # only one is beyond two errors
     assert axis.get_ylim() == (1.5, -0.5)  # the first row is the upper one
     plt.close()
 
@@ -274,15 +274,11 @@ def test_slopes_are_summed_without_their_signs():
     assert opt.slopes([[1.0, -2.0], [5.0, 5.0], [-3.0, 0.5]]) == 4.0
 
 
-def test_a_drawn_activation_is_the_one_that_the_layer_computes():
+def test_a_learned_activation_is_the_one_that_the_layer_computes():
     w, c, v = torch.randn(3, 8)
     t = torch.linspace(-1, 1, 401)
-    _, axis = plt.subplots()
-    opt.draw_activation(axis, [w.tolist(), c.tolist(), v.tolist()], "name", 1.0)
-    expected = learned_activation(t, w, c, v)
-    expected = (expected / expected.abs().max()).tolist()
-    assert axis.lines[0].get_ydata().tolist() == pytest.approx(expected, abs=1e-5)
-    plt.close()
+    found = opt.phi([w.tolist(), c.tolist(), v.tolist()], t.numpy())
+    assert found.tolist() == pytest.approx(learned_activation(t, w, c, v).tolist(), abs=1e-5)
 
 
 # --------------------------------------------------------------------------------------------------- the printed size
