@@ -16,6 +16,7 @@ from lab.records import profiles, store
 from lab.tools import cells, gpu, merge, parcel, plan
 
 GPU = "NVIDIA H200"
+HERE = pathlib.Path(__file__).parent
 TRAIN = """
 import os, time
 import missing_library
@@ -478,10 +479,42 @@ def test_every_line_of_the_plan_has_a_reason_and_finds_its_experiments():
             assert set(item.experiments) <= set(item.names()), item
             assert item.names() and item.obstacle(profiles.PROFILES["H200"]) == ""
     first = [name for item in plan.PLAN for name in item.experiments][:3]
-    assert first == ["speed-gpu", "behaviour-gpu", "overhead-gpu"]
-    assert plan.chosen(["cnn-printed"])[0].notebook == "evidence/40_cnn"
+    assert first == ["behaviour-gpu", "overhead-gpu", "ablation-cifar-whole"]
+    assert plan.PLAN[-1].experiments == ("speed-gpu",)
+    assert plan.chosen(["cnn-sweep"])[0].notebook == "evidence/40_cnn"
     with pytest.raises(LabError, match="nothing in the plan begins with zzz"):
         plan.chosen(["zzz"])
+
+
+# A line takes up to half a minute, so two are stepped here; with REHEARSE=all every one.
+QUICK = ("overhead-gpu", "ablation-cifar-whole")
+REHEARSED = [
+    item for item in plan.PLAN if os.environ.get("REHEARSE") or item.experiments[0] in QUICK
+]
+
+
+@pytest.mark.parametrize("item", REHEARSED, ids=lambda item: item.experiments[0])
+def test_a_step_of_a_line_leaves_no_tensor_on_the_wrong_device(item):
+    command = [sys.executable, str(HERE / "absent_gpu.py"), str(item.path)]
+    command += [json.dumps(dict(item.constants)), *item.experiments]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr[-2000:]
+
+
+MEETING = """
+import sys, torch, absent_gpu
+absent_gpu.prepare(sys.argv[1], "{}")
+with absent_gpu.AbsentGPU():
+    there = torch.ones(3, device="absent:0") * 2
+    assert there.device.type == "absent"
+    there + torch.ones(3)
+"""
+
+
+def test_a_tensor_on_the_wrong_device_ends_a_rehearsal(tmp_path):
+    command = [sys.executable, "-c", MEETING, str(tmp_path)]
+    done = subprocess.run(command, cwd=HERE, capture_output=True, text=True)
+    assert "expected all tensors to be on the same device" in done.stderr
 
 
 def test_what_a_device_cannot_run_is_left_out_with_the_reason(results):

@@ -95,18 +95,6 @@ PLAN = (
         seconds=60,
     ),
     Item(
-        "evidence/40_cnn",
-        "The two heads of the released scripts, with dropout or a ReLU: at the printed scale neither has been trained.",
-        (
-            "cnn-printed-cifar10-released",
-            "cnn-printed-cifar100-released",
-            "cnn-printed-cifar10-relu",
-            "cnn-printed-cifar100-relu",
-        ),
-        seconds=120,
-        bf16=True,
-    ),
-    Item(
         "evidence/50_vit_distillation",
         "The only chapter of part 5 whose verdicts a GPU alone can change: six tables at the paper's widths.",
         ("vit-printed",),
