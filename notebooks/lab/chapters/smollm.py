@@ -510,5 +510,6 @@ def draw_updates(axes, updates: pd.DataFrame) -> None:
         axis.set_yticks(range(len(kinds)), [NAMES[kind] for kind in kinds])
         axis.set_title(titles[task], fontsize=10)
         axis.set_xlabel("energy of the update, percent")
+        axis.set_xlim(0, 90)
     axes[0].invert_yaxis()
-    axes[-1].legend(fontsize=8)
+    axes[-1].legend(fontsize=8, loc="center right")

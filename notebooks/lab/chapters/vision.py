@@ -467,7 +467,7 @@ def draw_gains(axis, rows: dict[str, tuple[pd.Series, str, float | None]]) -> No
         axis.plot(values, [place] * len(values), alpha=0.45, ms=4, ls="none", **figures.key(look))
         figures.intervals(axis, place + 0.2, interval(values), look)
         if printed is not None:
-            axis.plot(printed, place, ms=9, **figures.key("paper"))
+            axis.plot(printed, place, ms=9, ls="none", **figures.key("paper"))
     figures.rows(axis, rows)
 
 
