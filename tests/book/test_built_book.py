@@ -13,6 +13,7 @@ import sys
 import threading
 import urllib.parse
 
+import filelock
 import ndlbuild
 import pytest
 import torch
@@ -52,18 +53,17 @@ THEME = {}
 def build() -> str:
     """What is wrong with the book, which is built now if its sources changed since the last clean build; '' if nothing is."""
     state = HTML.parent / "state"
-    if state.is_file() and state.read_text() == ndlbuild.book_state(ROOT):
-        return ""
     command = str(pathlib.Path(sys.executable).with_name("jupyter-book"))
     options = ["--path-output", "book", "-W", "--keep-going", "--all"]
-    done = subprocess.run(
-        [command, "build", ".", *options], cwd=ROOT, capture_output=True, text=True
-    )
-    return (
-        ""
-        if done.returncode == 0
-        else f"the book does not build:\n{(done.stdout + done.stderr)[-6000:]}"
-    )
+    HTML.parent.mkdir(parents=True, exist_ok=True)
+    with filelock.FileLock(HTML.parent / "state.lock"):  # two workers never build at once
+        if state.is_file() and state.read_text() == ndlbuild.book_state(ROOT):
+            return ""
+        done = subprocess.run(
+            [command, "build", ".", *options], cwd=ROOT, capture_output=True, text=True
+        )
+    said = (done.stdout + done.stderr)[-6000:]
+    return "" if done.returncode == 0 else f"the book does not build:\n{said}"
 
 
 @pytest.fixture(scope="session")
