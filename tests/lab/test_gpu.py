@@ -517,6 +517,18 @@ def test_a_tensor_on_the_wrong_device_ends_a_rehearsal(tmp_path):
     assert "expected all tensors to be on the same device" in done.stderr
 
 
+def test_a_budget_is_filled_in_the_order_of_the_plan():
+    lines = [
+        {"experiment": "first", "missing": 10, "seconds": 100.0},
+        {"experiment": "done", "missing": 0, "seconds": 0.0},
+        {"experiment": "last", "missing": 4, "seconds": 1e4},
+    ]
+    budget = gpu.RESERVE + 2 * gpu.START_UP + 100 + 5001
+    assert gpu.filled(lines, budget) == "first 10 of 10, last 2 of 4"
+    assert gpu.filled(lines, 0) == "first 0 of 10, last 0 of 4"
+    assert gpu.filled(lines[1:2], budget) == "nothing is missing"
+
+
 def test_what_a_device_cannot_run_is_left_out_with_the_reason(results):
     t4 = profiles.PROFILES["T4"]
     assert "bfloat16" in plan.Item("90_mini", "", bf16=True).obstacle(t4)
