@@ -45,7 +45,15 @@ def checkout(tmp_path):
         (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
         (tools / name).chmod(0o755)
     (folder / ".venv" / "book.installed").touch()
+    one_variant(folder / "notebooks" / "lab" / "tools" / "canaries.py")
     return folder
+
+
+def one_variant(path: pathlib.Path) -> None:
+    """A new canary's tolerance from one more small run instead of one for each variant, to save half a minute."""
+    head, function, tail = path.read_text(encoding="utf-8").partition("\n\ndef observe(")
+    shorter = 'VARIANTS = {"2 threads": VARIANTS["2 threads"]}\n'
+    path.write_text(head + shorter + function + tail, encoding="utf-8")
 
 
 def files(folder: pathlib.Path) -> dict[str, str]:
@@ -93,6 +101,7 @@ def test_a_new_contributor_gets_through_the_page(checkout):
     assert {n for n in after if after[n] != before.get(n)} == {NOTEBOOK, RECORD, CANARY}
     assert len((checkout / RECORD).read_text().splitlines()) == 10
     assert '"values"' in (checkout / CANARY).read_text()
+    assert "without canary, so 1 more" in said
     assert "2 canaries stand, 0 do not" in said and "STALE" not in said
 
 

@@ -70,39 +70,31 @@ def test_powersgd_sends_two_factors_of_large_matrices_only():
     assert scaling.power_bytes(model, 2) == 4 * (2 * (100 + 50) + 50 + 3 * 2 + 2)
 
 
-def test_two_processes_train_alike_and_powersgd_counts_its_bytes(monkeypatch):
-    monkeypatch.setenv("NDL_MODE", "full")
-    same = {"task": "train", "lr": 1e-2, "steps": 30, "batch": 64, "seeds": [0]}
-    (whole,) = scaling.together(same | {"arm": "dense", "rank": 0})
-    (thin,) = scaling.together(same | {"arm": "dense", "rank": 1})
-    model = scaling.digit_network("dense")
-    assert whole["bytes"] == 4 * models.size(model) and thin["bytes"] == scaling.power_bytes(
-        model, 1
-    )
-    assert whole["accuracy"] > 0.6 and thin["accuracy"] > 0.3
+TRAINING = {"task": "train", "arm": "dense", "lr": 1e-2, "steps": 30, "batch": 64, "seeds": [0]}
 
 
-def test_alone_and_together_give_the_same_training(monkeypatch):
-    """One process with the whole batch, two with a half each: averaged gradients are the same up to rounding."""
-    task = {
-        "task": "train",
-        "arm": "ndlinear",
-        "rank": 0,
-        "lr": 1e-2,
-        "steps": 20,
-        "batch": 64,
-        "seeds": [1],
-    }
+@pytest.mark.parametrize("rank", [0, 1])
+def test_bytes_sent_per_step(monkeypatch, rank):
     monkeypatch.setenv("NDL_MODE", "smoke")
-    (alone,) = scaling.together(task)
+    model = scaling.digit_network("dense")
+    (found,) = scaling.together(TRAINING | {"rank": rank})
+    wanted = scaling.power_bytes(model, rank) if rank else 4 * models.size(model)
+    assert found["bytes"] == wanted and found["accuracy"] > (0.3 if rank else 0.6)
+
+
+def test_two_processes_train_as_one_does(monkeypatch):
+    """One process with the whole batch, two with a half each: averaged gradients are the same up to rounding, also compressed."""
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    (alone,) = scaling.together(TRAINING | {"rank": 1})
     monkeypatch.setenv("NDL_MODE", "full")
-    (two,) = scaling.together(task)
+    (two,) = scaling.together(TRAINING | {"rank": 1})
     assert two["accuracy"] == pytest.approx(alone["accuracy"], abs=0.01)
+    assert two["bytes"] == alone["bytes"]
 
 
 def test_the_group_outlives_its_threads(monkeypatch):
     """A thread of the group that drops the last reference to it waits for itself, which ends the process."""
-    task = {"task": "train", "arm": "dense", "rank": 1, "lr": 1e-2, "steps": 3, "batch": 8}
+    task = TRAINING | {"arm": "ndlinear", "rank": 1, "steps": 3}
     kept, register = [], scaling.atexit.register
 
     def seen(call, *given, **named):
@@ -111,7 +103,8 @@ def test_the_group_outlives_its_threads(monkeypatch):
 
     monkeypatch.setattr(scaling.atexit, "register", seen)
     monkeypatch.setenv("NDL_MODE", "smoke")
-    scaling.together(task | {"seeds": [0]})
+    (found,) = scaling.together(task)
+    assert found["bytes"] == scaling.power_bytes(scaling.digit_network("ndlinear"), 1)
     assert "ProcessGroup" in {type(one).__name__ for one in kept}
     assert not torch.distributed.is_initialized()
 
@@ -141,7 +134,7 @@ def test_an_unknown_task_and_a_failing_process_are_said(monkeypatch):
     with pytest.raises(LabError, match="no task 'dance'; there are: times, train"):
         scaling.together({"task": "dance"})
     with pytest.raises(LabError, match="KeyError"):
-        scaling.together({"task": "train", "seeds": [0]})
+        scaling.together({"task": "train", "seeds": [0]}, world=1)
 
 
 def test_processes_that_hang_are_ended(monkeypatch):
