@@ -310,9 +310,8 @@ def test_every_chapter_that_a_page_names_is_a_link(html):
 def test_chapters_are_numbered_in_titles_side_bar_and_cards(html):
     for name in CHAPTERS:
         page, number = soup(html / name), name.removeprefix("notebooks/")[:2]
-        assert page.h1.text.startswith(f"{number} · ") and page.title.text.startswith(
-            f"{number} · "
-        )
+        assert page.h1.text.startswith(f"{number} · ")
+        assert page.title.text.startswith(f"{number} · ")
         side = page.select_one("nav.bd-links li.current.active > a")
         assert side.text.strip() == page.h1.text.removesuffix("#")
         for link in page.select(".ndl-card a[href$='.html']"):
@@ -798,9 +797,8 @@ def test_claims_table_filters(visit):
     page.wait_for_function("document.querySelector('.ndl-status').textContent === '177 claims'")
     page.fill("input[name=text]", "LORA qwen")
     shown = rows_shown(page)
-    assert 0 < len(shown) < 177 and all(
-        "qwen" in page.inner_text(f"[id='{row}']").lower() for row in shown
-    )
+    assert 0 < len(shown) < 177
+    assert all("qwen" in page.inner_text(f"[id='{row}']").lower() for row in shown)
     page.fill("input[name=text]", "no such words")
     assert rows_shown(page) == [] and "0 of 177" in page.inner_text(".ndl-status")
 
@@ -826,10 +824,8 @@ def test_claims_table_shows_25_rows_at_a_time(visit):
 
 def test_claims_table_keeps_its_filter_in_the_address(visit):
     page = visit().go("book/claims.html?verdict=untestable&area=LoRA")
-    assert (
-        page.input_value("select[name=verdict]") == "untestable"
-        and page.input_value("select[name=area]") == "LoRA"
-    )
+    assert page.input_value("select[name=verdict]") == "untestable"
+    assert page.input_value("select[name=area]") == "LoRA"
     assert all(row.startswith("lora-") for row in rows_shown(page))
     page.select_option("select[name=area]", "entropy")
     assert "area=entropy" in page.url
@@ -858,9 +854,8 @@ def test_claims_table_sorts_with_the_keyboard(visit):
     page.keyboard.press("Enter")
     assert header.get_attribute("aria-sort") == "ascending" and rows_shown(page) == sorted(ids)
     page.keyboard.press("Space")
-    assert header.get_attribute("aria-sort") == "descending" and rows_shown(page) == sorted(
-        ids, reverse=True
-    )
+    assert header.get_attribute("aria-sort") == "descending"
+    assert rows_shown(page) == sorted(ids, reverse=True)
     page.locator(".ndl-ledger th button").first.click()
     assert header.get_attribute("aria-sort") is None
     ranks = [
@@ -876,10 +871,8 @@ def test_claims_table_without_scripts(visit):
     one = visit(java_script_enabled=False)
     one.page.goto(one.site + "book/claims.html")
     assert one.page.locator(".ndl-ledger tbody tr:visible").count() == 177
-    assert (
-        not one.page.locator(".ndl-filter").is_visible()
-        and not one.page.locator(".ndl-ledger th button").count()
-    )
+    assert not one.page.locator(".ndl-filter").is_visible()
+    assert not one.page.locator(".ndl-ledger th button").count()
 
 
 def test_a_link_to_a_hidden_claim_shows_it(visit):

@@ -22,9 +22,8 @@ def test_readme_examples_run():
 def test_readme_commands_are_make_targets():
     commands = re.findall(r"^make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    assert commands == ["book", "test"] and all(
-        re.search(rf"^{c}:", makefile, re.M) for c in commands
-    )
+    assert commands == ["book", "test"]
+    assert all(re.search(rf"^{c}:", makefile, re.M) for c in commands)
     assert all(f"make {c}" in (ROOT / ".ci" / "run").read_text() for c in commands)
 
 
@@ -161,10 +160,8 @@ def test_setup_cell_in_an_empty_folder_fetches_the_book(tmp_path):
     for attempt in range(2):
         done = run_setup(empty, f"file://{bare}")
         assert done.returncode == 0, (attempt, done.stderr)
-        assert (
-            done.stdout.startswith("smoke · ")
-            and (empty / "ndlinear-book" / "notebooks" / "lab").is_dir()
-        )
+        assert done.stdout.startswith("smoke · ")
+        assert (empty / "ndlinear-book" / "notebooks" / "lab").is_dir()
 
 
 def test_setup_cell_without_an_address_says_what_to_do(tmp_path):

@@ -119,10 +119,8 @@ def test_outcomes():
     def long(c):
         raise ValueError("\n\nfirst " + 200 * "x" + "\nsecond")
 
-    assert (
-        judge(long, int).detail.startswith("ValueError: first x")
-        and len(judge(long, int).detail) < 170
-    )
+    assert judge(long, int).detail.startswith("ValueError: first x")
+    assert len(judge(long, int).detail) < 170
     with pytest.raises(LabError):  # a missing library is not the layer's error
         judge(lambda c: lab.require("no_such_library"), int)
 
@@ -219,9 +217,8 @@ def test_a_sheet_reports_ours_live_and_the_release_from_records(sheet, capsys, m
     sheet.report("Numbers", rows)
     out = capsys.readouterr().out
     assert "✗ wrong, no error" in out and "here: cut" in out and "release: ValueError" in out
-    assert sheet.named("here", "wrong") == ["halves are kept"] and sheet.named(
-        "release", "right"
-    ) == ["halves are kept"]
+    assert sheet.named("here", "wrong") == ["halves are kept"]
+    assert sheet.named("release", "right") == ["halves are kept"]
     assert sheet.counts().set_index("layer").loc["here"].to_dict() == {
         "right": 0,
         "wrong": 1,

@@ -209,11 +209,9 @@ def test_tables_say_what_the_runs_say():
     found = bump.table(runs, 0.1, printed, {"always zero": 0.125})
     names = ["dense 4", "dense 16", "NdLinear 16"]
     assert list(found["network"]) == names * 2 + ["always zero"]
-    assert (
-        found.iloc[-1]["test"] == "125.00"
-        and found.iloc[-1]["train"] == ""
-        and found["parameters"][0] == "1,193"
-    )
+    assert found.iloc[-1]["test"] == "125.00"
+    assert found.iloc[-1]["train"] == ""
+    assert found["parameters"][0] == "1,193"
     one = runs[(runs["sigma"] == 0.1) & (runs["depth"] == 3) & (runs["arm"] == "ndlinear")][
         "end_test"
     ]
@@ -298,10 +296,8 @@ def test_printed_columns_are_indexed_by_cell():
 
 def test_constants_and_grid():
     found = bump.constants()
-    assert (
-        list(found.index) == [0.1, 0.2, 0.3]
-        and found["always zero"][0.2] == bump.constant_errors(0.2)["zero"]
-    )
+    assert list(found.index) == [0.1, 0.2, 0.3]
+    assert found["always zero"][0.2] == bump.constant_errors(0.2)["zero"]
     y = bump.target(bump.inputs(200_000, 2), 0.3)
     assert found["P(y > 0.1)"][0.3] == pytest.approx((y > 0.1).float().mean().item(), rel=0.03)
     grid = bump.grid([("ndlinear", 32, 2), ("dense", 16, 3)], 2, epochs=7)
@@ -336,12 +332,9 @@ def test_cuts_and_stopping():
     assert text["nats"].tolist() == ["2.00 → 2.00"] * 2 + ["1.50 → 1.50"] * 2
     assert text["log-width"].tolist()[0] == f"{2 / np.log(16):.2f} → {2 / np.log(16):.2f}"
     found = bump.cuts(runs, 500).set_index(["network", "normaliser"])
-    assert (
-        found.loc[("trained", "nats"), "mean"] == pytest.approx(25)
-        and found.loc[("trained", "nats"), "lower in"] == "4 of 4"
-    )
+    assert found.loc[("trained", "nats"), "mean"] == pytest.approx(25)
+    assert found.loc[("trained", "nats"), "lower in"] == "4 of 4"
     assert found.loc[("untrained", "AveEntropy"), "most"] == pytest.approx(-25)
     stopped = bump.stopping(runs.assign(stopped=runs["seed"] % 2, stop_test=1.5 * runs["end_test"]))
-    assert stopped["stopped"].tolist() == [0.5] * 8 and stopped[
-        "change, %"
-    ].tolist() == pytest.approx([50] * 8)
+    assert stopped["stopped"].tolist() == [0.5] * 8
+    assert stopped["change, %"].tolist() == pytest.approx([50] * 8)

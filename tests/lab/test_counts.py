@@ -33,12 +33,10 @@ def counted(dims, hidden, order):
 def test_costs_are_what_runs(dims, hidden):
     table = lab.costs(dims, hidden)
     dense, orders = table.iloc[0], table.iloc[1:]
-    assert len(orders) == math.factorial(len(dims)) and list(orders["macs"]) == sorted(
-        orders["macs"]
-    )
-    assert dense["macs"] == math.prod(dims) * math.prod(hidden) and dense["saved"] == math.prod(
-        dims
-    )
+    assert len(orders) == math.factorial(len(dims))
+    assert list(orders["macs"]) == sorted(orders["macs"])
+    assert dense["macs"] == math.prod(dims) * math.prod(hidden)
+    assert dense["saved"] == math.prod(dims)
     for row in orders.itertuples():
         order = tuple(int(k) - 1 for k in row.order.split(", "))
         assert row.macs == counted(dims, hidden, order)

@@ -71,12 +71,10 @@ def test_damaged_file_is_refused_and_left_alone(folder, name, damage):
 def test_compressed_file_is_read(folder):
     (folder / "ett" / "tiny.csv.xz").write_bytes(lzma.compress(CONTENT))
     raw = ett.read(data.fetch(make_file()))
-    assert (
-        raw.x.shape == (1, 7)
-        and raw.y is None
-        and raw.names[-1] == "OT"
-        and raw.x[0, -1] == np.float32(30.5)
-    )
+    assert raw.x.shape == (1, 7)
+    assert raw.y is None
+    assert raw.names[-1] == "OT"
+    assert raw.x[0, -1] == np.float32(30.5)
 
 
 def test_ett_with_other_columns_is_refused():
@@ -165,10 +163,8 @@ def test_split_scales_by_the_training_part_alone():
         "the other parts are not centred on themselves"
     )
     whole = data.split(x, np.zeros(300, int), seed=0, standardise="all").train[0]
-    assert (
-        whole.std(unbiased=False).item() == pytest.approx(1, abs=1e-4)
-        and whole[:, 1].std() > 10 * whole[:, 0].std()
-    )
+    assert whole.std(unbiased=False).item() == pytest.approx(1, abs=1e-4)
+    assert whole[:, 1].std() > 10 * whole[:, 0].std()
 
 
 @pytest.mark.parametrize(

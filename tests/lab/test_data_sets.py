@@ -76,9 +76,8 @@ def load(monkeypatch, source):
 
 def same(loaded, raw):
     assert loaded.x.dtype == raw.x.dtype and np.array_equal(loaded.x, raw.x)
-    assert (loaded.y is None) == (raw.y is None) and (
-        raw.y is None or np.array_equal(loaded.y, raw.y)
-    )
+    assert (loaded.y is None) == (raw.y is None)
+    assert raw.y is None or np.array_equal(loaded.y, raw.y)
     assert loaded.names == raw.names and loaded.splits == raw.splits and not loaded.stand_in
 
 
@@ -142,12 +141,10 @@ def test_a_missing_file_says_what_to_put_where(folder, monkeypatch, name):
     with pytest.raises(DataError) as error:
         load(monkeypatch, source)
     message = str(error.value)
-    assert (
-        file.name in message
-        and str(place) in message
-        and file.sha256 in message
-        and "NDL_DATA" in message
-    )
+    assert file.name in message
+    assert str(place) in message
+    assert file.sha256 in message
+    assert "NDL_DATA" in message
     assert not place.exists()
 
 
@@ -302,9 +299,8 @@ def test_a_folder_that_cannot_be_written_is_a_clear_error(folder, monkeypatch, s
 def test_a_file_that_has_come_meanwhile_stays(folder):
     (folder / "a.csv").write_bytes(b"first")
     files.keep(data.File("a.csv"), b"second")
-    assert (folder / "a.csv").read_bytes() == b"first" and [p.name for p in folder.iterdir()] == [
-        "a.csv"
-    ]
+    assert (folder / "a.csv").read_bytes() == b"first"
+    assert [p.name for p in folder.iterdir()] == ["a.csv"]
 
 
 # ---------------------------------------------------------------------------------------------------- CIFAR, independently
@@ -335,12 +331,10 @@ def test_cifar_rows_are_red_then_green_then_blue():
         {f"cifar-100-python/{name}": pickle.dumps(content, 2) for name, content in members.items()}
     )
     raw = LAYOUTS["cifar100-0"][1].read(archive)
-    assert (
-        raw.x.shape == (4, 3, 32, 32)
-        and raw.x[0, 1, 5, 7] == 200
-        and raw.x[1, 2, 31, 0] == 100
-        and raw.x.sum() == 600
-    )
+    assert raw.x.shape == (4, 3, 32, 32)
+    assert raw.x[0, 1, 5, 7] == 200
+    assert raw.x[1, 2, 31, 0] == 100
+    assert raw.x.sum() == 600
     assert raw.y.tolist() == [3, 1, 3, 1] and raw.names == ("ant", "bee", "cat", "dog")
     assert raw.splits == {"train": slice(0, 2), "test": slice(2, 4)}
 
@@ -404,11 +398,9 @@ def test_webp_strips_are_exact_or_within_half_a_step(step):
     )
     found, y, _ = images._strips(packed.getvalue())
     error = np.abs(found.transpose(0, 2, 3, 1).astype(int) - x)
-    assert (
-        found.flags.c_contiguous
-        and y.tolist() == [0, 1, 2, 3, 4]
-        and error.max() == {1: 0, 4: 2}[step]
-    )
+    assert found.flags.c_contiguous
+    assert y.tolist() == [0, 1, 2, 3, 4]
+    assert error.max() == {1: 0, 4: 2}[step]
 
 
 def test_a_pillow_without_webp_says_so(monkeypatch):
@@ -507,9 +499,8 @@ def test_heartbeat_copy_is_the_training_part_alone(folder, monkeypatch):
         data.official(loaded, seed=0)
     whole = LAYOUTS["heartbeat-0"][1].read(*sample("heartbeat-0"))
     train = whole.splits["train"]
-    assert np.array_equal(loaded.y, whole.y[train]) and np.allclose(
-        loaded.x, whole.x[train], atol=1e-6
-    )
+    assert np.array_equal(loaded.y, whole.y[train])
+    assert np.allclose(loaded.x, whole.x[train], atol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["ecg5000", "racketsports", "lsst", "sleep"])
@@ -525,9 +516,8 @@ def test_all_forms_of_a_set_give_the_same_cases(name):
 def test_cardio_drops_the_identifier_and_keeps_the_order_of_the_columns():
     text = "id;age;gender;height;weight;ap_hi;ap_lo;cholesterol;gluc;smoke;alco;active;cardio\n"
     raw = tables.read_cardio((text + "7;18393;2;168;62.5;110;-80;1;2;0;0;1;1\n").encode())
-    assert raw.x.tolist() == [
-        [18393, 2, 168, 62.5, 110, -80, 1, 2, 0, 0, 1]
-    ] and raw.y.tolist() == [1]
+    assert raw.x.tolist() == [[18393, 2, 168, 62.5, 110, -80, 1, 2, 0, 0, 1]]
+    assert raw.y.tolist() == [1]
     assert raw.names[0] == "age" and len(raw.names) == 11 and raw.x.flags.c_contiguous
     with pytest.raises(DataError, match="columns cardio are missing; it has"):
         tables.read_cardio(text.replace(";cardio", ";target").encode())
@@ -599,11 +589,9 @@ def test_cola_development_parts_together_are_those_of_glue():
 
 def test_wikitext_keeps_lines_and_tokens():
     raw = texts.read_wikitext(b" \n = A = \n a <unk> b \n", b" c \n", b" d \n")
-    assert (
-        raw.x.tolist() == ["", "= A =", "a <unk> b", "c", "d"]
-        and raw.splits["valid"] == slice(3, 4)
-        and raw.y is None
-    )
+    assert raw.x.tolist() == ["", "= A =", "a <unk> b", "c", "d"]
+    assert raw.splits["valid"] == slice(3, 4)
+    assert raw.y is None
     with pytest.raises(DataError, match="version 1"):
         texts.read_wikitext(b"raw text\n", b"c\n", b"d\n")
 
@@ -622,15 +610,11 @@ def test_official_split_keeps_the_test_part_and_scales_by_the_training_part():
         made(x, y, {"train": slice(0, 90), "test": slice(90, 120)}), seed=1, standardise="channel"
     )
     assert [len(p[0]) for p in (parts.train, parts.val, parts.test)] == [72, 18, 30]
-    assert (
-        np.bincount(parts.val[1]).tolist() == [6, 6, 6]
-        and parts.test[1].tolist() == y[90:].tolist()
-    )
+    assert np.bincount(parts.val[1]).tolist() == [6, 6, 6]
+    assert parts.test[1].tolist() == y[90:].tolist()
     train = parts.train[0]
-    assert (
-        train.mean((0, 2)).abs().max() < 1e-5
-        and (train.std((0, 2), unbiased=False) - 1).abs().max() < 1e-4
-    )
+    assert train.mean((0, 2)).abs().max() < 1e-5
+    assert (train.std((0, 2), unbiased=False) - 1).abs().max() < 1e-4
     assert parts.test[0].mean((0, 2)).abs().max() > 1e-4, "the test part is not centred on itself"
     again = data.official(
         made(x, y, {"train": slice(0, 90), "test": slice(90, 120)}), seed=2, standardise="none"
@@ -641,9 +625,8 @@ def test_official_split_keeps_the_test_part_and_scales_by_the_training_part():
 def test_official_split_of_pictures_gives_floats():
     raw = LAYOUTS["cifar10-0"][1].read(*sample("cifar10-0"))
     parts = data.official(made(raw.x, raw.y, raw.splits), seed=0, val=0.1, standardise="channel")
-    assert (
-        str(parts.train[0].dtype) == "torch.float32" and str(parts.train[1].dtype) == "torch.int64"
-    )
+    assert str(parts.train[0].dtype) == "torch.float32"
+    assert str(parts.train[1].dtype) == "torch.int64"
     assert len(parts.train[0]) == 180 and parts.train[0].mean((0, 2, 3)).abs().max() < 1e-4
 
 
@@ -670,6 +653,5 @@ def test_the_real_files_are_read_where_this_machine_has_them(name, monkeypatch):
     data._load.cache_clear()
     read = data.load(name)
     data._load.cache_clear()
-    assert not read.stand_in and data.note(name, read.checksum) in {
-        layout.note for layout in source.layouts
-    }
+    assert not read.stand_in
+    assert data.note(name, read.checksum) in {layout.note for layout in source.layouts}

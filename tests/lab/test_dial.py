@@ -217,11 +217,9 @@ def test_crossings():
 def test_crossing_covers_the_truth_and_says_when_there_is_none():
     rng, at = np.random.default_rng(0), np.linspace(0, 1, 11)
     found = dial.crossing(at, (at - 0.45) + rng.normal(0, 0.01, (5, 11)))
-    assert (
-        found["low"] < found["alpha"] < found["high"]
-        and abs(found["alpha"] - 0.45) < 0.03
-        and found["once"] == 1
-    )
+    assert found["low"] < found["alpha"] < found["high"]
+    assert abs(found["alpha"] - 0.45) < 0.03
+    assert found["once"] == 1
     never = dial.crossing(at, -1 + rng.normal(0, 0.01, (5, 11)))
     assert math.isnan(never["alpha"]) and math.isnan(never["low"]) and never["once"] == 0
     down = dial.crossing(at, (0.45 - at) + np.zeros((5, 11)))
@@ -249,9 +247,8 @@ def test_reached_and_its_ratio_with_censored_arms():
         == dial.reached(sizes, never, 0.1)["low"]
     )
     ratio = dial.reach_ratio(sizes, fast, slow, 0.1)
-    assert ratio["low"] <= ratio["ratio"] <= ratio["high"] and ratio["ratio"] == pytest.approx(
-        4, rel=0.1
-    )
+    assert ratio["low"] <= ratio["ratio"] <= ratio["high"]
+    assert ratio["ratio"] == pytest.approx(4, rel=0.1)
     bound = dial.reach_ratio(sizes, fast, never, 0.1)
     assert bound["ratio"] == pytest.approx(10_000 / found["samples"])
     assert bound["bound"] and not ratio["bound"]
@@ -405,13 +402,10 @@ def sized():
 def test_samples_needed_in_words(sized):
     assert dial.by_size(sized, "dense", 0.1).shape == (5, 3)
     table = dial.needed(sized, ["ndlinear", "stuck"], 0.1, (0.1, 2.0)).set_index("model")
-    assert (
-        table.loc["ndlinear", "10%"].startswith("1,0")
-        and table.loc["ndlinear", "200%"] == "at most 100"
-    )
-    assert (
-        table.loc["stuck", "10%"] == "over 10,000" and table.loc["stuck", "200%"] == "at most 100"
-    )
+    assert table.loc["ndlinear", "10%"].startswith("1,0")
+    assert table.loc["ndlinear", "200%"] == "at most 100"
+    assert table.loc["stuck", "10%"] == "over 10,000"
+    assert table.loc["stuck", "200%"] == "at most 100"
 
 
 def test_factors_and_the_decision_over_goals(sized):
@@ -421,9 +415,8 @@ def test_factors_and_the_decision_over_goals(sized):
     assert dial.over_goals(found, 0.1, 5.0) == (False, None)
     never = dial.factors(sized, "stuck", "stuck", 0.1, (0.1,))
     assert dial.over_goals(never, 0.1, 1.0) == (None, None)
-    assert dial.factor_words(never[0.1]) == "neither arrives" and dial.factor_words(
-        found[0.1]
-    ).startswith("4.00 [")
+    assert dial.factor_words(never[0.1]) == "neither arrives"
+    assert dial.factor_words(found[0.1]).startswith("4.00 [")
     assert (
         dial.factor_words({"ratio": 12.0, "low": 11.0, "high": 13.5, "bound": True})
         == "at least 12.00 [11.00, 13.50]"
@@ -433,9 +426,8 @@ def test_factors_and_the_decision_over_goals(sized):
         0.1: {"low": 3.0, "high": 4.0},
         0.2: {"low": 2.0, "high": 3.0},
     }
-    assert dial.over_goals(mixed, 0.05, 2.5) == (False, True) and dial.over_goals(
-        mixed, 0.2, 2.5
-    ) == (None, None)
+    assert dial.over_goals(mixed, 0.05, 2.5) == (False, True)
+    assert dial.over_goals(mixed, 0.2, 2.5) == (None, None)
 
 
 def test_the_figure_of_samples_has_every_seed_and_the_printed_marks(sized):

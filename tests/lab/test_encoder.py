@@ -318,11 +318,9 @@ def test_the_registry_names_origin_licence_and_checksums():
     for one in encoder.MODELS.values():
         assert one.about and one.licence and one.origin.startswith("https://huggingface.co/")
         for file in (one.weights, one.vocabulary):
-            assert (
-                len(file.sha256) == 64
-                and file.size
-                and len(file.url.split("/resolve/")[1].split("/")[0]) == 40
-            )
+            assert len(file.sha256) == 64
+            assert file.size
+            assert len(file.url.split("/resolve/")[1].split("/")[0]) == 40
     with pytest.raises(DataError, match="minilm, bert"):
         encoder.load("gpt")
 
@@ -338,10 +336,8 @@ def test_smoke_reads_a_tiny_bert_from_the_published_formats_and_says_so(monkeypa
     x = encoder.embed(["the film is fine", "the film is dull", "Zebra!"])
     assert torch.equal(torch.rand(1), expected), "the caller's random numbers are untouched"
     assert x.shape == (3, 48) and "random weights, for smoke runs only" in capsys.readouterr().out
-    assert (
-        np.array_equal(x, encoder.embed(["the film is fine", "the film is dull", "Zebra!"]))
-        and (x[0] != x[1]).any()
-    )
+    assert np.array_equal(x, encoder.embed(["the film is fine", "the film is dull", "Zebra!"]))
+    assert (x[0] != x[1]).any()
 
 
 def test_fine_tuning_trains_encoder_and_head(tokenizer):

@@ -52,9 +52,8 @@ def test_chronological_parts_see_nothing_of_each_other(table):
     data, later = forecast.chronological(table), table.copy()
     later[240:] += 100
     other = forecast.chronological(later)
-    assert torch.equal(data.train[0], other.train[0]) and not torch.equal(
-        data.test[0], other.test[0]
-    )
+    assert torch.equal(data.train[0], other.train[0])
+    assert not torch.equal(data.test[0], other.test[0])
     assert [len(part[0]) for part in (data.train, data.val, data.test)] == [
         240 - 35,
         80 - 35,
@@ -267,10 +266,8 @@ def test_counts_and_shapes():
         "dense": 138_124, "dense-width": 7_084, "ndlinear": 7_088, "ndlinear-modes": 8_284, "dense-params": 8_254,
     }  # fmt: skip
     assert all(net(x).shape == (2, 12) for net in nets.values())
-    assert (
-        models.size(forecast.recurrent("dense")) == 20_460
-        and models.size(forecast.recurrent("ndlinear")) == 9_552
-    )
+    assert models.size(forecast.recurrent("dense")) == 20_460
+    assert models.size(forecast.recurrent("ndlinear")) == 9_552
     gap = models.size(forecast.recurrent("dense-params")) - models.size(
         forecast.recurrent("ndlinear-modes")
     )
@@ -414,9 +411,8 @@ def test_the_paper_stands_beside_the_records():
     index = pd.MultiIndex.from_product([("RNN", "Transformer"), ("ETTh1", "ETTm1"), ("mse", "mae")])
     printed = pd.DataFrame({"Linear": range(8), "NdLinear": range(10, 18)}, index=index)
     table = forecast.beside(runs, printed, "shuffled", "mse")
-    assert table["printed Linear"].tolist() == [0, 2, 4, 6] and table[
-        "printed NdLinear"
-    ].tolist() == [10, 12, 14, 16]
+    assert table["printed Linear"].tolist() == [0, 2, 4, 6]
+    assert table["printed NdLinear"].tolist() == [10, 12, 14, 16]
     assert table["ours Linear"].tolist() == [4, 4, 3, 3] and table["ours NdLinear"].tolist() == [
         2.5,
         2.5,

@@ -71,9 +71,8 @@ def test_sheet_classifies_counts_and_judges(sheet):
     assert sheet.judge("a") == {"holds": True}
     assert sheet.judge("b") == {"holds": False}
     assert sheet.judge("c") == {"holds": False, "under": True}
-    assert (
-        sheet.missing(["text_classify"]) == [] and len(sheet.missing(["cnn_image_classify"])) == 4
-    )
+    assert sheet.missing(["text_classify"]) == []
+    assert len(sheet.missing(["cnn_image_classify"])) == 4
 
 
 def test_sheet_refuses_what_cannot_be_right(sheet):
@@ -93,9 +92,8 @@ def test_an_unmet_cell_fails_a_claim_even_when_another_departs(sheet):
 def test_flops_are_compared_in_the_unit_of_the_table():
     made = Sheet()
     made.add("trl_tcl", 0.8431e9, "x", "f", "flops", method="NdLinear")
-    assert made.frame["match"][0] == "rounded" and math.isclose(
-        made.frame["ratio"][0], 0.8431 / 0.843
-    )
+    assert made.frame["match"][0] == "rounded"
+    assert math.isclose(made.frame["ratio"][0], 0.8431 / 0.843)
 
 
 def test_show_prints_equal_cells_of_several_data_sets_once(sheet, capsys):
@@ -229,9 +227,8 @@ def test_released_shapes_agree_with_the_models():
         for width, depth in ((16, 2), (64, 3)):
             net = models.radius_mlp("NdLinear", width, depth, layer=layer)
             row = table.loc[f"Radius Bump, width {width}, depth {depth}"]
-            assert row[order] == lab.count_macs(net, torch.zeros(1, 10)) and row[
-                "parameters"
-            ] == models.size(net)
+            assert row[order] == lab.count_macs(net, torch.zeros(1, 10))
+            assert row["parameters"] == models.size(net)
     assert (table["cheapest"] <= table["released"]).all()
     assert table.loc["LoRA LLaMA3-8B, down", "baseline"] == 8 * (14336 + 4096)
 

@@ -206,9 +206,8 @@ def test_failed_runs_are_kept_and_counted(results, writers, tmp_path):
     bad = row(1, status="failed", error="MemoryError: too large", metrics={})
     writers([row(), bad])
     gpu.run(tmp_path / "out", 20, "cpu")
-    assert "1 rows in" in said(tmp_path / "out") and "1 failed, the first with" in said(
-        tmp_path / "out"
-    )
+    assert "1 rows in" in said(tmp_path / "out")
+    assert "1 failed, the first with" in said(tmp_path / "out")
     assert gpu.Out(tmp_path / "out").state()["mini"]["missing"] == 1
 
 
@@ -611,9 +610,8 @@ def test_a_parcel_takes_whole_data_sets_in_the_order_of_worth(store_of_files, tm
     table = parcel.pack(tmp_path / "parcel", limit=4.5).set_index("data set")
     what = table["what becomes of it"]
     assert list(what.index) == ["big", "middle", "small", "absent"], "bundled data need not travel"
-    assert (
-        what["big"] == what["small"] == "packed" and what["middle"] == "left out: 1.5 MiB are left"
-    )
+    assert what["big"] == what["small"] == "packed"
+    assert what["middle"] == "left out: 1.5 MiB are left"
     assert what["absent"] == "left out: not in the data folder"
     packed = {str(p.relative_to(tmp_path / "parcel")) for p in (tmp_path / "parcel").rglob("*.npz")}
     assert packed == {"big/a.npz", "big/b.npz", "small.npz"}

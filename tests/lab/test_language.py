@@ -19,9 +19,8 @@ def model(vocabulary=7, context=8):
 def test_windows_are_runs_of_the_text_and_reach_its_last_token():
     text = torch.arange(20)
     seen = language.windows(text, 4, 3000, torch.Generator().manual_seed(0))
-    assert seen.shape == (3000, 5) and torch.equal(
-        seen - seen[:, :1], torch.arange(5).expand(3000, 5)
-    )
+    assert seen.shape == (3000, 5)
+    assert torch.equal(seen - seen[:, :1], torch.arange(5).expand(3000, 5))
     assert set(seen[:, 0].tolist()) == set(range(16))
 
 
@@ -57,9 +56,8 @@ def test_biases_do_not_decay():
     groups = language.groups(model(), 0.1)
     biases = {id(p) for n, p in model().named_parameters() if n.endswith("bias")}
     assert [g["weight_decay"] for g in groups] == [0.1, 0.0]
-    assert all(p.dim() == 1 for p in groups[1]["params"]) and len(groups[1]["params"]) == len(
-        biases
-    )
+    assert all(p.dim() == 1 for p in groups[1]["params"])
+    assert len(groups[1]["params"]) == len(biases)
     assert sum(len(g["params"]) for g in groups) == len(list(model().parameters()))
 
 

@@ -29,10 +29,8 @@ def test_size_counts_shared_parameters_once_and_fixed_ones_on_demand():
     second.weight = first.weight
     assert size(nn.Sequential(first, second)) == 9 + 3 + 3
     first.bias.requires_grad_(False)
-    assert (
-        size(nn.Sequential(first, second)) == 12
-        and size(nn.Sequential(first, second), all=True) == 15
-    )
+    assert size(nn.Sequential(first, second)) == 12
+    assert size(nn.Sequential(first, second), all=True) == 15
 
 
 @pytest.mark.parametrize("classes", [10, 100])
@@ -334,9 +332,8 @@ def test_tabular_and_text_heads():
     assert size(models.tabular("Delivery Time", "NdLinear")) == delivery
     for data, (inputs, _, outputs) in models.TABULAR.items():
         assert models.tabular(data, "NdLinear")(torch.randn(3, inputs)).shape == (3, outputs)
-    assert size(models.text_head()) == mlp(768, 2, 2) and size(models.text_head(hidden=128)) == mlp(
-        768, 128, 2
-    )
+    assert size(models.text_head()) == mlp(768, 2, 2)
+    assert size(models.text_head(hidden=128)) == mlp(768, 128, 2)
     assert size(models.text_head("NdLinear")) == nd((96, 8), (2, 2)) + mlp(4, 2)
     assert models.text_head("NdLinear")(torch.randn(3, 768)).shape == (3, 2)
 

@@ -372,9 +372,8 @@ def test_seeds_of_a_configuration_can_run_together_and_a_row_is_still_one_run(re
     ]
     assert log.read_text().endswith("]\n[(3, 2)]\n[(4, 2)]\n"), "only what is missing"
     rows = lines(results / "squares.jsonl")
-    assert [r["together"] for r in rows] == [2, 2, 2, 2, 1, 1] and len(
-        {r["key"] for r in rows}
-    ) == 6
+    assert [r["together"] for r in rows] == [2, 2, 2, 2, 1, 1]
+    assert len({r["key"] for r in rows}) == 6
     monkeypatch.setenv("NDL_MODE", "replay")
     assert list(records.record("squares", both, squares, together=True)["y"]) == [
         9,

@@ -154,9 +154,8 @@ def test_a_large_weight_is_iterated_to_the_same_share(monkeypatch):
     exact = [guide.first_term(w, (16, 24), (16, 15)) for w in weights]
     monkeypatch.setattr(reporting, "EXACT", 4)
     found = [guide.first_term(w, (16, 24), (16, 15)) for w in weights]
-    assert (
-        found[0] == pytest.approx(exact[0], rel=reporting.TOLERANCE) and found[1] == exact[1] == 0
-    )
+    assert found[0] == pytest.approx(exact[0], rel=reporting.TOLERANCE)
+    assert found[1] == exact[1] == 0
 
 
 def test_more_modes_than_two_are_bounded_by_two_of_them():

@@ -39,9 +39,8 @@ def test_times_that_do_not_grow_have_no_bandwidth():
 
 def test_share_of_computing():
     found = scaling.shares(Link(0.0, 1e9), 2, 250_000, compute=1e-3)
-    assert found["communication"] == pytest.approx(1e-3) and found["efficiency"] == pytest.approx(
-        0.5
-    )
+    assert found["communication"] == pytest.approx(1e-3)
+    assert found["efficiency"] == pytest.approx(0.5)
 
 
 def test_break_even_is_where_both_send_the_same():

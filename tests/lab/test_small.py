@@ -204,11 +204,9 @@ def test_methods_have_one_colour_marker_and_name():
 def test_seeds_shows_every_point():
     figure, axis = plt.subplots()
     figures.seeds(axis, 0, [1.0, 2.0, 3.0], "ndlinear", low=1.5, high=2.5)
-    assert (
-        len(axis.lines[0].get_xdata()) == 3
-        and axis.lines[1].get_ydata()[0] == 2.0
-        and len(axis.collections) == 1
-    )
+    assert len(axis.lines[0].get_xdata()) == 3
+    assert axis.lines[1].get_ydata()[0] == 2.0
+    assert len(axis.collections) == 1
     plt.close(figure)
 
 
@@ -326,21 +324,17 @@ def test_start_prints_the_line_for_bug_reports(monkeypatch, capsys):
     monkeypatch.setenv("NDL_MODE", "smoke")
     lab.start()
     line = capsys.readouterr().out.strip()
-    assert (
-        line.startswith("smoke · ")
-        and "torch" in line
-        and "ndlinear.py" in line
-        and "\n" not in line
-    )
+    assert line.startswith("smoke · ")
+    assert "torch" in line
+    assert "ndlinear.py" in line
+    assert "\n" not in line
 
 
 def test_card_names_claims_reading_time_and_gpu(jupyter, capsys):
     lab.card("10_one_layer", read_first=["00_template"], gpu=True)
-    assert (
-        "Settles" in jupyter[0]
-        and 'href="00_template.html"' in jupyter[0]
-        and "for a full run" in jupyter[0]
-    )
+    assert "Settles" in jupyter[0]
+    assert 'href="00_template.html"' in jupyter[0]
+    assert "for a full run" in jupyter[0]
     lab.card("99_nothing")
     assert (
         "no claim" in jupyter[1] and "not recorded yet" in jupyter[1] and "not needed" in jupyter[1]

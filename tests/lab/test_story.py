@@ -114,11 +114,9 @@ def test_evidence_counts_runs_and_seeds(monkeypatch):
 def test_questions_are_answered_by_claims(shown):
     story.tell({"layer-b": ("Is it <so>?", "One asks."), "lora-a": ("And that?", "")})
     ((text, page),) = shown
-    assert (
-        "Is it <so>? (✗ not reproduced · layer-b)" in text
-        and "Right statement: a < b" in text
-        and "One asks." in text
-    )
+    assert "Is it <so>? (✗ not reproduced · layer-b)" in text
+    assert "Right statement: a < b" in text
+    assert "One asks." in text
     first, second = page.find_all("dd")
     assert [dt.text for dt in page.find_all("dt")] == ["Is it <so>?", "And that?"]
     assert first.a["href"] == "11_x.html#claim-layer-b" and "Right statement: a < b" in first.text

@@ -171,9 +171,8 @@ def test_a_teacher_is_a_network_of_its_seed():
     y = torch.cat([first["train"][1], first["test"][1]])
     assert y.mean().abs() < 1e-5 and y.std() == pytest.approx(1) and len(first["test"][0]) == 600
     parts = structured.teacher_parts((0, 1), 600)
-    assert parts["train"][0].shape == (2, 600, 8) and torch.equal(
-        parts["test"][1][1], other["test"][1]
-    )
+    assert parts["train"][0].shape == (2, 600, 8)
+    assert torch.equal(parts["test"][1][1], other["test"][1])
 
 
 def test_a_budget_of_operations_gives_steps():
