@@ -38,10 +38,17 @@ def sample(name):
     return LAYOUTS[name][1].sample()
 
 
+@functools.cache
+def parsed(name):
+    """What a sample holds, and the digest of it."""
+    raw = LAYOUTS[name][1].read(*sample(name))
+    return raw, data._digest(raw)
+
+
 def small(name, how="checksum", url="http://127.0.0.1:9/none"):
     """The data set with the one layout, and with the checksums and counts of its sample in place of the real ones."""
     source, layout = LAYOUTS[name]
-    raw = layout.read(*sample(name))
+    raw, digest = parsed(name)
     files = [
         dataclasses.replace(
             file,
@@ -53,7 +60,7 @@ def small(name, how="checksum", url="http://127.0.0.1:9/none"):
         for file, content in zip(layout.files, sample(name))
     ]
     expect = {part: (raw.x[index].shape, None) for part, index in raw.splits.items()}
-    content = "" if how == "checksum" else data._digest(raw)
+    content = "" if how == "checksum" else digest
     layout = dataclasses.replace(layout, files=tuple(files), expect=expect, content=content)
     return dataclasses.replace(source, layouts=(layout,)), raw
 
@@ -92,14 +99,11 @@ def test_is_read_from_the_folder_as_it_is_or_packed(folder, monkeypatch, name, p
     assert [place.read_bytes() for place in places] == before
 
 
-MANY = 10  # files; of a layout with more only the ends and the middle are damaged
-
-
-def some_files(count):
-    return range(count) if count <= MANY else (0, count // 2, count - 1)
-
-
-FILES = [(name, i) for name, (_, lay) in LAYOUTS.items() for i in some_files(len(lay.files))]
+FILES = [  # of each layout the ends and the middle
+    (name, i)
+    for name, (_, layout) in LAYOUTS.items()
+    for i in sorted({0, len(layout.files) // 2, len(layout.files) - 1})
+]
 
 
 @pytest.mark.parametrize("pack", [None, ".xz"])
