@@ -1,4 +1,4 @@
-"""Adapters beside LoRA and NdLinear-LoRA: DoRA, VeRA, and LoKr with a second factor of low rank, in plain torch.
+"""Adapters beside LoRA and NdLinear-LoRA: DoRA, VeRA, LoKr with a second factor of low rank, and sums of Kronecker products.
 
 Each keeps a frozen `torch.nn.Linear` as ``base_layer``, changes nothing at the start, and has scale one. Starts and
 formulas are those of peft 0.21, which tests compare where it is installed.
@@ -11,6 +11,8 @@ import math
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+
+from ndlinear import NdLinearSum
 
 
 def _drawn(rows: int, columns: int, base: nn.Linear) -> nn.Parameter:
@@ -90,3 +92,28 @@ class LoKr(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         inner = self.first @ F.linear(x.unflatten(-1, (self.factor, -1)), self.V)
         return self.base_layer(x) + F.linear(inner, self.U).flatten(-2)
+
+
+class KroneckerTerms(nn.Module):
+    """A sum of Kronecker products as the update: y = base(x) + sum over r of (A_r (x) B_r) x.
+
+    The second factor of each term is zero at the start. The sum is computed in the base's precision, under autocast too.
+
+    Args:
+        base: the frozen linear map. input_dims, hidden_size: how its inputs and outputs are folded. count: of the terms.
+    """
+
+    def __init__(self, base: nn.Linear, input_dims: tuple, hidden_size: tuple, count: int):
+        super().__init__()
+        self.base_layer = base.requires_grad_(False)
+        dtype = base.weight.dtype
+        self.update = NdLinearSum(input_dims, hidden_size, rank=count, bias=False, dtype=dtype)
+        for term in self.update.terms:
+            nn.init.zeros_(term.weights[-1])
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.base_layer(x)
+        folded = x.to(self.base_layer.weight.dtype).unflatten(-1, self.update.input_dims)
+        with torch.autocast(x.device.type, enabled=False):
+            update = self.update(folded).flatten(-2)
+        return y + update.to(y.dtype)

@@ -1,6 +1,7 @@
 """DoRA, VeRA and LoKr of low rank: against written-out formulas, and against peft where it is installed."""
 
 import copy
+import functools
 
 import pytest
 import torch
@@ -147,3 +148,25 @@ def test_starts_are_drawn_as_in_peft(arm):
             wanted.detach().std().item(), rel=0.15, abs=1e-7
         )
         assert mine.abs().max().item() == pytest.approx(wanted.abs().max().item(), rel=0.05)
+
+
+@pytest.mark.parametrize("fold", [lora.square, functools.partial(lora.crossed, k=4)])
+def test_a_sum_of_products_is_the_sum_of_their_matrices_and_starts_at_zero(base, fold):
+    model = lora.attach_terms(copy.deepcopy(base), maps(base), 3, fold)
+    assert torch.allclose(model(X), base(X), atol=1e-12)
+    layer = model[2]
+    assert lora.trainable(layer) == 3 * sum(d * h for d, h in zip(*fold(48, 24)))
+    products = []
+    for term in layer.update.terms:
+        nn.init.normal_(term.weights[1])
+        products.append(torch.kron(*term.weights))
+    x = torch.randn(5, 48).double()
+    assert torch.allclose(layer(x), x @ (layer.base_layer.weight + sum(products)).T)
+    with torch.autocast("cpu", torch.bfloat16):
+        update = layer(x).double() - layer.base_layer(x).double()
+    assert torch.allclose(update, x @ sum(products).T, atol=0.05)
+
+
+def test_one_outer_product_is_lora_of_rank_one(base):
+    model = lora.attach_terms(copy.deepcopy(base), maps(base), 2, lambda *s: lora.crossed(*s, 1))
+    assert lora.trainable(model) == lora.trainable(attached(base, "lora-2"))

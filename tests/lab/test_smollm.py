@@ -9,6 +9,7 @@ import pytest
 import torch
 from lab.chapters import smollm
 from lab.data.files import DataError
+from lab.train import answers
 
 
 @pytest.fixture(autouse=True)
@@ -178,3 +179,15 @@ def test_kinds_are_judged_by_the_widest_ends_of_all_trainings():
     ]
     found = smollm.over_trainings(pd.DataFrame(rows), "a", "b").loc["k"]
     assert found["points"] == pytest.approx(26) and found["low"] < 21 < 31 < found["high"]
+
+
+def test_letters_are_scored_as_by_their_loss_and_the_likeliest_of_five():
+    model = smollm.Tuned(smollm.load())
+    chosen = smollm.problems("commonsenseqa", "valid", 7, seed=0)
+    found = smollm.scored_letters(model, chosen, batch=3)
+    assert found["loss"] == pytest.approx(answers.answer_loss(model, chosen), rel=1e-2)
+    last = [model.hidden(row[None, :-1])[0, -1] @ model.tokens.weight.T for row, _ in chosen]
+    named = [max(b"ABCDE", key=lambda letter: logits[letter]) for logits in last]
+    wanted = [int(row[-1]) for row, _ in chosen]
+    assert found["accuracy"] == np.mean([a == b for a, b in zip(named, wanted)])
+    assert found["same_letter"] == max(wanted.count(letter) for letter in b"ABCDE") / 7

@@ -8,7 +8,7 @@ maps themselves) and "head" (nothing but the classifier on top).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pandas as pd
@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from ndlinear import count_macs, near_square, rearrange
 from ndlinear_lora import NdLinearLoRA, apply_ndlinear_lora
 
-from ..adapters import DoRA, LoKr, VeRA, vera_matrices
+from ..adapters import DoRA, KroneckerTerms, LoKr, VeRA, vera_matrices
 from ..models import DECODERS, TARGETS
 from ..modes import LabError
 from ..page import figures
@@ -118,6 +118,21 @@ def attach(model: nn.Module, targets: Mapping[str, nn.Linear], arm: str) -> nn.M
             _replace(model, name, layers[kind](module, *numbers))
         else:
             module.requires_grad_(True)
+    return model
+
+
+def attach_terms(
+    model: nn.Module, targets: Mapping[str, nn.Linear], count: int, fold: Callable
+) -> nn.Module:
+    """As `attach`, with a sum of Kronecker products on each map.
+
+    Args:
+        count: of the products. fold: (inputs, outputs) of a map -> how both are folded, such as `square`.
+    """
+    model.requires_grad_(False)
+    for name, module in targets.items():
+        folded = fold(module.in_features, module.out_features)
+        _replace(model, name, KroneckerTerms(module, *folded, count))
     return model
 
 
@@ -343,6 +358,11 @@ NAMES = {
     "lokr-8-7": "LoKr, low rank",
     "dora-1": "DoRA, rank 1",
     "vera-256": "VeRA, rank 256",
+    "sum-8": "sum of 8 Kronecker products",
+    "fold-8": "Kronecker product, k = 8",
+    "sum-fold-8": "sum of 8 of these, k = 8",
+    "factor-8": "LoKr, factor 8",
+    "base": "no adapter",
     "full": "all maps",
     "all": "all weights",
 }

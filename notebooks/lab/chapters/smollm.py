@@ -378,6 +378,28 @@ def problems(task: str, part: str, count: int, seed: int) -> list[answers.Proble
     return [answers.encoded(entries[i], encoding, CONTEXT) for i in drawn]
 
 
+@torch.no_grad()
+def scored_letters(model: Tuned, chosen: list[answers.Problem], batch: int = 32) -> dict:
+    """Loss on the letters in nats a token, and how often the right one is the likeliest of the five.
+
+    Beside it how often whoever always names the same letter is right, at best.
+    """
+    encode = tokenizer()
+    letters = torch.tensor([encode(f" {letter}")[-1] for letter in LETTERS])
+    model.eval()
+    found, right = [], 0
+    for at in range(0, len(chosen), batch):
+        x, targets = answers.padded(chosen[at : at + batch])
+        here = targets != answers.IGNORED
+        logits = nn.functional.linear(model.hidden(x)[here], model.tokens.weight)
+        found.append(nn.functional.cross_entropy(logits, targets[here], reduction="none"))
+        right += (letters[logits[:, letters].argmax(1)] == targets[here]).sum().item()
+    ends = torch.stack([row[-1] for row, _ in chosen])
+    same = ends.unique(return_counts=True)[1].max().item()
+    shares = {"accuracy": right / len(chosen), "same_letter": same / len(chosen)}
+    return {"loss": torch.cat(found).mean().item()} | shares
+
+
 def energies(matrix: Tensor, fold: tuple[int, int] | None = None) -> tuple[float, float]:
     """Share of the energy in one term, and in as many terms as have at most the numbers of rank 8.
 
