@@ -71,9 +71,8 @@ def test_to_linear_is_the_same_function(layer, batch):
     n, x = len(layer.input_dims), torch.randn(*batch, *layer.input_dims, dtype=torch.float64)
     linear = nd.to_linear(layer)
     assert type(linear) is nn.Linear and (linear.bias is None) == (layer.biases[0] is None)
-    assert linear.in_features == math.prod(layer.input_dims) and linear.out_features == math.prod(
-        layer.hidden_size
-    )
+    assert linear.in_features == math.prod(layer.input_dims)
+    assert linear.out_features == math.prod(layer.hidden_size)
     torch.testing.assert_close(linear(x.flatten(-n)), layer(x).flatten(-n), **close)
 
 
@@ -237,11 +236,9 @@ def test_nearest_works_in_double_and_leaves_the_matrix_alone():
     matrix = torch.randn(6, 6, dtype=torch.bfloat16, requires_grad=True)
     before = matrix.detach().clone()
     (term,), error = nd.nearest_kronecker(matrix, (2, 3), (3, 2))
-    assert (
-        term[0].dtype == torch.bfloat16
-        and not term[0].requires_grad
-        and torch.equal(matrix.detach(), before)
-    )
+    assert term[0].dtype == torch.bfloat16
+    assert not term[0].requires_grad
+    assert torch.equal(matrix.detach(), before)
     values = torch.linalg.svdvals(blocks(before.double(), (2, 3), (3, 2)))
     assert error == pytest.approx((values[1:].norm() / values.norm()).item(), rel=1e-9)
 
@@ -293,11 +290,9 @@ def test_from_linear_of_a_complex_layer():
 def test_a_layer_survives_the_way_through_a_dense_layer(layer):
     linear = nd.to_linear(layer)
     back = nd.NdLinear.from_linear(linear, layer.input_dims, layer.hidden_size)
-    assert (
-        type(back) is nd.NdLinear
-        and back.transform_outer
-        and back.approximation.weight_error < 1e-6
-    )
+    assert type(back) is nd.NdLinear
+    assert back.transform_outer
+    assert back.approximation.weight_error < 1e-6
     torch.testing.assert_close(nd.kronecker_weight(back), linear.weight, atol=1e-6, rtol=1e-6)
     if layer.transform_outer and linear.bias is not None:
         assert back.approximation.bias_error < 1e-6

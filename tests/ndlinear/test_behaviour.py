@@ -557,9 +557,8 @@ def test_dtype_argument_and_caller_s_list():
     dims = [4, 5]
     layer = nd.NdLinear(dims, dims, dtype=torch.float16)
     dims[0] = 9
-    assert (
-        layer.input_dims == layer.hidden_size == (4, 5) and layer.weights[0].dtype == torch.float16
-    )
+    assert layer.input_dims == layer.hidden_size == (4, 5)
+    assert layer.weights[0].dtype == torch.float16
     assert nd.NdLinearSum((4, 5), (4, 5), dtype=torch.float16).bias.dtype == torch.float16
 
 

@@ -320,10 +320,8 @@ def test_precision(dtype, tol):
 
 def test_execution_argument():
     layer = nd.NdLinear((4, 5), (3, 2), execution="sequential")
-    assert (
-        eval(repr(layer), vars(nd)).execution == "sequential"
-        and layer.execution_order == layer.order
-    )
+    assert eval(repr(layer), vars(nd)).execution == "sequential"
+    assert layer.execution_order == layer.order
     assert "execution" not in repr(nd.NdLinear((4, 5), (3, 2)))
     with pytest.raises(ValueError, match='"planned", "recompute" or "sequential", got \'fast\''):
         nd.NdLinear((4, 5), (3, 2), execution="fast")

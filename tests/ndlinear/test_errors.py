@@ -62,9 +62,8 @@ def test_shapes_of_an_adapter(dims, hidden, error, parts):
 
 def test_numpy_integers_and_sizes_are_fine():
     layer = nd.NdLinear(np.array([4, 5]), torch.Size([3, 2]))
-    assert layer.input_dims == (4, 5) and all(
-        type(d) is int for d in layer.input_dims + layer.hidden_size
-    )
+    assert layer.input_dims == (4, 5)
+    assert all(type(d) is int for d in layer.input_dims + layer.hidden_size)
 
 
 @pytest.mark.parametrize(

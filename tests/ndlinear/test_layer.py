@@ -241,9 +241,8 @@ def test_reset_parameters_draws_what_a_new_layer_draws(init, bias):
 def test_repr_gives_the_call_back(outer, bias, init):
     layer = nd.NdLinear([4, 5], torch.Size([3, 2]), outer, bias, init=init)
     again = eval(repr(layer), vars(nd))
-    assert repr(again) == repr(
-        layer
-    ) and f"NdLinear((4, 5), (3, 2), transform_outer={outer}" in repr(layer)
+    assert repr(again) == repr(layer)
+    assert f"NdLinear((4, 5), (3, 2), transform_outer={outer}" in repr(layer)
     for name in (
         "input_dims",
         "hidden_size",

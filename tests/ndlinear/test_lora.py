@@ -235,11 +235,9 @@ def test_half_precision_base_with_a_float32_adapter(dtype):
     x = torch.randn(5, 6, dtype=dtype)
     y = layer(x)
     y.float().sum().backward()
-    assert (
-        y.dtype == dtype
-        and layer.weight.dtype == dtype
-        and layer.adapter.weights[0].grad.dtype == torch.float32
-    )
+    assert y.dtype == dtype
+    assert layer.weight.dtype == dtype
+    assert layer.adapter.weights[0].grad.dtype == torch.float32
     layer.merge()
     assert (layer(x) - y).abs().max() < 0.05
 
@@ -321,11 +319,9 @@ def test_apply_returns_the_model_freezes_the_rest_and_passes_options():
     )
     assert torch.equal(run(model, x), y)
     adapter = model["body"][0].q_proj
-    assert (
-        adapter.alpha == 3
-        and adapter.adapter.hidden_size == (2, 8)
-        and adapter.adapter.biases[0] is not None
-    )
+    assert adapter.alpha == 3
+    assert adapter.adapter.hidden_size == (2, 8)
+    assert adapter.adapter.biases[0] is not None
     trainable = {n for n, p in model.named_parameters() if p.requires_grad}
     assert trainable == set(ndlinear_lora.lora_state_dict(model)) and len(trainable) == 8
 
@@ -376,9 +372,8 @@ def test_a_failed_apply_draws_nothing_and_loses_no_gradient():
 def test_modes_of_an_ndlinear_are_not_adapted():
     model = nn.Sequential(nd.NdLinear((4, 4), (4, 4)), nn.Flatten(), nn.Linear(16, 2))
     ndlinear_lora.apply_ndlinear_lora(model, "*")
-    assert type(model[0].align_layers[0]) is nn.Linear and isinstance(
-        model[2], ndlinear_lora.NdLinearLoRA
-    )
+    assert type(model[0].align_layers[0]) is nn.Linear
+    assert isinstance(model[2], ndlinear_lora.NdLinearLoRA)
 
 
 def test_a_shared_layer_stays_shared(tmp_path):
