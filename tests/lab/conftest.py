@@ -1,10 +1,18 @@
-"""What tests of the lab share: how networks must start."""
+"""What tests of the lab share: how networks must start, and that no figure stays open."""
 
 import math
+import sys
 
 import pytest
 import torch
 from torch import nn
+
+
+@pytest.fixture(autouse=True)
+def figures_are_closed():
+    yield
+    if plt := sys.modules.get("matplotlib.pyplot"):
+        plt.close("all")
 
 
 def bounds(module: nn.Module) -> dict[str, float]:

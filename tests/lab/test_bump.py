@@ -278,13 +278,12 @@ def test_the_figure_has_a_point_for_every_run_and_a_line_for_zero():
             for seed in range(3)
         ]
     )
-    figure, axes = plt.subplots(2, 3)
+    _, axes = plt.subplots(2, 3)
     bump.draw_errors(axes, runs)
     for axis, sigma in zip(axes[0], bump.SIGMAS):
         points = [len(line.get_ydata()) for line in axis.lines if line.get_alpha() == 0.4]
         assert points == [3] * 4
         assert axis.lines[-1].get_ydata()[0] == bump.constant_errors(sigma)["zero"]
-    plt.close(figure)
 
 
 def test_printed_columns_are_indexed_by_cell():

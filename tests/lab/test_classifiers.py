@@ -362,7 +362,7 @@ def test_the_table_of_a_set_counts_only_networks():
 def test_scores_are_drawn_against_the_linear_model():
     runs = made_runs()
     runs = runs[(runs["seed"] == 0) | ~runs["arm"].isin(["linear", "sorted"])]
-    figure, axes = plt.subplots(1, 2)
+    _, axes = plt.subplots(1, 2)
     classifiers.draw_behind(axes, runs, ["ECGFiveDays", "ECG5000"])
     at = runs.query("data == 'ECG5000'").groupby("arm")["weighted_f1"].apply(list)
     drawn = next(line for line in axes[1].lines if len(line.get_ydata()) == 4)
@@ -370,13 +370,11 @@ def test_scores_are_drawn_against_the_linear_model():
     assert drawn.get_ydata() == pytest.approx(wanted)
     stars = [line for line in axes[1].lines if line.get_marker() == "*"]
     assert [round(line.get_xdata()[0]) for line in stars] == [0, 1, 2]
-    plt.close(figure)
 
 
 def test_the_figure_of_scores_has_three_stars_a_panel():
-    figure, axes = plt.subplots(2, 2)
+    _, axes = plt.subplots(2, 2)
     classifiers.draw_f1(axes, made_runs(), ["ECGFiveDays", "ECG5000"])
     for axis in axes.flat:
         stars = [line for line in axis.lines if line.get_marker() == "*"]
         assert [round(line.get_xdata()[0]) for line in stars] == [0, 1, 2]
-    plt.close(figure)

@@ -3,6 +3,7 @@
 import math
 
 import lab
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -66,30 +67,18 @@ def test_scrambling_permutes_the_places_of_the_entangled_masks_only():
 
 
 @pytest.mark.parametrize("reading", dial.READINGS)
-@pytest.mark.parametrize("alpha", [0, 0.3, 1])
-def test_target_has_the_stated_variance_and_is_the_weighted_sum(sample, reading, alpha):
-    y = dial.target(sample, reading, alpha)
+def test_target_has_the_variance_of_its_weights(sample, reading):
+    y = dial.target(sample, reading, 0.3)
     assert y.shape == (20_000, 1)
-    assert y.var().item() == pytest.approx(dial.spread(alpha), rel=0.05)
-    assert sum(w**2 for w in dial.weights(reading, alpha).values()) == pytest.approx(
-        dial.spread(alpha)
-    )
+    assert y.var().item() == pytest.approx(dial.spread(0.3), rel=0.05)
+    for alpha in (0, 0.3, 1):
+        found = sum(w**2 for w in dial.weights(reading, alpha).values())
+        assert found == pytest.approx(dial.spread(alpha))
 
 
 def test_unknown_readings_are_refused():
     with pytest.raises(LabError, match="reading"):
         dial.weights("other", 0.5)
-
-
-def test_a_split_is_seeded_disjoint_and_scaled():
-    a, b = dial.draw("text", 0.5, 50, 1, tests=30), dial.draw("text", 0.5, 50, 1, tests=30)
-    assert [len(part[0]) for part in (a.train, a.val, a.test)] == [40, 10, 30]
-    assert torch.equal(a.train[0], b.train[0]) and torch.equal(a.test[1], b.test[1])
-    big = dial.draw("text", 0.5, 2000, 2).train[0]
-    assert abs(big.mean()) < 0.01 and big.var().item() == pytest.approx(1, abs=0.01)
-    assert not torch.equal(a.test[0][:10], a.val[0])
-    larger = dial.draw("text", 0.5, 100, 1, tests=30)
-    assert torch.equal(larger.test[0], a.test[0])
 
 
 def test_fit_keeps_the_weights_of_the_best_look_and_repeats():
@@ -161,20 +150,6 @@ def test_draws_are_these_numbers():
     entangled = parts["checkerboard"] + parts["xor"]
     expected = 0.7 * separable / 2 + 0.3 * entangled / 2**0.5
     torch.testing.assert_close(data.test[1][:, 0], expected)
-
-
-def test_cosine_halves_the_sum_of_the_rates():
-    data = dial.draw("linear", 0.5, 40, 0, tests=10)
-    moved = {}
-    for schedule in ("constant", "cosine"):
-        model = nn.Sequential(nn.Flatten(), nn.Linear(1024, 1))
-        nn.init.zeros_(model[1].weight)
-        dial.fit(model, data, lr=1e-5, schedule=schedule, steps=20, seed=0, checks=1)
-        moved[schedule] = model[1].weight.abs().max().item()
-    assert (
-        0.9 * 20e-5 < moved["constant"] < 1.1 * 20e-5
-    )  # tiny full-batch steps: each moves a weight by the rate
-    assert 0.4 < moved["cosine"] / moved["constant"] < 0.6
 
 
 def test_ridge_solves_a_linear_target_and_shrinks_where_data_are_few():
@@ -270,16 +245,9 @@ def runs():
             ("text", 0.0, 1.0),
             ("text", 1.0, 1.0),
         ):
-            rows.append(
-                {
-                    "reading": reading,
-                    "alpha": alpha,
-                    "seed": seed,
-                    "model": "dense",
-                    "test_mse": 0.02,
-                }
-            )
-            rows.append(rows[-1] | {"model": "ndlinear", "test_mse": 0.02 * ratio * wobble})
+            run = {"reading": reading, "alpha": alpha, "seed": seed}
+            rows.append(run | {"model": "dense", "test_mse": 0.02})
+            rows.append(run | {"model": "ndlinear", "test_mse": 0.02 * ratio * wobble})
     return pd.DataFrame(rows)
 
 
@@ -325,21 +293,16 @@ def test_another_reading_counts_as_a_condition():
 
 
 def test_plot_draws_every_run_and_the_crossing(runs):
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots()
+    _, axis = plt.subplots()
     dial.plot(axis, runs, "linear-scrambled", printed=0.45)
     points = sum(len(line.get_xdata()) for line in axis.lines if line.get_linestyle() == "None")
     assert points == 30 and len(axis.patches) == 1
     dial.plot(axis, runs, "linear", printed=0.45)  # never crosses: no band
     assert len(axis.patches) == 1
-    plt.close(figure)
 
 
 def test_band_draws_every_ratio_and_the_printed_ends(runs):
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots()
+    _, axis = plt.subplots()
     dial.band(axis, runs, "linear-scrambled", (1 / 49, 64), printed=0.45)
     found = [line.get_ydata() for line in axis.lines if line.get_linestyle() == "None"]
     assert [len(values) for values in found] == [3] * 5 + [2] and list(found[-1]) == [1 / 49, 64]
@@ -351,7 +314,6 @@ def test_band_draws_every_ratio_and_the_printed_ends(runs):
         axis, runs[runs["seed"] == 0], "linear-scrambled", (1 / 49, 64), printed=0.45
     )  # one seed: no band
     assert len(axis.collections) == 1
-    plt.close(figure)
 
 
 def test_ratios_along_the_dial(runs):
@@ -367,16 +329,13 @@ def test_ratios_along_the_dial(runs):
 
 
 def test_panels_have_errors_above_and_ratios_below(runs):
-    import matplotlib.pyplot as plt
-
-    figure, axes = plt.subplots(2, 2)
+    _, axes = plt.subplots(2, 2)
     dial.panels(axes, runs, ("text", "linear"), (1 / 49, 64), printed=0.45)
     assert [axis.get_xlabel() for axis in axes[0]] == [
         f"alpha\n{dial.PANELS[reading]}" for reading in ("text", "linear")
     ]
     stars = [[1 / 49, 64] in [list(line.get_ydata()) for line in axis.lines] for axis in axes.flat]
     assert stars == [False, False, True, True]
-    plt.close(figure)
 
 
 @pytest.fixture
@@ -386,16 +345,8 @@ def sized():
     for seed in range(5):
         for n in (100, 1000, 10_000):
             for model, error in (("ndlinear", 100 / n), ("dense", 400 / n), ("stuck", 0.9)):
-                wobble = 1 + 0.01 * seed
-                rows.append(
-                    {
-                        "model": model,
-                        "alpha": 0.1,
-                        "seed": seed,
-                        "samples": n,
-                        "relative": error * wobble,
-                    }
-                )
+                run = {"model": model, "alpha": 0.1, "seed": seed, "samples": n}
+                rows.append(run | {"relative": error * (1 + 0.01 * seed)})
     return pd.DataFrame(rows)
 
 
@@ -431,13 +382,10 @@ def test_factors_and_the_decision_over_goals(sized):
 
 
 def test_the_figure_of_samples_has_every_seed_and_the_printed_marks(sized):
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots()
+    _, axis = plt.subplots()
     models = {m: m for m in sized["model"].unique()}
     alpha = sized["alpha"].iloc[0]
     dial.draw_samples(axis, sized, alpha, models, goal=0.05, marks={"dense": 15_000})
     rows = sized[sized["alpha"] == alpha].groupby(["model", "seed"]).ngroups
     assert sum(line.get_alpha() == 0.4 for line in axis.lines) == rows
     assert axis.lines[-1].get_xdata() == [15_000] and axis.get_xscale() == "log"
-    plt.close(figure)

@@ -422,7 +422,7 @@ def test_figures_show_every_seed():
             for k, arm in enumerate(dit.ARMS)
         ]
     )
-    figure, axes = plt.subplots(1, 3)
+    _, axes = plt.subplots(1, 3)
     digits = dit.as_text(dit.pictures("digits").test[0][:10])
     dit.draw_digits(axes[0], {"data": digits, "again": digits})
     assert axes[0].images[0].get_array().shape == (18, 90)
@@ -433,7 +433,6 @@ def test_figures_show_every_seed():
     points = [line.get_xdata() for line in axes[2].lines if len(line.get_xdata()) == 3]
     wanted = [100 * math.log((3 + s) / (2 + s)) for s in range(3)]
     assert np.allclose(points[0], wanted)
-    plt.close(figure)
 
 
 def test_a_pair_is_compared_at_the_seeds_of_both():

@@ -437,17 +437,14 @@ def test_what_survives_the_number_of_comparisons():
 
 def test_the_figures_of_the_heads():
     runs = encoder.tuned(made_runs())
-    figure, axes = plt.subplots(1, 2)
+    _, axes = plt.subplots(1, 2)
     encoder.draw_differences(axes, runs)
     triangles = [line for line in axes[1].lines if line.get_marker() == "^"]
     assert len(triangles) == len(encoder.PAIRS)
-    plt.close(figure)
-    figure, axes = plt.subplots(1, 2)
+    _, axes = plt.subplots(1, 2)
     encoder.draw_accuracies(axes, runs)
     stars = [line.get_ydata()[0] for line in axes[0].lines if line.get_marker() == "*"]
     assert stars == pytest.approx([0.7790, 0.7906])
-    plt.close(figure)
-    figure, axes = plt.subplots(1, 2)
+    _, axes = plt.subplots(1, 2)
     encoder.draw_ranks(axes, runs, {1: "ndlinear (1, 1)", 2: "ndlinear"})
     assert [label.get_text() for label in axes[0].get_xticklabels()] == ["1", "2"]
-    plt.close(figure)

@@ -442,7 +442,7 @@ def test_of_several_looks_the_last_one_of_each_family_and_set_is_kept():
 
 def test_the_figures_show_every_seed_and_the_printed_factor():
     runs, printed = many_runs(), as_printed()
-    figure, axis = plt.subplots()
+    _, axis = plt.subplots()
     forecast.draw_factors(axis, runs, printed)
     stars = [line for line in axis.lines if line.get_marker() == "*"]
     shown = [star.get_xdata()[0] for star in stars]
@@ -464,7 +464,6 @@ def test_the_figures_show_every_seed_and_the_printed_factor():
     there = runs.query("protocol == 'chronological' and family == 'RNN' and dataset == 'ETTh1'")
     by_model = there.groupby("model")["mse"].apply(lambda e: np.log(e).mean())
     assert means[-0.22] == pytest.approx(np.exp(by_model["dense"] - by_model["ndlinear"]))
-    plt.close(figure)
 
 
 def test_readings_are_a_table_of_seven_columns(monkeypatch):

@@ -257,16 +257,14 @@ def test_the_figure_counts_every_cell():
         "UCR",
         "OPT",
     ]
-    figure, axis = plt.subplots()
+    _, axis = plt.subplots()
     forensics.draw_matches(axis, frame)
     assert sum(bar.get_width() for bar in axis.patches) == len(frame)
-    plt.close(figure)
 
 
 def test_figure_of_shapes_has_a_marker_for_every_stack():
     shapes = forensics.released_shapes()
-    figure, axis = plt.subplots()
+    _, axis = plt.subplots()
     forensics.draw_shapes(axis, shapes)
     dots = [c for c in axis.collections if isinstance(c, PathCollection)]
     assert sum(len(c.get_offsets()) for c in dots) == len(shapes)
-    plt.close(figure)

@@ -331,7 +331,7 @@ def test_the_rate_with_the_lowest_loss_is_taken():
 
 
 def test_drawings():
-    figure, axes = plt.subplots(1, 2, layout="constrained")
+    _, axes = plt.subplots(1, 2, layout="constrained")
     lora.draw_forest(axes, lora.printed_differences())
     assert axes[0].get_yticklabels()[0].get_text() == "GSM8K (1,319)"
     filled = [
@@ -341,8 +341,7 @@ def test_drawings():
         if line.get_marker() in "o^" and line.get_markerfacecolor() not in ("none", "None")
     ]
     assert len(filled) == 8
-    plt.close(figure)
-    figure, axis = plt.subplots()
+    _, axis = plt.subplots()
     arms = ("ndlinear", "lora-1", "lora-8", "full", "dora-1", "vera-256", "lokr-8-7", "all", "head")
     lora.draw_runs(axis, made_up_runs(arms), "accuracy", 100)
     labels = axis.get_legend_handles_labels()[1]
@@ -358,4 +357,3 @@ def test_drawings():
         (line.get_marker(), line.get_color()) for line in axis.lines if line.get_label()[0] != "_"
     }
     assert len(looks) == 8
-    plt.close(figure)

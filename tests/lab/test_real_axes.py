@@ -130,4 +130,3 @@ def test_the_figure_has_a_mark_for_every_lost_axis(runs):
     marks = {c.get_label(): c.lines[0].get_xdata()[0] for c in axis.containers}
     assert marks == pytest.approx({"steps lost": 50, "channels lost": 100, "both lost": 300})
     assert [t.get_text() for t in axis.get_yticklabels()] == ["name of the set"]
-    plt.close("all")

@@ -202,12 +202,11 @@ def test_methods_have_one_colour_marker_and_name():
 
 
 def test_seeds_shows_every_point():
-    figure, axis = plt.subplots()
+    _, axis = plt.subplots()
     figures.seeds(axis, 0, [1.0, 2.0, 3.0], "ndlinear", low=1.5, high=2.5)
     assert len(axis.lines[0].get_xdata()) == 3
     assert axis.lines[1].get_ydata()[0] == 2.0
     assert len(axis.collections) == 1
-    plt.close(figure)
 
 
 def luminance(colour):
@@ -302,7 +301,6 @@ def test_notebooks_draw_svg_the_same_each_time(monkeypatch, tmp_path):
         assert shell.display_formatter.formatters["image/png"](figure) is None
     finally:
         InlineBackend.clear_instance()
-        plt.close("all")
 
 
 @pytest.mark.parametrize(

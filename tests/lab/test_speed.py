@@ -9,6 +9,7 @@ import sys
 import time
 import types
 
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -329,8 +330,6 @@ def test_what_is_not_recorded_yet_is_said_to_be_open(monkeypatch, capsys):
 
 
 def test_the_figure_of_growth_has_every_case_once():
-    import matplotlib.pyplot as plt
-
     rows = [
         {"case": case, "pass": "forward", "peer": peer, "ratio": 2.0, "us": 10.0}
         | {"ratio_low": 1.5, "ratio_high": 2.5}
@@ -338,7 +337,7 @@ def test_the_figure_of_growth_has_every_case_once():
         for peer in ("dense", "low-rank", "ndlinear")
     ]
     frame = pd.DataFrame(rows)
-    figure, right = plt.subplots()
+    _, right = plt.subplots()
     cubes = bench.cubes({4: 2})
     assert [case.dims for case in cubes] == [(4,), (4, 4)]
     times = frame.assign(**{"pass": "training"})
@@ -348,12 +347,9 @@ def test_the_figure_of_growth_has_every_case_once():
     dense, modewise = right.lines[:2]
     assert list(dense.get_xdata()) == [3 * 16 * 4**2, 3 * 16 * 4**4]
     assert list(modewise.get_xdata()) == [3 * 16 * 4**2, 3 * 16 * 2 * 4**3]
-    plt.close(figure)
 
 
 def test_the_figure_against_dense_and_low_rank_shows_who_is_faster():
-    import matplotlib.pyplot as plt
-
     cases = [bench.CASES[name] for name in ("bert", "opt_fc2")]
     assert [bench.fits_in_rank(case) for case in cases] == [False, True]
     assert bench.first_large(cases) == 1 and bench.described(cases[0]) == "text head, 96×8 to 2×2"
@@ -371,7 +367,6 @@ def test_the_figure_against_dense_and_low_rank_shows_who_is_faster():
     assert [mark.get_markerfacecolor() == "none" for mark in marks] == [False, False, True, False]
     (low, high), *_ = (part.get_segments()[0][:, 0] for part in axis.collections)
     assert (low, high) == (1.25, 2.5)
-    plt.close(figure)
 
 
 # -------------------------------------------------------------------------------------- libraries for Kronecker products

@@ -561,4 +561,3 @@ def test_rates_are_drawn_with_a_line_of_means_and_every_seed():
         f"{lab.label('ndlinear')}, rule",
     ]
     assert lines[1].get_linestyle() == "--" and axis.get_xscale() == "log"
-    plt.close("all")

@@ -1,5 +1,6 @@
 """The ledger as a story: what a claim takes, what may be said of it, where its cell stands, and lists made of that."""
 
+import matplotlib.pyplot as plt
 import pytest
 from bs4 import BeautifulSoup
 from lab import records
@@ -139,10 +140,7 @@ def test_every_verdict_has_a_colour():
 
 
 def test_the_figure_has_one_square_for_each_claim():
-    import matplotlib.pyplot as plt
-
-    figure, axis = plt.subplots()
+    _, axis = plt.subplots()
     story.draw_claims(axis, story.frame())
     assert len(axis.patches) == len(CLAIMS)
     assert len(axis.texts) == sum(c["verdict"] != "open" for c in CLAIMS.values())
-    plt.close(figure)

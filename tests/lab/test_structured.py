@@ -369,7 +369,6 @@ def test_figures_show_what_they_are_given():
     structured.draw_rates(axes, tuning, ["ndlinear", "monarch"])
     marks = [line.get_xdata().tolist() for line in axes[1].lines if line.get_marker() != "None"]
     assert marks == [[0.1], [0.1]]
-    plt.close("all")
 
 
 def test_names():
@@ -600,10 +599,9 @@ def test_seconds_of_a_run_and_which_runs_are_beaten():
     slow = times.assign(dense=200.0)
     beaten = structured.in_seconds(pd.DataFrame(made), slow).set_index("arm")["beaten"]
     assert beaten.to_dict() == {"dense": True, "monarch": False, "blocks": False}
-    figure, axis = plt.subplots()
+    _, axis = plt.subplots()
     structured.draw_seconds(axis, found.reset_index())
     assert len(axis.lines) == 3 and len(axis.collections[0].get_offsets()) == 3
-    plt.close(figure)
 
 
 def test_what_shuffled_pixels_cost():
@@ -618,7 +616,6 @@ def test_what_shuffled_pixels_cost():
     assert found["mean"].to_dict() == pytest.approx({"a": 50.0, "b": 0.0})
     assert found["low"]["a"] == pytest.approx(50) and found["high"]["a"] == pytest.approx(50)
     both = pd.concat([found.reset_index(), found.reset_index().assign(samples=9)])
-    figure, axis = plt.subplots()
+    _, axis = plt.subplots()
     structured.draw_orders(axis, both)
     assert [tick.get_text() for tick in axis.get_yticklabels()] == ["b", "a"]
-    plt.close(figure)

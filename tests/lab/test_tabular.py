@@ -260,20 +260,18 @@ def made_runs() -> pd.DataFrame:
 
 
 def test_the_figure_of_arms_leaves_out_the_raw_protocol():
-    figure, axes = plt.subplots(1, 2)
+    _, axes = plt.subplots(1, 2)
     tabular.draw_arms(axes, made_runs())
     points = [line for line in axes[1].lines if line.get_alpha() == 0.45]
     assert [len(line.get_ydata()) for line in points] == [3] * len(tabular.NAMES)
     stars = [line.get_ydata()[0] for line in axes[0].lines if line.get_marker() == "*"]
     assert stars == pytest.approx([0.7265, 0.7321])
-    plt.close(figure)
 
 
 def test_every_split_has_a_line_of_its_own():
     curve = [{"epoch": e, "val_score": 0.1 * e} for e in (1, 2)]
     runs = pd.DataFrame([{"arm": arm, "curve": curve} for arm in ("dense", "dense", "NdLinear")])
-    figure, axes = plt.subplots(1, 2)
+    _, axes = plt.subplots(1, 2)
     tabular.draw_curves(axes, {"one": runs, "two": runs}, ["dense", "NdLinear"])
     assert [len(axis.lines) for axis in axes] == [3, 3]
     assert axes[0].lines[0].get_ydata() == pytest.approx([0.1, 0.2])
-    plt.close(figure)

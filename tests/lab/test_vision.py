@@ -4,6 +4,7 @@ import itertools
 import math
 
 import lab
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -459,8 +460,6 @@ def test_memory_is_met_within_the_margin():
 
 
 def test_gains_are_drawn_with_every_seed_their_mean_and_the_printed_value():
-    import matplotlib.pyplot as plt
-
     axis = plt.figure().subplots()
     values = pd.Series([1.0, 3.0, 2.0])
     vision.draw_gains(axis, {"first": (values, "dense", 5.0), "second": (values, "linear", None)})
@@ -468,7 +467,6 @@ def test_gains_are_drawn_with_every_seed_their_mean_and_the_printed_value():
     assert seeds == [1, 3, 2] and mean == [2] and star == [5] and zero == [0, 0]
     assert len(axis.lines) == 6 and len(axis.collections) == 2
     assert [label.get_text() for label in axis.get_yticklabels()] == ["first", "second"]
-    plt.close("all")
 
 
 def test_held_out_pictures_are_equally_many_of_each_class_and_no_others():

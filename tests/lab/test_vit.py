@@ -373,10 +373,9 @@ def test_intervals_in_words(found, side, matter):
 
 
 def test_figures_show_every_seed_and_every_printed_cell(runs):
-    figure, axes = plt.subplots(1, 3)
+    _, axes = plt.subplots(1, 3)
     vit.draw_gaps(axes[:2], vit.printed_gaps())
     vit.draw_students(axes[2], pd.concat([runs, runs[:1].assign(arm="dense twin", seed=9)]))
     assert [len(axis.containers) for axis in axes[:2]] == [3, 3]
     drawn = [len(line.get_xdata()) for line in axes[2].get_lines()]
     assert sorted(drawn) == [0, 0, 0, 1, 1, 1, 1, 3, 3]  # names, means, seeds
-    plt.close(figure)
