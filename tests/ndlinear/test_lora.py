@@ -77,42 +77,19 @@ def test_zero_at_start_and_the_first_step_moves_the_last_mode(options):
     layer = ndlinear_lora.NdLinearLoRA(base, **options)
     x = torch.randn(5, 24)
     assert torch.equal(layer(x), base(x)), "not even a rounding error"
+    assert all(n.startswith("adapter.") == p.requires_grad for n, p in layer.named_parameters())
     (layer(x) - torch.randn(5, 30)).square().sum().backward()
     last = layer.adapter.align_layers[layer.adapter.order[-1]]
-    moved = {id(p) for p in layer.adapter.parameters() if p.grad.abs().sum() > 0}
-    assert moved == {id(p) for p in last.parameters()}
-    assert all(
-        p.abs().sum() > 0
-        for m in layer.adapter.align_layers
-        if m is not last
-        for p in m.parameters()
-    )
+    for mode in layer.adapter.align_layers:
+        for p in mode.parameters():
+            assert (p.grad.abs().sum() > 0) == (mode is last)
+            assert mode is last or p.abs().sum() > 0
     torch.optim.SGD(layer.adapter.parameters(), 0.01).step()
     layer.zero_grad()
     (layer(x) - torch.randn(5, 30)).square().sum().backward()
     assert all(p.grad.abs().sum() > 0 for p in layer.adapter.parameters()), (
         "from the second step on all of them"
     )
-
-
-def test_trains_the_adapter_only():
-    torch.manual_seed(0)
-    layer = ndlinear_lora.NdLinearLoRA(nn.Linear(24, 30), alpha=4)
-    before = copy.deepcopy(layer.base_layer.state_dict())
-    x, target = torch.randn(64, 24), torch.randn(64, 30)
-    assert {n for n, p in layer.named_parameters() if p.requires_grad} == {
-        "adapter.align_layers.0.weight",
-        "adapter.align_layers.1.weight",
-    }
-    optimiser = torch.optim.AdamW([p for p in layer.parameters() if p.requires_grad], 1e-2)
-    losses = []
-    for _ in range(40):
-        optimiser.zero_grad()
-        losses.append((layer(x) - target).square().mean())
-        losses[-1].backward()
-        optimiser.step()
-    assert losses[-1] < 0.95 * losses[0]
-    assert all(torch.equal(v, before[k]) for k, v in layer.base_layer.state_dict().items())
 
 
 @options
@@ -209,24 +186,6 @@ def test_default_fold_is_near_square():
     assert ndlinear_lora.NdLinearLoRA(nn.Linear(7, 1)).adapter.input_dims == (1, 7)
 
 
-def test_parameter_counts_of_the_paper():
-    """All seven projections of every layer: 2.26 million for LLaMA3-8B, 1.15 million for Qwen3-1.7B, without biases."""
-    llama = 32 * sum(
-        sum(
-            p.numel()
-            for p in ndlinear_lora.NdLinearLoRA(
-                nn.Linear(i, o, False, device="meta")
-            ).adapter.parameters()
-        )
-        for i, o in [(4096, 4096)] * 2 + [(4096, 1024)] * 2 + [(4096, 14336)] * 2 + [(14336, 4096)]
-    )
-    qwen = 28 * sum(
-        nd.count_parameters(nd.near_square(i), nd.near_square(o), bias=False)
-        for i, o in [(2048, 2048)] * 2 + [(2048, 1024)] * 2 + [(2048, 6144)] * 2 + [(6144, 2048)]
-    )
-    assert (llama, qwen) == (2260992, 1146880)
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_half_precision_base_with_a_float32_adapter(dtype):
     base = nn.Linear(6, 4).to(dtype)
@@ -295,9 +254,7 @@ def test_encoder_fast_path_sees_the_update():
 )
 def test_patterns(patterns, found):
     model = ndlinear_lora.apply_ndlinear_lora(network(), patterns)
-    assert [
-        n for n, m in model.named_modules() if isinstance(m, ndlinear_lora.NdLinearLoRA)
-    ] == found
+    assert adapted_names(model) == found
 
 
 @pytest.mark.parametrize("patterns", ["proj", "q_pro", "Q_PROJ", "body", "norm", "", []])
@@ -313,10 +270,8 @@ def test_nothing_matches(patterns):
 def test_apply_returns_the_model_freezes_the_rest_and_passes_options():
     model, x = network(), torch.randn(2, 5, 16)
     y = run(model, x)
-    assert (
-        ndlinear_lora.apply_ndlinear_lora(model, "q_proj", alpha=3, bias=True, hidden_size=(2, 8))
-        is model
-    )
+    options = {"alpha": 3, "bias": True, "hidden_size": (2, 8)}
+    assert ndlinear_lora.apply_ndlinear_lora(model, "q_proj", **options) is model
     assert torch.equal(run(model, x), y)
     adapter = model["body"][0].q_proj
     assert adapter.alpha == 3
@@ -349,7 +304,7 @@ def test_apply_changes_nothing_if_one_layer_does_not_fit():
         ndlinear_lora.apply_ndlinear_lora(
             model, ["q_proj", "head"], input_dims=(4, 4), hidden_size=(4, 4)
         )
-    assert not any(isinstance(m, ndlinear_lora.NdLinearLoRA) for m in model.modules())
+    assert not adapted_names(model)
     assert all(p.requires_grad for p in model.parameters()), "not even frozen"
 
 
@@ -394,10 +349,14 @@ def test_a_shared_layer_stays_shared(tmp_path):
 # ---------------------------------------------------------------------------------------------------------- adapter files
 def adapted(**options):
     model = ndlinear_lora.apply_ndlinear_lora(network(), ["q_proj", "head"], **options)
-    for module in model.modules():
-        if isinstance(module, ndlinear_lora.NdLinearLoRA):
-            randomise(module.adapter)
+    for name in adapted_names(model):
+        randomise(model.get_submodule(name).adapter)
     return model
+
+
+def adapted_names(model):
+    kind = ndlinear_lora.NdLinearLoRA
+    return [name for name, module in model.named_modules() if isinstance(module, kind)]
 
 
 @pytest.mark.parametrize("options", [{}, {"alpha": 2.0, "bias": True, "transform_outer": False}])
@@ -579,11 +538,6 @@ class TinyLM(nn.Module):
         self.lm_head.weight = self.embed.weight
 
 
-def adapted_names(model):
-    kind = ndlinear_lora.NdLinearLoRA
-    return [name for name, module in model.named_modules() if isinstance(module, kind)]
-
-
 def test_all_linear_leaves_the_output_layer_alone():
     model = ndlinear_lora.apply_ndlinear_lora(TinyLM(tied=True), "all-linear")
     assert adapted_names(model) == ["body.q_proj", "body.v_proj"]
@@ -757,8 +711,10 @@ def test_load_fills_a_model_on_the_meta_device(tmp_path):
 def test_reset_parameters_starts_at_zero_again():
     layer = trained(nn.Linear(24, 30), alpha=2.0)
     base = layer.base_layer.weight.clone()
+    first = layer.adapter.weights[0].clone()
     layer.merge()
     layer.reset_parameters()
     x = torch.randn(3, 24)
     assert torch.equal(layer(x), layer.base_layer(x)) and torch.equal(layer.base_layer.weight, base)
     assert layer.adapter.weights[0].abs().sum() > 0
+    assert not torch.equal(layer.adapter.weights[0], first)
