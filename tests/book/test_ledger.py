@@ -9,9 +9,11 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from lab import modes, records, stats
 from lab.chapters import opt
 from lab.page import ledger
+from lab.page.facts import facts
 from lab.page.ledger import LedgerError
 from lab.tools.upkeep import CHAPTERS
 from scipy.special import stdtrit
@@ -47,22 +49,14 @@ JUDGED = [
 
 def test_there_are_177_claims_with_facts():
     claims = ledger.claims()
-    assert len(claims) == 177
-    kinds = {
-        "definition",
-        "theorem",
-        "arithmetic",
-        "parameter-count",
-        "flop-count",
-        "measured",
-        "qualitative",
-    }
+    assert len(claims) == sum(ledger.counts().values()) == 177
+    assert set(ledger.counts()) == set(ledger.VERDICTS)
+    theory = {"definition", "theorem", "arithmetic", "parameter-count", "flop-count"}
+    kinds = {*theory, "measured", "qualitative"}
     assert all(c["statement"] and c["where"] and c["kind"] in kinds for c in claims)
 
 
 def test_fact_cells_exist():
-    from lab.page.facts import facts
-
     for claim in ledger.claims():
         for cell in claim.get("cells", []):
             found = facts(cell["table"], **cell.get("where", {}))
@@ -158,43 +152,14 @@ def test_notebooks_named_in_the_ledger_exist():
 def entries(monkeypatch):
     """A ledger of four entries in place of the real one."""
     made = {
-        "right": {
-            "id": "right",
-            "statement": "1 < 2",
-            "verdict": "holds",
-            "rule": "arithmetic",
-            "scope": "as printed",
-            "notebook": "x",
-        },
-        "wrong": {
-            "id": "wrong",
-            "statement": "2 < 1",
-            "verdict": "fails",
-            "ground": "refuted",
-            "rule": "r",
-            "scope": "s",
-            "notebook": "x",
-            "correction": "1 < 2",
-        },
-        "some": {
-            "id": "some",
-            "statement": "x > 0",
-            "verdict": "holds-if",
-            "rule": "r",
-            "scope": "s",
-            "notebook": "x",
-            "condition": "x is 1",
-        },
-        "noise": {
-            "id": "noise",
-            "statement": "a > b",
-            "verdict": "undecided",
-            "rule": "r",
-            "scope": "s",
-            "notebook": "x",
-            "records": ["r"],
-        },
+        "right": {"statement": "1 < 2", "verdict": "holds", "rule": "arithmetic"},
+        "wrong": {"statement": "2 < 1", "verdict": "fails", "ground": "refuted"},
+        "some": {"statement": "x > 0", "verdict": "holds-if", "condition": "x is 1"},
+        "noise": {"statement": "a > b", "verdict": "undecided", "records": ["r"]},
     }
+    made["wrong"]["correction"] = "1 < 2"
+    for name, entry in made.items():
+        made[name] = {"id": name, "rule": "r", "scope": "s", "notebook": "x"} | entry
     monkeypatch.setattr(ledger, "_load", lambda: made)
     monkeypatch.setenv("NDL_MODE", "replay")
     return made
@@ -265,9 +230,6 @@ def test_under_needs_a_statement_that_fails_as_printed(entries):
 
 
 def test_numpy_and_torch_truth_values_count(entries):
-    import numpy as np
-    import torch
-
     ledger.verdict("right", holds=np.bool_(True))
     ledger.verdict("wrong", holds=torch.tensor(False))
 
@@ -428,14 +390,6 @@ def test_a_broken_ledger_file_is_refused(tmp_path, monkeypatch):
             ledger._load.__wrapped__()
 
 
-def test_counts_add_up():
-    assert sum(ledger.counts().values()) == 177 and set(ledger.counts()) == set(ledger.VERDICTS)
-
-
-def test_modes_point_into_the_book():
-    assert (modes.ROOT / "ndlinear.py").name and (modes.PAPER / "claims.yml").is_file()
-
-
 def differences(experiment: str, metric: str, key: str, ours: str, other: str, log: bool, **where):
     """Our arm minus another by seed, for the rows of a record with these settings."""
     found = collections.defaultdict(dict)
@@ -468,17 +422,9 @@ def test_the_right_statement_on_the_doubling_has_the_numbers_of_the_records():
 
 def test_what_would_decide_a_claim_has_the_numbers_of_the_records():
     text = {c["id"]: c["would_take"] for c in ledger.claims() if c["verdict"] == "undecided"}
+    where = {"dataset": "ETTm2", "family": "Transformer"}
     behind = {
-        metric: differences(
-            "ett-last",
-            metric,
-            "model",
-            "ndlinear",
-            "dense",
-            True,
-            dataset="ETTm2",
-            family="Transformer",
-        )
+        metric: differences("ett-last", metric, "model", "ndlinear", "dense", True, **where)
         for metric in ("mse", "mae")
     }
     mean, low, high = (100 * math.expm1(v) for v in stats.interval(behind["mse"], level=0.975))
