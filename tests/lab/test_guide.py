@@ -25,6 +25,7 @@ ELSEWHERE = {  # runs on the data of a situation that are not its evidence
     "cnn-sweep-batches": "NdLinear and dense at other batch sizes",
     "cnn-sweep-trained": "NdLinear at other hyper-parameters",
     "cnn-printed-cifar100-chosen": "an epoch chosen on held-out pictures, for NdLinear and dense alone",
+    "cnn-printed-cifar10-pointwise": "beside NdLinear with a ReLU, which is no situation: one rate",
     "step-cifar": "rates for NdLinear and dense alone",
     "ucr-positions": "networks that are told the positions",
     "ucr-printed": "more seeds of NdLinear with an axis of length one and of two dense blocks",
