@@ -224,7 +224,8 @@ class NdLinear(nn.Module):
         if isinstance(x, fx.Proxy):
             return self._algorithm_1(x)
         _check_input(x, self.input_dims, weights, compiling)
-        if as_made and self.execution != "sequential":
+        transformed = not compiling and _functorch_is_active()  # vmap: slow with many matrices
+        if as_made and self.execution != "sequential" and not transformed:
             return _planned(self, x, weights, biases, compiling)  # part 3
         return self._algorithm_1(x)
 

@@ -76,24 +76,33 @@ def test_a_call_without_gradients_starts_and_allocates_no_more_than_the_loop(dim
     assert ours[1] <= 1.15 * theirs[1], f"{ours[1]} bytes, the loop takes {theirs[1]}"
 
 
+class Loop(torch.nn.Module):
+    """The loop over the modes as a module."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.align_layers = layer.align_layers
+
+    def forward(self, x):
+        for k, mode in enumerate(self.align_layers, start=-len(self.align_layers)):
+            x = mode(x.movedim(k, -1)).movedim(-1, k)
+        return x
+
+
 @pytest.mark.parametrize("dims, hidden", SHAPES, ids=str)
-def test_gradients_for_each_sample_start_few_more_operations_than_the_loop(dims, hidden):
+def test_gradients_for_each_sample_start_no_more_operations_than_the_loop(dims, hidden):
+    """Products of many matrices are slow under vmap: a mode of length one took three times as long as the loop."""
     layer, x = nd.NdLinear(dims, hidden), torch.randn(16, *dims)
-    names = dict(layer.named_parameters())
 
-    def loss(values, x):
-        return torch.func.functional_call(layer, values, (x,)).square().sum()
+    def for_each_sample(module):
+        def loss(values, x):
+            return torch.func.functional_call(module, values, (x,)).square().sum()
 
-    def loss_of_the_loop(values, x):
-        for k in range(len(dims)):
-            at, mode = k - len(dims), f"align_layers.{k}"
-            x = x.movedim(at, -1) @ values[f"{mode}.weight"].t() + values[f"{mode}.bias"]
-            x = x.movedim(-1, at)
-        return x.square().sum()
+        gradients = torch.func.vmap(torch.func.grad(loss), (None, 0))
+        return started(lambda: gradients(dict(module.named_parameters()), x))
 
-    steps = (torch.func.vmap(torch.func.grad(f), (None, 0)) for f in (loss, loss_of_the_loop))
-    ours, theirs = (started(lambda f=f: f(names, x)) for f in steps)
-    assert ours <= 1.35 * theirs, f"{ours} operations, the loop starts {theirs}"
+    ours, theirs = for_each_sample(layer), for_each_sample(Loop(layer))
+    assert ours <= theirs + 1, f"{ours} operations, the loop starts {theirs}"
 
 
 @pytest.mark.parametrize("gradient", GRADIENTS)
