@@ -1205,7 +1205,8 @@ def _trained_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     """`_product` with gradients, where nothing watches."""
     simple = x.ndim == 2 and (bias is None or bias.ndim == 1)
     if simple and _is_much(x, weight.shape[0]):
-        return cast("Tensor", _Large.apply(x, weight, bias))
+        large: Callable[..., Tensor] = _Large.apply
+        return large(x, weight, bias)
     return _product(x, weight, bias)
 
 

@@ -26,7 +26,6 @@ from ndlinear import (
     cheapest_order,
     count_macs,
     count_parameters,
-    nearest_kronecker,
     rearrange,
 )
 
@@ -277,8 +276,8 @@ def count_weights(layer: Structured) -> int:
 
 
 # ---------------------------------------------------------------------------------------- layers fitted to a trained one
-def fit_low_rank(linear: nn.Linear, share: float) -> tuple[LowRank, float]:
-    """The low-rank layer nearest to a dense one, by singular value decomposition.
+def fit_low_rank(linear: nn.Linear, share: float) -> tuple[nn.Sequential, float]:
+    """The low-rank layer nearest to a dense one, by singular value decomposition, as two torch.nn.Linear.
 
     Args:
         linear: the trained layer; its bias is copied.
@@ -291,24 +290,25 @@ def fit_low_rank(linear: nn.Linear, share: float) -> tuple[LowRank, float]:
         ValueError: not even rank one fits into the share.
     """
     outputs, inputs = linear.weight.shape
-    rank = _budget(linear, share) // (inputs + outputs)
+    rank = min(_budget(linear, share) // (inputs + outputs), inputs, outputs)
     if rank < 1:
         raise ValueError(f"rank one of {linear} takes more than {share:g} of its parameters")
-    layer = LowRank(inputs, outputs, min(rank, inputs, outputs), linear.bias is not None)
     u, s, v = torch.linalg.svd(linear.weight.detach().double(), full_matrices=False)
-    rank = len(layer.down)
     root = s[:rank].sqrt()
-    layer.to(linear.weight)
+    down = nn.Linear(inputs, rank, bias=False)
+    up = nn.Linear(rank, outputs, bias=linear.bias is not None)
+    pair = nn.Sequential(down, up).to(linear.weight)
     with torch.no_grad():
-        layer.up.copy_(u[:, :rank] * root)
-        layer.down.copy_(root[:, None] * v[:rank])
-    _copy_bias(linear, layer)
-    return layer, float((s[rank:].square().sum() / s.square().sum()).sqrt())
+        down.weight.copy_(root[:, None] * v[:rank])
+        up.weight.copy_(u[:, :rank] * root)
+        if linear.bias is not None:
+            up.bias.copy_(linear.bias)
+    return pair, float((s[rank:].square().sum() / s.square().sum()).sqrt())
 
 
 def fit_kronecker(
     linear: nn.Linear, share: float, folding: tuple[Sequence[int], Sequence[int]] | None = None
-) -> tuple[Kronecker, float]:
+) -> tuple[nn.Sequential, float]:
     """The sum of NdLinear terms nearest to a dense layer, on a folding, or on the best one (k, D/k) -> (k, H/k).
 
     Small k is close to a dense layer with shared blocks, large k has many small terms. As many terms are taken as fit into
@@ -321,13 +321,12 @@ def fit_kronecker(
         folding: (input_dims, hidden_size).
 
     Returns:
-        The layer and its relative error in the Frobenius norm.
+        An NdLinearSum between the folding and its reverse, and its relative error in the Frobenius norm.
 
     Raises:
         ValueError: no folding fits, for example because the sizes have no common divisor.
     """
     outputs, inputs = linear.weight.shape
-    weight = linear.weight.detach().double()
     found = []
     for dims, hidden in [folding] if folding else _shared(inputs, outputs):
         size = count_parameters(dims, hidden, bias=False)
@@ -340,15 +339,13 @@ def fit_kronecker(
             f"no folding {folding or '(k, D/k) -> (k, H/k)'} of {linear} fits into {share:g} of its parameters"
         )
     # a decomposition is dear: one folding needs no comparison
-    best = found[0] if folding else min(found, key=lambda each: _lost(weight, *each))
-    layer = Kronecker(*best, linear.bias is not None).to(linear.weight)
-    fitted, error = nearest_kronecker(weight, *best)
-    with torch.no_grad():
-        for term, factors in zip(layer.map.terms, fitted):
-            for own, factor in zip(term.weights, factors):
-                own.copy_(factor)
-    _copy_bias(linear, layer)
-    return layer, error
+    weight = linear.weight.detach().double()
+    dims, hidden, terms = (
+        min(found, key=lambda each: _lost(weight, *each)) if found[1:] else found[0]
+    )
+    layer = NdLinearSum.from_linear(linear, dims, hidden, terms)
+    fitted = nn.Sequential(nn.Unflatten(-1, tuple(dims)), layer, nn.Flatten(-len(hidden)))
+    return fitted, layer.approximation.weight_error
 
 
 def _shared(inputs: int, outputs: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
@@ -369,9 +366,3 @@ def _lost(weight: Tensor, dims: Sequence[int], hidden: Sequence[int], terms: int
     table = table if table.shape[0] <= table.shape[1] else table.T
     energy = torch.linalg.eigvalsh(table @ table.T).flip(0).clamp_min(0)
     return float((energy[terms:].sum() / energy.sum()).sqrt())
-
-
-def _copy_bias(linear: nn.Linear, layer: Structured) -> None:
-    if linear.bias is not None:
-        with torch.no_grad():
-            layer.bias.copy_(linear.bias)

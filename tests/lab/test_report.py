@@ -390,7 +390,7 @@ def test_a_conversion_takes_the_folding_of_the_report(name):
     found = rows(name)["folding"].dropna()
     layer, folding = found.index[0], found.iloc[0]
     smaller, fits = guide.convert(make(), {layer: folding}, share=0.5, progress=False)
-    built = smaller.get_submodule(layer).map
+    built = smaller.get_submodule(layer)[1]
     assert (built.input_dims, built.hidden_size) == folding
     assert fits["macs"][0] <= fits["dense macs"][0]
     assert fits["parameters"][0] <= 0.5 * fits["dense parameters"][0]

@@ -553,15 +553,6 @@ def test_activation_checkpointing(layer):
     same(torch.autograd.grad(y.sum(), x)[0], torch.autograd.grad(layer(x).sum(), x)[0])
 
 
-@pytest.fixture
-def one_process(tmp_path):
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
-    )
-    yield
-    torch.distributed.destroy_process_group()
-
-
 @pytest.mark.parametrize("how", ["replicated", "sharded"])
 def test_distributed_training_wrappers(layer, how, one_process):
     fsdp = pytest.importorskip("torch.distributed.fsdp")

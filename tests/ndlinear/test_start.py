@@ -35,6 +35,26 @@ def deviation(layer, dims) -> float:
         return layer(torch.randn(200, *dims)).std().item()
 
 
+def test_a_start_on_the_meta_device_then_sharded(one_process):
+    """As FSDP2's users start a large model: shapes first, then shards of memory, then the values."""
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("this torch has no fully_shard")
+    torch.manual_seed(0)
+    sizes = ((16, 16), (16, 16))
+    with torch.device("meta"):
+        model = nn.Sequential(
+            nd.NdLinear(*sizes, init="unit"), nd.NdLinearSum(*sizes, 3, init="unit")
+        )
+    for layer in model:
+        fsdp.fully_shard(layer)
+    fsdp.fully_shard(model).to_empty(device="cpu")
+    reset_all(model)
+    assert not any(parameter.is_meta for parameter in model.parameters())
+    for layer in model:
+        assert 0.8 < deviation(layer, (16, 16)) < 1.25
+
+
 COPIES = {
     "itself": lambda model: model,
     "deepcopy": copy.deepcopy,

@@ -536,6 +536,8 @@ def convert(
 ) -> tuple[nn.Module, pd.DataFrame]:
     """A copy of a trained model in which some linear layers are replaced by structured layers fitted to their weights.
 
+    The new layers are made of torch's and of `ndlinear`'s, so a pickle of the copy is read without this book.
+
     The fit is to the weights alone, so train the copy a little before you judge it: chapter 72 has an example. In evaluation
     torch's nn.TransformerEncoderLayer reads the weights of its layers itself; with some of them replaced, call
     `torch.backends.mha.set_fastpath_enabled(False)` first.
@@ -572,24 +574,27 @@ def convert(
             copied = layer
         else:
             copied.set_submodule(name, layer)
+        built, macs = _built(layer)
         rows.append(
             {
                 "layer": name,
-                "built": _built(layer),
+                "built": built,
                 "dense parameters": sum(p.numel() for p in dense.parameters()),
                 "parameters": sum(p.numel() for p in layer.parameters()),
                 "dense macs": dense.in_features * dense.out_features,
-                "macs": layer.multiply_adds(),
+                "macs": macs,
                 "error": error,
             }
         )
     return copied, pd.DataFrame(rows)
 
 
-def _built(layer: nn.Module) -> str:
-    """What a fitted layer is, in a few words."""
-    if isinstance(layer, LowRank):
-        return f"rank {len(layer.down)}"
-    dims, hidden = ("×".join(map(str, s)) for s in (layer.map.input_dims, layer.map.hidden_size))
-    terms = len(layer.map.terms)
-    return f"{dims} → {hidden}, {terms} term" + "s" * (terms > 1)
+def _built(layer: nn.Sequential) -> tuple[str, int]:
+    """What a fitted layer is, in a few words, and its multiply-adds."""
+    if len(layer) == 2:  # low rank
+        return f"rank {layer[0].out_features}", sum(part.weight.numel() for part in layer)
+    added = layer[1]
+    sizes = added.input_dims, added.hidden_size
+    dims, hidden = ("×".join(map(str, size)) for size in sizes)
+    words = f"{dims} → {hidden}, {added.rank} term" + "s" * (added.rank > 1)
+    return words, added.rank * count_macs(*sizes, cheapest_order(*sizes))

@@ -1,0 +1,86 @@
+"""The file as a project of someone else has it: a copy beside the code, no book, strict tools."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+from lab import guide
+from torch import nn
+
+import ndlinear as nd
+
+PROJECT = """
+import torch
+from torch import Tensor, nn
+
+from ndlinear import FlatNdLinear, NdLinear, NdLinearSum, count_parameters, to_linear
+
+
+class Network(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.first = NdLinear((width, 4), (8, 8), init="unit")
+        self.second = FlatNdLinear.from_linear(nn.Linear(64, 6), (8, 8), (3, 2))
+        self.sum = NdLinearSum((3, 2), (3, 2), rank=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.second(self.first(x).flatten(1))
+        z: Tensor = self.sum(y.reshape(-1, 3, 2))
+        return z
+
+
+network = Network(5)
+network(torch.randn(2, 5, 4)).sum().backward()
+dense: nn.Linear = to_linear(network.first)
+size: int = count_parameters((5, 4), (8, 8))
+print(dense.out_features, size, network.first.weights[0].shape)
+"""
+
+
+def run(folder, *command):
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    command = [sys.executable, *command]
+    return subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
+    )
+
+
+@pytest.fixture
+def project(tmp_path):
+    shutil.copy(nd.__file__, tmp_path)
+    (tmp_path / "project.py").write_text(PROJECT)
+    return tmp_path
+
+
+@pytest.mark.parametrize("flags", [["-W", "error"], ["-O"], ["-OO"]], ids=" ".join)
+def test_it_runs_without_warnings_and_without_asserts(project, flags):
+    done = run(project, *flags, "project.py")
+    assert done.returncode == 0, done.stderr
+    assert "64" in done.stdout
+
+
+def test_its_types_pass_a_strict_check(project):
+    pytest.importorskip("mypy")
+    done = run(project, "-m", "mypy", "--strict", "project.py", "ndlinear.py")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_converted_model_is_read_without_the_book(project):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
+    converted, _ = guide.convert(model, {"0": ((8, 8), (8, 8))}, share=0.5)
+    x = torch.randn(2, 64)
+    torch.save((converted, x, converted(x).detach()), project / "model.pt")
+    read = """
+import sys, torch
+model, x, y = torch.load("model.pt", weights_only=False)
+torch.testing.assert_close(model(x), y)
+assert "lab" not in sys.modules
+print(model[0])
+"""
+    done = run(project, "-c", read)
+    assert done.returncode == 0, done.stderr
+    assert "NdLinearSum((8, 8), (8, 8)" in done.stdout
