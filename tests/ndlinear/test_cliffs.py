@@ -4,30 +4,18 @@ from functools import reduce
 
 import pytest
 import torch
+from lab.chapters.speed import LAYOUTS, SLOW_ONCE, Loop
 from ndlinear_cases import randomise
 from torch.profiler import ProfilerActivity, profile
 
 import ndlinear as nd
 
 BATCH = 300
-SHAPES = [((2, 5), (32, 32)), ((8, 12), (16, 16)), ((5, 2), (32, 32)), ((4, 2), (16, 64))]
-SHAPES += [
-    ((24, 32), (48, 64)),
-    ((1, 1, 64), (1, 1, 64)),
-    ((64, 8, 8), (64, 8, 8)),
-    ((160, 16), (160, 16)),
-]
-GRADIENTS = {  # what reaches the layer from a loss
-    "dense": torch.randn_like,
-    "of a sum": lambda y: torch.ones(()).expand_as(y),
-    "of a mean over the last axis": lambda y: torch.rand(*y.shape[:-1], 1).expand_as(y),
-    "batch last": lambda y: torch.randn(*y.shape[1:], len(y)).movedim(-1, 0),
-    "strided": lambda y: torch.randn(*y.shape[:-1], 2 * y.shape[-1])[..., ::2],
-}
+shapes = pytest.mark.parametrize("dims, hidden", SLOW_ONCE, ids=str)
 
 
 def loop(layer, x):
-    """Algorithm 1 as anyone would write it."""
+    """The loop in functions; unlike that of modules it writes each product before it adds the bias."""
     for k, (weight, bias) in enumerate(zip(layer.weights, layer.biases)):
         x = (x.movedim(k + 1, -1) @ weight.t() + bias).movedim(-1, k + 1)
     return x
@@ -47,8 +35,8 @@ def started(step) -> int:
     return counted(step)[0]
 
 
-@pytest.mark.parametrize("gradient", GRADIENTS)
-@pytest.mark.parametrize("dims, hidden", SHAPES, ids=str)
+@pytest.mark.parametrize("gradient", LAYOUTS)
+@shapes
 def test_a_step_starts_and_allocates_no_more_than_the_loop(dims, hidden, gradient):
     """Without the cure a gradient of a sum starts a copy for each sample: over 6,000 operations here."""
     layer = nd.NdLinear(dims, hidden)
@@ -56,7 +44,7 @@ def test_a_step_starts_and_allocates_no_more_than_the_loop(dims, hidden, gradien
 
     def step(forward):
         y = forward(x)
-        y.backward(GRADIENTS[gradient](y))
+        y.backward(LAYOUTS[gradient](y))
 
     ours, theirs = (counted(lambda f=f: step(f)) for f in (layer, lambda x: loop(layer, x)))
     assert ours[0] <= 1.5 * theirs[0], f"{ours[0]} operations, the loop starts {theirs[0]}"
@@ -64,32 +52,19 @@ def test_a_step_starts_and_allocates_no_more_than_the_loop(dims, hidden, gradien
 
 
 @pytest.mark.parametrize("layout", ["dense", "batch last", "strided", "expanded"])
-@pytest.mark.parametrize("dims, hidden", SHAPES, ids=str)
+@shapes
 def test_a_call_without_gradients_starts_and_allocates_no_more_than_the_loop(dims, hidden, layout):
     layer = nd.NdLinear(dims, hidden).requires_grad_(False)
     if layout == "expanded":
         x = torch.randn(1, *dims).expand(BATCH, *dims)
     else:
-        x = GRADIENTS[layout](torch.empty(BATCH, *dims))
+        x = LAYOUTS[layout](torch.empty(BATCH, *dims))
     ours, theirs = counted(lambda: layer(x)), counted(lambda: loop(layer, x))
     assert ours[0] <= 1.5 * theirs[0], f"{ours[0]} operations, the loop starts {theirs[0]}"
     assert ours[1] <= 1.15 * theirs[1], f"{ours[1]} bytes, the loop takes {theirs[1]}"
 
 
-class Loop(torch.nn.Module):
-    """The loop over the modes as a module."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.align_layers = layer.align_layers
-
-    def forward(self, x):
-        for k, mode in enumerate(self.align_layers, start=-len(self.align_layers)):
-            x = mode(x.movedim(k, -1)).movedim(-1, k)
-        return x
-
-
-@pytest.mark.parametrize("dims, hidden", SHAPES, ids=str)
+@shapes
 def test_gradients_for_each_sample_start_no_more_operations_than_the_loop(dims, hidden):
     """Products of many matrices are slow under vmap: a mode of length one took three times as long as the loop."""
     layer, x = nd.NdLinear(dims, hidden), torch.randn(16, *dims)
@@ -105,11 +80,11 @@ def test_gradients_for_each_sample_start_no_more_operations_than_the_loop(dims, 
     assert ours <= theirs + 1, f"{ours} operations, the loop starts {theirs}"
 
 
-@pytest.mark.parametrize("gradient", GRADIENTS)
+@pytest.mark.parametrize("gradient", LAYOUTS)
 def test_gradients_of_any_layout_are_those_of_the_loop(gradient):
     layer = randomise(nd.NdLinear((8, 12), (16, 16), dtype=torch.float64))
     x = torch.randn(40, 8, 12, dtype=torch.float64, requires_grad=True)
-    g = GRADIENTS[gradient](torch.empty(40, 16, 16)).double()
+    g = LAYOUTS[gradient](torch.empty(40, 16, 16)).double()
     inputs = [x, *layer.parameters()]
     ours = torch.autograd.grad(layer(x), inputs, g)
     theirs = torch.autograd.grad(loop(layer, x), inputs, g)
