@@ -1191,7 +1191,8 @@ class _Large(torch.autograd.Function):
         return _fast_product(x, weight, bias)
 
     @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (g,) = grad_outputs
         x, weight = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         watched = torch.is_grad_enabled() or not _is_ordinary(g)
