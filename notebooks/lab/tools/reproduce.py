@@ -32,7 +32,7 @@ from ..stats import interval
 ROUNDING = 1e-6  # relative: what the interval of equal values allows
 FEWEST_SEEDS = 3  # from which on an interval is asked, not equality
 TIMES = re.compile(  # their numbers are times
-    r"speed(?!-memory).*|overhead-time|cnn-latency|scaling-steps|structured-time"
+    r"speed(?!-memory).*|overhead-(time|peers)|cnn-latency|scaling-steps|structured-time"
 )
 
 
