@@ -224,10 +224,11 @@ class NdLinear(nn.Module):
         if isinstance(x, fx.Proxy):
             return self._algorithm_1(x)
         _check_input(x, self.input_dims, weights, compiling)
-        transformed = not compiling and _functorch_is_active()  # vmap: slow with many matrices
-        if as_made and self.execution != "sequential" and not transformed:
-            return _planned(self, x, weights, biases, compiling)  # part 3
-        return self._algorithm_1(x)
+        if not as_made or self.execution == "sequential":
+            return self._algorithm_1(x)
+        if not compiling and _functorch_is_active() and _is_one_sample(x, self.input_dims):
+            return self._algorithm_1(x)  # vmap over samples is slow with many matrices
+        return _planned(self, x, weights, biases, compiling)  # part 3
 
     def _algorithm_1(self, x: Tensor) -> Tensor:
         """Mode after mode through its module, whatever someone has made of it."""
@@ -899,7 +900,7 @@ class _Cost:
 
     PRODUCT = 1e-5  # to start a product, and again for each factor merged into its matrix
     BATCHED = 5e-6  # more to start a product of many matrices, and again if they are thin
-    BIAS = 7e-6  # to start what adds one bias to the total bias
+    BIAS = 9e-6  # to start what adds one bias to the total bias
     MULTIPLY_ADD = 1.6e-11
     ROW = 3e-9  # one matrix: for each row
     MATRIX = 6e-8  # many matrices: for each one
@@ -907,6 +908,8 @@ class _Cost:
     THIN_NUMBER = 1e-9  # of a thin one
     MERGED_NUMBER = 1e-9  # for each entry of a merged matrix
     MATRIX_BIAS = 2e-10  # with gradients: for each number to which a product of many adds a bias
+    NARROW_NUMBER = 7e-10  # with gradients: for each result of fewer than 12 numbers
+    PAGE_NUMBER = 4e-10  # for each result in rows of a multiple of 1024: one column, one cache set
     BACKWARD_STARTS = 6  # forward and backward start as many times more operations
     BACKWARD_WORK = 3  # and do as many times more work
 
@@ -966,7 +969,11 @@ def _estimate(
         moved = number * right * (d + h) + (cost.ROW if right == 1 else cost.MATRIX)
         if grad and bias and inline and right > 1:
             moved += cost.MATRIX_BIAS * right * h
-        starts += cost.PRODUCT * len(group) + cost.BATCHED * ((right > 1) + thin)
+        if grad and right == 1 and d < 12:
+            moved += cost.NARROW_NUMBER * h
+        if right == 1 and h % 1024 == 0:
+            moved += cost.PAGE_NUMBER * h
+        starts += cost.PRODUCT * len(group) + cost.BATCHED * (right > 1)
         work += samples * left * (cost.MULTIPLY_ADD * d * h * right + moved)
         work += cost.MERGED_NUMBER * d * h * (len(group) > 1)
         shape = (-1, d) if right == 1 else (-1, d, right)
@@ -1141,10 +1148,12 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     left, d, right = x.shape
     h = weight.shape[0]
     whole = bias is not None and bias.ndim == 2
-    if _is_thin(h, d, right):  # many thin matrices: one product of a copy
+    if left > 1 and _is_thin(h, d, right):  # many thin matrices: one product of a copy
         y = F.linear(x.transpose(1, 2).reshape(-1, d), weight, None if whole else bias)
         y = y.view(left, right, h).transpose(1, 2)
         return (y if bias is None or not whole else y + bias.to(y.dtype)).contiguous()
+    if not x.is_cuda and x.stride()[1:] != (right, 1):
+        x = x.contiguous()  # matrices in several pieces would be multiplied one by one
     if x.is_cuda and torch.is_autocast_enabled("cuda"):  # it would cast all `left` copies
         weight = weight.to(torch.get_autocast_dtype("cuda"))
     weight = weight.expand(left, h, d)
@@ -1243,6 +1252,10 @@ def _is_ordinary(x: Tensor) -> bool:
         and getattr(forward_ad, "_current_level", 0) < 0
         and _tracing_state() is None
     )
+
+
+def _is_one_sample(x: Tensor, dims: Sizes) -> bool:
+    return math.prod(x.shape[: -len(dims)]) == 1
 
 
 def _is_watched() -> bool:

@@ -64,6 +64,30 @@ def test_a_call_without_gradients_starts_and_allocates_no_more_than_the_loop(dim
     assert ours[1] <= 1.15 * theirs[1], f"{ours[1]} bytes, the loop takes {theirs[1]}"
 
 
+@pytest.mark.parametrize("layout", ["of a sum", "batch last", "strided"])
+def test_a_product_of_many_matrices_gets_each_in_one_piece(layout, monkeypatch):
+    """torch multiplies others one by one: an input of stride zero took four times as long as in the loop."""
+    baddbmm, strides = torch.baddbmm, []
+
+    def note(bias, weight, matrices):
+        strides.append(matrices.stride()[1:] == (matrices.shape[2], 1))
+        return baddbmm(bias, weight, matrices)
+
+    monkeypatch.setattr(torch, "baddbmm", note)
+    layer = nd.NdLinear((14, 35), (6, 19)).requires_grad_(False)
+    layer(LAYOUTS[layout](torch.empty(BATCH, 14, 35)))
+    assert strides and all(strides)
+
+
+@pytest.mark.parametrize(
+    "batch, dims, hidden", [(1000, (5, 2), (32, 32)), (1000, (4, 2), (16, 64))]
+)
+def test_a_product_of_few_inputs_and_many_results_is_not_merged(batch, dims, hidden):
+    """It took one and a half times as long as the loop: its gradients are narrow, its rows a multiple of a page."""
+    layer = nd.NdLinear(dims, hidden)
+    assert all(len(layer.plan(batch, grad).groups) == 2 for grad in (False, True))
+
+
 @shapes
 def test_gradients_for_each_sample_start_no_more_operations_than_the_loop(dims, hidden):
     """Products of many matrices are slow under vmap: a mode of length one took three times as long as the loop."""
