@@ -967,7 +967,7 @@ def _estimate(
         thin = right > 1 and _is_thin(h, d, right)
         number = cost.THIN_NUMBER if thin else cost.NUMBER
         moved = number * right * (d + h) + (cost.ROW if right == 1 else cost.MATRIX)
-        if grad and bias and inline and right > 1:
+        if grad and bias and right > 1:
             moved += cost.MATRIX_BIAS * right * h
         if grad and right == 1 and d < 12:
             moved += cost.NARROW_NUMBER * h
