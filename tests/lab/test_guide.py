@@ -43,6 +43,8 @@ ELSEWHERE = {  # runs on the data of a situation that are not its evidence
     "vit-hundred": "no block with two real modes",
     "vit-teachers": "the teachers",
     "structured-share-rates": "a search of rates",
+    "llm-adapters": "another model, SmolLM2, without a training of all weights beside",
+    "llm-adapter-rates": "its search of rates",
 } | {
     f"cnn-printed-{data}-{head}": "NdLinear itself, as in the released scripts"
     for data in ("cifar10", "cifar100")
