@@ -899,7 +899,7 @@ class _Cost:
     """
 
     PRODUCT = 1e-5  # to start a product, and again for each factor merged into its matrix
-    BATCHED = 5e-6  # more to start a product of many matrices, and again if they are thin
+    BATCHED = 5e-6  # more to start a product of many matrices
     BIAS = 9e-6  # to start what adds one bias to the total bias
     MULTIPLY_ADD = 1.6e-11
     ROW = 3e-9  # one matrix: for each row

