@@ -1,6 +1,7 @@
 """A published language model, and what replaces its matrices."""
 
 import hashlib
+import types
 import zipfile
 
 import numpy as np
@@ -50,14 +51,26 @@ def test_a_product_is_found_and_its_shuffled_entries_are_not():
     assert torch.equal(mixed.flatten().sort().values, matrix.flatten().sort().values)
 
 
-@pytest.mark.parametrize("method", [smollm.low_rank, smollm.products, smollm.monarch])
+@pytest.mark.parametrize("method", smollm.FITS)
 def test_replacements_keep_within_their_share_and_are_exact_for_what_they_can_hold(method):
-    matrix = torch.randn(24, 36).double()
-    made, count = method(matrix, 0.5)
+    matrix, root = torch.randn(24, 36).double(), torch.eye(36).double()
+    fit = smollm.FITS[method](0.5, root) if "inputs" in method else smollm.FITS[method](0.5)
+    made, count = _fitted(fit, matrix)
     assert count <= 0.5 * matrix.numel() and made.shape == matrix.shape
-    again, _ = method(made, 0.5)
-    assert torch.allclose(again, made, atol=1e-9)
-    assert (made - matrix).norm() < matrix.norm()
+    assert torch.allclose(_fitted(fit, made)[0], made, atol=1e-9)
+    assert 0 < (made - matrix).norm() < matrix.norm()
+
+
+def _fitted(fit, matrix):
+    parts = fit.right_inverse(matrix)
+    parts = parts if isinstance(parts, tuple) else (parts,)
+    return fit(*parts), sum(part.numel() for part in parts)
+
+
+def test_block_diagonal_keeps_the_entries_of_the_diagonal_blocks():
+    matrix = torch.arange(24.0).view(4, 6)
+    kept = torch.block_diag(torch.ones(2, 3), torch.ones(2, 3))
+    assert torch.equal(_fitted(smollm.BlockDiagonal(0.5), matrix)[0], matrix * kept)
 
 
 def test_low_rank_for_inputs_is_better_on_such_inputs_and_exact_for_white_ones():
@@ -66,11 +79,11 @@ def test_low_rank_for_inputs_is_better_on_such_inputs_and_exact_for_white_ones()
         torch.randn(500, 16).double() * torch.logspace(0, 1, 16),
     )
     root = torch.linalg.cholesky(x.T.double() @ x)
-    plain, (fitted, _) = smollm.low_rank(matrix, 0.4)[0], smollm.low_rank(matrix, 0.4, root)
+    white = 3 * torch.eye(16).double()
+    plain, fitted, same = (_fitted(smollm.LowRank(0.4, r), matrix)[0] for r in (None, root, white))
     errors = [((matrix - made) @ x.T.double()).norm() for made in (plain, fitted)]
     assert errors[1] < 0.95 * errors[0]
-    white = smollm.low_rank(matrix, 0.4, 3 * torch.eye(16).double())[0]
-    assert torch.allclose(white, plain)
+    assert torch.allclose(same, plain)
 
 
 def test_queries_of_the_file_come_in_the_order_of_transformers():
@@ -89,6 +102,29 @@ def test_the_tiny_model_is_replaced_layer_by_layer():
     attention = [m.model.layers[0].self_attn.q_proj.weight for m in (model, dense)]
     mlp = [m.model.layers[0].mlp.up_proj.weight for m in (model, dense)]
     assert torch.equal(*attention) and not torch.allclose(*mlp)
+
+
+@pytest.mark.parametrize("method", ["dense", "products", "block-diagonal"])
+def test_tuning_trains_what_stands_for_the_feed_forward_matrices_and_nothing_else(
+    method, monkeypatch
+):
+    load, made = smollm.load, []
+    monkeypatch.setattr(smollm, "load", lambda: made.append(load()) or made[-1])
+    text = types.SimpleNamespace(
+        part=lambda name: (["Whatever is read here is long enough. " * 400], None)
+    )
+    monkeypatch.setattr(smollm, "load_data", lambda name: text)
+    before, after = (
+        smollm.tuned_on_text(method, 0.5, "test", 4, 8, 16, 0, steps=20, lr=lr, batch=4)["metrics"][
+            "loss"
+        ]
+        for lr in (0.0, 3e-3)
+    )
+    assert after < before - 0.05
+    moved = {name for name, p in made[-1].named_parameters() if p.requires_grad}
+    assert moved and all(".mlp." in name for name in moved)
+    unmoved = load().model.layers[0].self_attn.q_proj.weight
+    assert torch.equal(made[-1].model.layers[0].self_attn.q_proj.weight, unmoved)
 
 
 def test_losses_are_cross_entropies_of_the_next_token():

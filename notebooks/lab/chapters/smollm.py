@@ -20,6 +20,7 @@ import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrize
 
 from ..data import load as load_data
 from ..data.files import DataError, File, fetch, verified
@@ -235,47 +236,98 @@ def shuffled(matrix: Tensor, seed: int) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------------- replacement
-def low_rank(matrix: Tensor, share: float, root: Tensor | None = None) -> tuple[Tensor, int]:
-    """The nearest matrix of low rank and its number of parameters; nearest for inputs of covariance root @ root.T if given."""
-    rank = rank_of(matrix.shape, share)
-    seen = matrix if root is None else matrix @ root
-    u, s, v = torch.linalg.svd(seen, full_matrices=False)
-    made = (u[:, :rank] * s[:rank]) @ v[:rank]
-    if root is not None:
-        made = torch.linalg.solve(root, made, left=False)
-    return made, rank * sum(matrix.shape)
+class LowRank(nn.Module):
+    """A matrix as left @ right, at first the nearest one; for `register_parametrization`.
+
+    Args:
+        share: numbers in the factors at most, as a share of those of the matrix.
+        root: with it the nearest for inputs of covariance root @ root.T.
+    """
+
+    def __init__(self, share: float, root: Tensor | None = None):
+        super().__init__()
+        self.share, self.root = share, root
+
+    def right_inverse(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        seen = matrix.double() if self.root is None else matrix.double() @ self.root
+        rank = rank_of(matrix.shape, self.share)
+        u, s, v = torch.linalg.svd(seen, full_matrices=False)
+        left, right = u[:, :rank] * s[:rank].sqrt(), s[:rank].sqrt()[:, None] * v[:rank]
+        if self.root is not None:
+            right = torch.linalg.solve(self.root, right, left=False)
+        return left.to(matrix.dtype), right.to(matrix.dtype)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return left @ right
 
 
-def products(matrix: Tensor, share: float) -> tuple[Tensor, int]:
-    """The nearest sum of Kronecker products of the fold that keeps the most energy, and its number of parameters."""
+class Products(LowRank):
+    """A sum of Kronecker products, at first the nearest one, of the fold that keeps the most energy."""
 
-    def kept(fold):
-        table = rearranged(matrix, *fold)
-        return spectrum(table)[: rank_of(table.shape, share)].sum()
+    def right_inverse(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        def kept(fold):
+            table = rearranged(matrix.double(), *fold)
+            return spectrum(table)[: rank_of(table.shape, self.share)].sum()
 
-    a, b = max(folds(*matrix.shape), key=kept)
-    table, count = low_rank(rearranged(matrix, a, b), share)
-    rows, columns = matrix.shape
-    back = table.view(a, b, rows // a, columns // b).transpose(1, 2)
-    return back.reshape(rows, columns), count
+        self.shape = matrix.shape
+        self.fold = max(folds(*matrix.shape), key=kept)
+        return super().right_inverse(rearranged(matrix, *self.fold))
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        (a, b), (rows, columns) = self.fold, self.shape
+        table = (left @ right).view(a, b, rows // a, columns // b)
+        return table.transpose(1, 2).reshape(rows, columns)
 
 
-def monarch(matrix: Tensor, share: float) -> tuple[Tensor, int]:
-    """Each of many blocks by an outer product, as the projection onto Monarch matrices does; and its number of parameters."""
-    rows, columns = matrix.shape
-    sides = [g for g in range(1, min(rows, columns)) if rows % g == 0 and columns % g == 0]
-    side = max(g for g in sides if g * (rows + columns) <= share * matrix.numel())
-    blocks = matrix.view(side, rows // side, side, columns // side).transpose(1, 2)
-    u, s, v = torch.linalg.svd(blocks, full_matrices=False)
-    made = s[..., :1, None] * u[..., :1] @ v[..., :1, :]
-    return made.transpose(1, 2).reshape(rows, columns), side * (rows + columns)
+class Monarch(nn.Module):
+    """Each of many blocks an outer product, at first by the projection onto Monarch matrices."""
+
+    def __init__(self, share: float):
+        super().__init__()
+        self.share = share
+
+    def right_inverse(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        rows, columns = matrix.shape
+        sides = [g for g in range(1, min(rows, columns)) if rows % g == 0 and columns % g == 0]
+        side = max(g for g in sides if g * (rows + columns) <= self.share * matrix.numel())
+        blocks = matrix.double().view(side, rows // side, side, columns // side).transpose(1, 2)
+        u, s, v = torch.linalg.svd(blocks, full_matrices=False)
+        size = s[..., :1, None].sqrt()
+        return (size * u[..., :1]).to(matrix.dtype), (size * v[..., :1, :]).to(matrix.dtype)
+
+    def forward(self, left: Tensor, right: Tensor) -> Tensor:
+        return (left @ right).transpose(1, 2).flatten(2).flatten(0, 1)
+
+
+class BlockDiagonal(nn.Module):
+    """A matrix without the entries outside of its diagonal blocks."""
+
+    def __init__(self, share: float):
+        super().__init__()
+        self.count = round(1 / share)
+
+    def right_inverse(self, matrix: Tensor) -> Tensor:
+        rows, columns = (size // self.count for size in matrix.shape)
+        blocks = matrix.view(self.count, rows, self.count, columns)
+        return blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()
+
+    def forward(self, blocks: Tensor) -> Tensor:
+        return torch.block_diag(*blocks)
+
+
+FITS = {
+    "low rank": LowRank,
+    "low rank, inputs": LowRank,
+    "products": Products,
+    "monarch": Monarch,
+    "block-diagonal": BlockDiagonal,
+}
 
 
 def feed_forward(model: nn.Module) -> dict[str, nn.Linear]:
     """The linear layers of the feed-forward blocks, by name."""
-    return {
-        name: m for name, m in model.named_modules() if ".mlp." in name and hasattr(m, "weight")
-    }
+    layers = model.named_modules()
+    return {name: m for name, m in layers if ".mlp." in name and isinstance(m, nn.Linear)}
 
 
 @torch.no_grad()
@@ -300,30 +352,48 @@ def _root(moments: Tensor) -> Tensor:
     return torch.linalg.cholesky(moments + ridge * torch.eye(len(moments)).double())
 
 
-@torch.no_grad()
 def compressed(method: str, share: float, calibration: Tensor) -> tuple[nn.Module, int, int]:
     """The model with its feed-forward matrices replaced; parameters of these before and after.
 
     Args:
-        method: "dense" (nothing is replaced), "low rank", "low rank, inputs", "products" or "monarch".
+        method: "dense" (nothing is replaced) or one of `FITS`.
         share: parameters at most, as a share of those of the matrix. calibration: token numbers for "low rank, inputs".
     """
     model = load()
     layers = feed_forward(model)
     before = sum(layer.weight.numel() for layer in layers.values())
-    if method == "dense":
-        return model, before, before
     inputs = roots(model, calibration) if method == "low rank, inputs" else {}
-    after = 0
     for name, layer in layers.items():
-        matrix = layer.weight.double()
-        if method.startswith("low rank"):
-            made, count = low_rank(matrix, share, inputs.get(name))
-        else:
-            made, count = {"products": products, "monarch": monarch}[method](matrix, share)
-        layer.weight.copy_(made)
-        after += count
+        if method != "dense":
+            fit = FITS[method](share, inputs[name]) if inputs else FITS[method](share)
+            parametrize.register_parametrization(layer, "weight", fit, unsafe=True)
+    after = sum(p.numel() for layer in layers.values() for p in layer.parameters())
     return model, before, after
+
+
+def tuned_on_text(
+    method: str, share: float, part: str, count: int, pool: int, length: int, seed: int, **schedule
+) -> dict:
+    """Replace the feed-forward matrices and train what stands in their place, nothing else, on WikiText-2; the loss afterwards.
+
+    Args:
+        method, share: of `compressed`. part: the part of the data whose first ``count`` pieces of ``length`` tokens are scored.
+        schedule: steps, lr and batch of `answers.fine_tune`, which draws from the first ``pool`` pieces of the training part.
+    """
+    encode, data = tokenizer(), load_data("wikitext2")
+    text, scored = (
+        pieces("\n".join(data.part(name)[0]), encode, number, length)
+        for name, number in (("train", pool), (part, count))
+    )
+    model, _, after = compressed(method, share, text[:40])
+    trained = Tuned(model)
+    model.requires_grad_(False)
+    for layer in feed_forward(model).values():
+        layer.requires_grad_(True)
+    answers.fine_tune(trained, [(piece, length - 1) for piece in text], seed=seed, **schedule)
+    found = losses(model.eval(), scored)
+    curve = [{"piece": i, "loss": value} for i, value in enumerate(found.tolist())]
+    return {"metrics": {"loss": found.mean().item()}, "curve": curve, "parameters": after}
 
 
 def ratios(found, method: str, other: str, share: float) -> np.ndarray:
