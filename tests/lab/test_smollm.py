@@ -51,10 +51,10 @@ def test_a_product_is_found_and_its_shuffled_entries_are_not():
     assert torch.equal(mixed.flatten().sort().values, matrix.flatten().sort().values)
 
 
-@pytest.mark.parametrize("method", smollm.FITS)
+@pytest.mark.parametrize("method", smollm.fits())
 def test_replacements_keep_within_their_share_and_are_exact_for_what_they_can_hold(method):
     matrix, root = torch.randn(24, 36).double(), torch.eye(36).double()
-    fit = smollm.FITS[method](0.5, root) if "inputs" in method else smollm.FITS[method](0.5)
+    fit = smollm.fits()[method](0.5, root) if "inputs" in method else smollm.fits()[method](0.5)
     made, count = _fitted(fit, matrix)
     assert count <= 0.5 * matrix.numel() and made.shape == matrix.shape
     assert torch.allclose(_fitted(fit, made)[0], made, atol=1e-9)

@@ -315,13 +315,15 @@ class BlockDiagonal(nn.Module):
         return torch.block_diag(*blocks)
 
 
-FITS = {
-    "low rank": LowRank,
-    "low rank, inputs": LowRank,
-    "products": Products,
-    "monarch": Monarch,
-    "block-diagonal": BlockDiagonal,
-}
+def fits() -> dict[str, type]:
+    """What can stand for a matrix, by name."""
+    return {
+        "low rank": LowRank,
+        "low rank, inputs": LowRank,
+        "products": Products,
+        "monarch": Monarch,
+        "block-diagonal": BlockDiagonal,
+    }
 
 
 def feed_forward(model: nn.Module) -> dict[str, nn.Linear]:
@@ -356,7 +358,7 @@ def compressed(method: str, share: float, calibration: Tensor) -> tuple[nn.Modul
     """The model with its feed-forward matrices replaced; parameters of these before and after.
 
     Args:
-        method: "dense" (nothing is replaced) or one of `FITS`.
+        method: "dense" (nothing is replaced) or one of `fits`.
         share: parameters at most, as a share of those of the matrix. calibration: token numbers for "low rank, inputs".
     """
     model = load()
@@ -365,7 +367,7 @@ def compressed(method: str, share: float, calibration: Tensor) -> tuple[nn.Modul
     inputs = roots(model, calibration) if method == "low rank, inputs" else {}
     for name, layer in layers.items():
         if method != "dense":
-            fit = FITS[method](share, inputs[name]) if inputs else FITS[method](share)
+            fit = fits()[method](share, inputs[name]) if inputs else fits()[method](share)
             parametrize.register_parametrization(layer, "weight", fit, unsafe=True)
     after = sum(p.numel() for layer in layers.values() for p in layer.parameters())
     return model, before, after
