@@ -244,7 +244,9 @@ def two_settings(small: pd.DataFrame, large: pd.DataFrame, dense: pd.Series) -> 
     return shown
 
 
-def rank_correlation(runs: pd.DataFrame, x: str, y: str) -> tuple[float, float, float]:
+def rank_correlation(
+    runs: pd.DataFrame, x: str, y: str, level: float = 0.95
+) -> tuple[float, float, float]:
     """Spearman's correlation over the seeds of a group, averaged over the groups that have all
     seeds: (mean, low, high).
 
@@ -265,7 +267,8 @@ def rank_correlation(runs: pd.DataFrame, x: str, y: str) -> tuple[float, float, 
     everyone = np.arange(n)
     each = over_groups(everyone)
     left = [over_groups(np.delete(everyone, k)).mean() for k in everyone]
-    found = interval(each), interval([n * each.mean() - (n - 1) * v for v in left])
+    values = each, [n * each.mean() - (n - 1) * v for v in left]
+    found = [interval(v, level=level) for v in values]
     widest = max(high - low for _, low, high in found) / 2
     return float(each.mean()), float(each.mean() - widest), float(each.mean() + widest)
 
