@@ -93,6 +93,48 @@ def test_queries_of_the_file_come_in_the_order_of_transformers():
     assert torch.equal(smollm._in_order(in_file, 1), head)
 
 
+def _moments(*sizes):
+    """Second moments of as many numbers as the product of the sizes: a Kronecker product."""
+    factors = [torch.cov(torch.randn(n, 3 * n).double()) for n in sizes]
+    return torch.kron(*factors) if len(factors) == 2 else factors[0]
+
+
+def _missed(matrix, fitted, moments):
+    """Mean squared difference of the outputs."""
+    off = (matrix - fitted).double()
+    return (off @ moments @ off.T).trace().item()
+
+
+def test_kronecker_factors_of_a_kronecker_product_are_its_own():
+    moments = _moments(3, 4)
+    assert torch.allclose(torch.kron(*smollm.kronecker_factors(moments, 3)), moments)
+
+
+@pytest.mark.parametrize("kind", ["Products", "Monarch", "BlockDiagonal"])
+def test_fits_to_inputs_miss_less_of_the_outputs(kind):
+    """Strictly, where the moments are what a method takes them for; with white inputs nothing changes."""
+    torch.manual_seed(3)
+    matrix, white = torch.randn(16, 16), torch.eye(16).double()
+    fold = smollm.folds(16, 16)[0]
+    moments = {
+        "Products": _moments(fold[1], 16 // fold[1]),
+        "Monarch": torch.block_diag(*[_moments(4) for _ in range(4)]),
+        "BlockDiagonal": _moments(16),
+    }[kind]
+    ours, plain = getattr(smollm, f"{kind}OfInputs"), _fitted(getattr(smollm, kind)(0.5), matrix)[0]
+    fitted = _fitted(ours(0.5, torch.linalg.cholesky(moments)), matrix)[0]
+    assert _missed(matrix, fitted, moments) < 0.98 * _missed(matrix, plain, moments)
+    assert torch.allclose(_fitted(ours(0.5, white), matrix)[0], plain, atol=1e-5)
+
+
+def test_blocks_fitted_to_inputs_are_least_squares():
+    matrix, x = torch.randn(6, 8), torch.randn(100, 8).double()
+    root = torch.linalg.cholesky(x.T @ x)
+    fitted = _fitted(smollm.BlockDiagonalOfInputs(0.5, root), matrix)[0]
+    wanted = torch.linalg.lstsq(x[:, 4:], x @ matrix.double().T[:, 3:]).solution.T
+    assert torch.allclose(fitted[3:, 4:].double(), wanted, atol=1e-5)
+
+
 def test_the_tiny_model_is_replaced_layer_by_layer():
     ids = smollm.pieces("Whatever is read here is long enough. " * 40, smollm.tokenizer(), 4, 16)
     model, before, after = smollm.compressed("products", 0.5, ids)

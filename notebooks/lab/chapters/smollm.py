@@ -287,13 +287,21 @@ class Monarch(nn.Module):
         self.share = share
 
     def right_inverse(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        left, right = self.nearest(self.blocks(matrix))
+        return left.to(matrix.dtype), right.to(matrix.dtype)
+
+    def blocks(self, matrix: Tensor) -> Tensor:
+        """All blocks, (side, side, rows, columns), of the largest side whose outer products have the share of numbers."""
         rows, columns = matrix.shape
         sides = [g for g in range(1, min(rows, columns)) if rows % g == 0 and columns % g == 0]
         side = max(g for g in sides if g * (rows + columns) <= self.share * matrix.numel())
-        blocks = matrix.double().view(side, rows // side, side, columns // side).transpose(1, 2)
+        return matrix.double().view(side, rows // side, side, columns // side).transpose(1, 2)
+
+    def nearest(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
+        """Factors of the outer product nearest to each block."""
         u, s, v = torch.linalg.svd(blocks, full_matrices=False)
         size = s[..., :1, None].sqrt()
-        return (size * u[..., :1]).to(matrix.dtype), (size * v[..., :1, :]).to(matrix.dtype)
+        return size * u[..., :1], size * v[..., :1, :]
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         return (left @ right).transpose(1, 2).flatten(2).flatten(0, 1)
@@ -313,6 +321,87 @@ class BlockDiagonal(nn.Module):
 
     def forward(self, blocks: Tensor) -> Tensor:
         return torch.block_diag(*blocks)
+
+
+class ProductsOfInputs(Products):
+    """A sum of Kronecker products, at first the nearest one for inputs with the Kronecker product nearest to these moments.
+
+    Args:
+        share: as in `LowRank`. root: of the second moments of the inputs, root @ root.T.
+    """
+
+    def __init__(self, share: float, root: Tensor):
+        super().__init__(share)
+        self.moments = root @ root.T
+
+    def right_inverse(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        self.shape, best = matrix.shape, -1.0
+        for a, b in folds(*matrix.shape):
+            first, second = (torch.linalg.cholesky(m) for m in kronecker_factors(self.moments, b))
+            table = rearranged(matrix.double() @ torch.kron(first, second), a, b)
+            kept = spectrum(table)[: rank_of(table.shape, self.share)].sum().item()
+            if kept > best:
+                best, self.fold, chosen = kept, (a, b), (table, first, second)
+        table, first, second = chosen
+        left, right = LowRank.right_inverse(self, table)
+        left = torch.linalg.solve(first, left.T.unflatten(1, self.fold), left=False)
+        rows = matrix.shape[0] // self.fold[0]
+        right = torch.linalg.solve(second, right.unflatten(1, (rows, -1)), left=False)
+        return left.flatten(1).T.to(matrix.dtype), right.flatten(1).to(matrix.dtype)
+
+
+def kronecker_factors(moments: Tensor, size: int, rounds: int = 20) -> tuple[Tensor, Tensor]:
+    """Factors, the first one size x size, of the Kronecker product nearest to second moments, by alternating least squares."""
+    blocks = moments.unflatten(1, (size, -1)).unflatten(0, (size, -1))
+    second = torch.eye(blocks.shape[1], dtype=moments.dtype)
+    for _ in range(rounds):
+        first = torch.einsum("iajb,ab->ij", blocks, second) / second.square().sum()
+        second = torch.einsum("iajb,ij->ab", blocks, first) / first.square().sum()
+    return first, second
+
+
+class MonarchOfInputs(Monarch):
+    """Each of many blocks an outer product, at first the nearest one for the inputs of this block alone; ``root`` as above."""
+
+    def __init__(self, share: float, root: Tensor):
+        super().__init__(share)
+        self.moments = root @ root.T
+
+    def right_inverse(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+        blocks = self.blocks(matrix)
+        size = blocks.shape[-1]
+        own = self.moments.unflatten(1, (-1, size)).unflatten(0, (-1, size)).diagonal(0, 0, 2)
+        roots = torch.linalg.cholesky(own.permute(2, 0, 1))
+        left, right = self.nearest(blocks @ roots)
+        right = torch.linalg.solve(roots, right, left=False)
+        return left.to(matrix.dtype), right.to(matrix.dtype)
+
+
+class BlockDiagonalOfInputs(BlockDiagonal):
+    """The diagonal blocks whose outputs are nearest to those of the matrix; ``root`` as above."""
+
+    def __init__(self, share: float, root: Tensor):
+        super().__init__(share)
+        self.moments = root @ root.T
+
+    def right_inverse(self, matrix: Tensor) -> Tensor:
+        outputs = (matrix.double() @ self.moments).chunk(self.count)
+        size = matrix.shape[1] // self.count
+        at = [slice(i * size, (i + 1) * size) for i in range(self.count)]
+        found = [
+            torch.linalg.solve(self.moments[own, own], out[:, own], left=False)
+            for own, out in zip(at, outputs)
+        ]
+        return torch.stack(found).to(matrix.dtype)
+
+
+def fits_to_inputs() -> dict[str, type]:
+    """What stands for a matrix in `fits` when the inputs of its layer are taken into account, low rank apart."""
+    return {
+        "products, inputs": ProductsOfInputs,
+        "monarch, inputs": MonarchOfInputs,
+        "block-diagonal, inputs": BlockDiagonalOfInputs,
+    }
 
 
 def fits() -> dict[str, type]:
@@ -371,6 +460,16 @@ def compressed(method: str, share: float, calibration: Tensor) -> tuple[nn.Modul
             parametrize.register_parametrization(layer, "weight", fit, unsafe=True)
     after = sum(p.numel() for layer in layers.values() for p in layer.parameters())
     return model, before, after
+
+
+def compressed_by_inputs(method: str, share: float, calibration: Tensor) -> tuple[nn.Module, int]:
+    """The model with its feed-forward matrices replaced by one of `fits_to_inputs`; parameters of these."""
+    model = load()
+    layers, inputs = feed_forward(model), roots(model, calibration)
+    for name, layer in layers.items():
+        fit = fits_to_inputs()[method](share, inputs[name])
+        parametrize.register_parametrization(layer, "weight", fit, unsafe=True)
+    return model, sum(p.numel() for layer in layers.values() for p in layer.parameters())
 
 
 def tuned_on_text(
