@@ -69,8 +69,8 @@ def test_every_member_trains_as_autograd_trains_it_alone(make, chunk):
 
 
 def test_large_modes_are_not_made_dense():
-    assert [m.dense for m in chunked._maps(CASES["large modes"](), 1)] == [True, False, True]
-    assert all(m.dense for m in chunked._maps(CASES["small modes"](), 1))
+    assert [m.dense for m in chunked.maps_of(CASES["large modes"](), 1)] == [True, False, True]
+    assert all(m.dense for m in chunked.maps_of(CASES["small modes"](), 1))
 
 
 def test_members_stop_by_themselves_and_training_goes_on():
@@ -116,9 +116,11 @@ def test_what_cannot_be_trained_is_refused():
 
 
 def test_chunks_are_equal_shares_that_fit():
-    assert chunked._chunk(1000, 16) == 1000
-    assert chunked._chunk(1000, 1000) == 250  # 250,000 numbers
-    assert chunked._chunk(1000, 5 * 1024) == 125  # too many for the cache, but few samples are slow
+    assert chunked.chunk_of(1000, 16) == 1000
+    assert chunked.chunk_of(1000, 1000) == 250  # 250,000 numbers
     assert (
-        chunked._chunk(1009, 1) == 1009 and chunked._chunk(1009, 1024) == 1
+        chunked.chunk_of(1000, 5 * 1024) == 125
+    )  # too many for the cache, but few samples are slow
+    assert (
+        chunked.chunk_of(1009, 1) == 1009 and chunked.chunk_of(1009, 1024) == 1
     )  # a prime has no other share

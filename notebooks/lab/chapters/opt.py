@@ -260,7 +260,7 @@ MARKS = {
     "gelu": "^",
     "switched-off": "v",
 }
-COLOURS = {"gelu": "#029e73", "switched-off": "#cc78bc"}  # beside those of `lab.figures`
+COLOURS = {"gelu": "#029e73", "switched-off": "#cc78bc"}  # beside those of `lab.page.figures`
 
 
 def colour(arm: str) -> str:

@@ -233,7 +233,7 @@ def fit_whole(
     for seed in seeds:
         torch.manual_seed(seed)
         models.append(make())
-    maps, count = chunked._maps(models[0], len(seeds)), len(data[0][1])
+    maps, count = chunked.maps_of(models[0], len(seeds)), len(data[0][1])
     weights = {
         name: torch.stack([model.state_dict()[name] for model in models]).requires_grad_()
         for name in models[0].state_dict()
@@ -241,7 +241,7 @@ def fit_whole(
     x = torch.stack([x.reshape(count, -1).T for x, _ in data])  # members, inputs, samples
     y = torch.stack([y for _, y in data])
     widest = len(seeds) * max(p * h * q for layer in maps for p, _, h, q in layer.modes)
-    chunk = chunked._chunk(count, widest)
+    chunk = chunked.chunk_of(count, widest)
     for layer in maps:
         layer.allocate(chunk)
     free = [torch.empty(widest * chunk) for _ in range(2)]
@@ -256,7 +256,7 @@ def fit_whole(
             layer.prepare(weights)
         with torch.no_grad():
             for part in parts:
-                chunked._gradients(maps, *part, free, count)
+                chunked.gradients(maps, *part, free, count)
         adam.zero_grad(set_to_none=True)
         torch.autograd.backward(*zip(*[pair for layer in maps for pair in layer.hand_back()]))
         adam.step()
@@ -283,8 +283,8 @@ def fit_stack(
     model = make()  # before the seeds are set, so that it takes nothing from their random numbers
     options = named_options(model, groups(model))
     skeleton, weights = stacked.members_of(make, seeds, torch.device("cpu"), dropout=True)
-    forward = functools.partial(stacked._forward, skeleton, weights)
-    train_part, val_part = stacked._data(splits, len(seeds), torch.device("cpu"))
+    forward = functools.partial(stacked.forward, skeleton, weights)
+    train_part, val_part = stacked.parts_of(splits, len(seeds), torch.device("cpu"))
     adam = torch.optim.Adam(_regrouped(weights, options))
     orders = [torch.Generator().manual_seed(seed) for seed in seeds]
     kept = {name: value.detach().clone() for name, value in weights.items()}
@@ -297,7 +297,7 @@ def fit_stack(
         val = _mean(skeleton.eval(), weights, val_part, loss)
         better = val < lowest
         lowest = torch.where(better, val, lowest)
-        stacked._keep(kept, weights, better, when, now)
+        stacked.keep(kept, weights, better, when, now)
         for curve, one, other in zip(curves, _numbers(train), _numbers(val)):
             curve.append({"epoch": now, "train_loss": one, "val_loss": other})
     end = {name: value.detach() for name, value in weights.items()}

@@ -58,7 +58,7 @@ def summed_loss(model: nn.Module, chosen: Sequence[Problem]) -> tuple[Tensor, in
 def fine_tune(
     model: nn.Module, data: Sequence[Problem], *, steps: int, lr: float, batch: int, seed: int
 ) -> list[float]:
-    """Train what is trainable; the last weights stay in the model. Optimiser and schedule are those of `lora.fine_tune`.
+    """Train what is trainable; the last weights stay in the model.
 
     AdamW with torch's decay of 0.01, gradients cut to norm 1, a rate that rises over the first twentieth of the steps and
     then falls to zero. Each pass takes the problems in a new order.

@@ -127,7 +127,7 @@ def _kronecker(a: Tensor, b: Tensor) -> Tensor:
     return product.reshape(len(a), a.shape[1] * b.shape[1], -1)
 
 
-def _maps(model: nn.Sequential, members: int) -> list[_Map]:
+def maps_of(model: nn.Sequential, members: int) -> list[_Map]:
     """The affine layers of a sequence; ReLU must follow all but the last."""
     parts = [
         (n, m) for n, m in model.named_children() if not isinstance(m, (nn.Flatten, nn.Unflatten))
@@ -157,7 +157,7 @@ def _maps(model: nn.Sequential, members: int) -> list[_Map]:
     return maps
 
 
-def _gradients(maps: list[_Map], x: Tensor, y: Tensor, free: list[Tensor], count: int) -> Tensor:
+def gradients(maps: list[_Map], x: Tensor, y: Tensor, free: list[Tensor], count: int) -> Tensor:
     """Sum of the squared errors of a chunk, per member.
 
     The gradients of their mean over ``count`` samples go to the maps.
@@ -172,7 +172,7 @@ def _gradients(maps: list[_Map], x: Tensor, y: Tensor, free: list[Tensor], count
     return squares
 
 
-def _chunk(count: int, per_sample: int) -> int:
+def chunk_of(count: int, per_sample: int) -> int:
     """The largest equal share of the samples whose largest buffer fits the cache, or the first of
     few samples."""
     shares = [count // k for k in range(1, count + 1) if count % k == 0]
@@ -208,7 +208,7 @@ def fit(
         models.append(make())
     members = len(seeds)
     count = len(data[0][1])
-    maps = _maps(models[0], members)
+    maps = maps_of(models[0], members)
     states = [model.state_dict() for model in models]
     shapes = {name: (members, *value.shape) for name, value in states[0].items()}
     flat = torch.cat(
@@ -217,7 +217,7 @@ def fit(
     x = torch.stack([x.reshape(count, -1).T for x, _ in data])  # members, inputs, samples
     y = torch.stack([y for _, y in data])
     widest = members * max(p * h * q for layer in maps for p, _, h, q in layer.modes)
-    chunk = chunk or _chunk(count, widest)
+    chunk = chunk or chunk_of(count, widest)
     if count % chunk:
         raise LabError(f"chunk={chunk} does not divide {count} samples")
     for layer in maps:
@@ -237,7 +237,7 @@ def fit(
         for layer in maps:
             layer.prepare(weights)
         with torch.no_grad():
-            losses[epoch] = sum(_gradients(maps, *part, free, count) for part in parts) / count
+            losses[epoch] = sum(gradients(maps, *part, free, count) for part in parts) / count
         pairs = [pair for layer in maps for pair in layer.hand_back()]
         flat.grad = None
         torch.autograd.backward(*zip(*pairs))

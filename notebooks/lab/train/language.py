@@ -27,7 +27,7 @@ class Plan:
         steps: of the optimiser, each on ``batch`` windows. lr: highest rate. warmup: share of the steps in which the rate
             rises; afterwards it falls linearly to zero. decay: of all parameters but biases. clip: largest norm of the
             gradient. looks: moments, evenly spaced, the end among them, at which the curve is noted. parts: in which a step's
-        windows pass through the model one after the other, to save memory.
+            windows pass through the model one after the other, to save memory.
     """
 
     steps: int

@@ -87,7 +87,7 @@ def stack_parts(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]
     return tuple(torch.stack([part[i] for part in parts]) for i in (0, 1))
 
 
-def _forward(skeleton: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Tensor:
+def forward(skeleton: nn.Module, weights: dict[str, Tensor], x: Tensor) -> Tensor:
     """Outputs of all members; where there is dropout, each member has its own."""
     return vmap(lambda w, inputs: functional_call(skeleton, w, (inputs,)), randomness="different")(
         weights, x
@@ -98,7 +98,7 @@ def _means(skeleton, weights, x, y, functions, batch: int = 2048) -> list[dict[s
     """Mean over samples of each function, in batches: one dictionary for each member."""
     totals = dict.fromkeys(functions, 0.0)
     for i in range(0, x.shape[1], batch):
-        out, target = _forward(skeleton, weights, x[:, i : i + batch]), y[:, i : i + batch]
+        out, target = forward(skeleton, weights, x[:, i : i + batch]), y[:, i : i + batch]
         for name, function in functions.items():
             totals[name] = totals[name] + vmap(function)(out, target) * target.shape[1]
     columns = {name: (total / x.shape[1]).tolist() for name, total in totals.items()}
@@ -155,8 +155,8 @@ def fit(
         )
     device = default_device(device)
     skeleton, weights = members_of(make, seeds, device, dropout)
-    forward = functools.partial(_forward, skeleton, weights)
-    train_part, val_part = _data(data, len(seeds), device)
+    ahead = functools.partial(forward, skeleton, weights)
+    train_part, val_part = parts_of(data, len(seeds), device)
     rule = check_stop(stop)
     functions = {"loss": loss, **(scores or {})}
     updates = OPTIMISERS[optimiser](weights.values(), lr=lr, weight_decay=weight_decay)
@@ -171,7 +171,7 @@ def fit(
     began = time.perf_counter()
     for now in range(1, epochs + 1):
         skeleton.train()
-        train = one_epoch(forward, train_part, vmap(loss), updates, orders, batch_size)
+        train = one_epoch(ahead, train_part, vmap(loss), updates, orders, batch_size)
         if now % check_every and now != epochs:
             continue
         if not torch.isfinite(train).all():
@@ -188,14 +188,14 @@ def fit(
         losses = torch.tensor([point["loss"] for point in val])
         better = running & (losses < best)
         best = torch.where(better, losses, best)
-        _keep(kept["best"], weights, better, epoch["best"], now)
+        keep(kept["best"], weights, better, epoch["best"], now)
         halted = running & torch.tensor([should_stop(rule, curve) for curve in curves])
-        _keep(kept["stop"], weights, halted, epoch["stop"], now)
+        keep(kept["stop"], weights, halted, epoch["stop"], now)
         running &= ~halted
         epoch["end"] = [now] * len(seeds)
         if not running.any() and not run_on:
             break
-    _keep(kept["stop"], weights, running, epoch["stop"], now)
+    keep(kept["stop"], weights, running, epoch["stop"], now)
     kept["end"] = {k: v.detach() for k, v in weights.items()}
     return Stack(
         list(seeds), skeleton, kept, epoch, (~running).tolist(), time.perf_counter() - began, curves
@@ -228,7 +228,7 @@ def members_of(
     return copy.deepcopy(models[0]).to("meta"), weights
 
 
-def _data(data: Split | Sequence[Split], members: int, device):
+def parts_of(data: Split | Sequence[Split], members: int, device):
     """Training and validation part of all members, each a pair of stacked tensors."""
     splits = [data.to(device)] if isinstance(data, Split) else [split.to(device) for split in data]
     if len(splits) not in (1, members):
@@ -262,7 +262,7 @@ def one_epoch(forward, data, loss, optimiser, orders, batch_size: int) -> Tensor
     return total / count
 
 
-def _keep(
+def keep(
     kept: dict[str, Tensor], weights: dict[str, Tensor], which: Tensor, epochs: list[int], now: int
 ) -> None:
     """Copy the weights of some members, and note the epoch."""

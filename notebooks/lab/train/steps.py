@@ -60,7 +60,7 @@ def fit(
         for group, base in zip(adam.param_groups, bases):
             group["lr"] = base * schedule(now, steps)
         adam.zero_grad(set_to_none=True)
-        out = stacked._forward(skeleton, weights, x[row, index])
+        out = stacked.forward(skeleton, weights, x[row, index])
         torch.func.vmap(loss)(out, y[row, index]).sum().backward()
         adam.step()
         if now + 1 in look_at:
@@ -96,7 +96,7 @@ def _means(skeleton, weights, part, functions, rows: int = 1024) -> dict[str, Te
     x, y = part
     totals = {name: torch.zeros(len(x)) for name in functions}
     for inputs, targets in zip(x.split(rows, 1), y.split(rows, 1)):
-        outputs = stacked._forward(skeleton, weights, inputs)
+        outputs = stacked.forward(skeleton, weights, inputs)
         for name, function in functions.items():
             totals[name] += torch.func.vmap(function)(outputs, targets) * targets.shape[1]
     return {name: total / x.shape[1] for name, total in totals.items()}
