@@ -1037,7 +1037,7 @@ def _planned(
         plan = plan or layer.plan(samples, trains, x.device)
         product = _trained_product if trains else _fast_product
     else:
-        plan = layer._plans_for_any[x.is_cuda]
+        plan = layer._plans_for_any[int(x.is_cuda)]
     operands = _operands(layer, plan, weights, biases)
     run: Callable[..., Tensor] = _run
     if trains and layer.execution == "recompute":

@@ -31,7 +31,7 @@ from ..modes import LabError
 from ..page import figures
 from ..page.facts import fact
 from ..stats import differences, interval
-from ..train import loop
+from ..train import graphed, loop
 from ..train.scores import accuracy, top_five
 
 SHAPE = (64, 8, 8)  # the features in front of every head
@@ -334,6 +334,43 @@ class FromMemory(nn.Module):
 
 
 # ----------------------------------------------------------------------------------------- the cost
+def run_together(
+    make_head: Callable[[], nn.Module],
+    split: loop.Split,
+    configs: list[dict],
+    *,
+    lr: float,
+    batch_size: int,
+) -> list[dict]:
+    """A row of a record for each configuration: `quick_network` with this head, for its ``seed``, all seeds side by side.
+
+    Trained on the training part for ``epochs`` epochs in the precision of `forward`; the epoch with the lowest validation loss is
+    tested once (`lab.train.graphed.fit`).
+    """
+    device = loop.default_device()
+    parts = [in_memory(part, device) for part in (split.train, split.val, split.test)]
+    fits = graphed.fit(
+        lambda: FromMemory(quick_network(make_head())),
+        loop.Split(*parts),
+        seeds=[c["seed"] for c in configs],
+        loss=F.cross_entropy,
+        scores={"accuracy": accuracy, "top_five": top_five},
+        epochs=configs[0]["epochs"],
+        lr=lr,
+        batch_size=batch_size,
+    )
+    one = parts[2][0][:1]
+    return [
+        {
+            "metrics": fit.metrics | {"best_epoch": fit.best_epoch},
+            "curve": fit.thin(),
+            "parameters": size(fit.model),
+            "macs": count_macs(fit.model, one),
+        }
+        for fit in fits
+    ]
+
+
 @torch.no_grad()
 def tensor_bytes(model: nn.Module, batch: int = 128) -> int:
     """Bytes of tensors at the peak of a forward pass without gradients: parameters, buffers,

@@ -86,13 +86,20 @@ PLAN = (
         "evidence/33_ablations",
         "Order, axes and hidden sizes on CIFAR-100, all pictures from end to end in place of a part of them.",
         ("ablation-cifar-whole",),
-        seconds=120,
+        seconds=20,
     ),
     Item(
         "evidence/40_cnn",
         "The paper's twelve settings, all pictures from end to end in place of a part of them.",
         ("cnn-sweep-whole",),
-        seconds=60,
+        seconds=30,
+    ),
+    Item(
+        "evidence/51_opt_pretraining",
+        "Decoders of three million parameters, thirty times those of a processor: the paper's benefit is said to grow with scale.",
+        ("opt-larger-rates", "opt-larger"),
+        seconds=10,
+        in_order=True,
     ),
     Item(
         "evidence/50_vit_distillation",
