@@ -4,7 +4,6 @@
 training function. One that leaves a tensor on the wrong device ends with the error that it would end with on the first real GPU.
 """
 
-import contextlib
 import json
 import os
 import pathlib
@@ -12,6 +11,7 @@ import sys
 import tempfile
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
@@ -64,6 +64,18 @@ class AbsentGPU(TorchDispatchMode):
         return compute(function, args, kwargs or {})
 
 
+class Autocast(TorchFunctionMode):
+    """In place of torch.autocast, which knows no such device: convolutions in float32."""
+
+    def __init__(self, *_, **__):
+        super().__init__()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function is torch.conv2d:
+            args = tree_map_only(torch.Tensor, torch.Tensor.float, args)
+        return function(*args, **(kwargs or {}))
+
+
 def compute(function, args, kwargs):
     """An operation with the numbers; its results lie where those of a GPU would."""
     tensors = [t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)]
@@ -91,7 +103,7 @@ def prepare(folder: str, constants: str) -> None:
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=) passes through the mode
     torch.__future__.set_overwrite_module_params_on_conversion(True)
     torch.inference_mode = torch.no_grad  # in which no subclass of a tensor can be indexed
-    torch.autocast = lambda *_, **__: contextlib.nullcontext()  # of such a device torch knows none
+    torch.autocast = Autocast
     os.environ |= {
         "NDL_MODE": "full",
         "NDL_RESULTS": folder,
