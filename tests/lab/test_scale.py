@@ -1,6 +1,7 @@
 """Which rows decide and which are shown: a larger scale only as a whole, devices apart from each other."""
 
 import json
+import sys
 
 import lab
 import pandas as pd
@@ -99,6 +100,27 @@ def test_by_name_it_runs_and_ends_there(results, monkeypatch, tmp_path_factory):
     note = json.loads((folder / f"large{budget.NOTE}").read_text())
     assert note["keys"] == [store.canonical(c) for c in grid()] and note["data"] == []
     assert note["code"] == runs.Experiment("large", double).code()
+
+
+def traced(config):
+    return {"metrics": {"traced": float(sys.gettrace() is not None)}}
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_nothing_watches_a_run_that_is_timed(results, monkeypatch, tmp_path_factory, timed):
+    folder = tmp_path_factory.mktemp("only")
+    asked = {"experiment": "watched", "values": {}, "folder": str(folder)}
+    monkeypatch.setenv("NDL_ONLY", json.dumps(asked))
+    before = sys.gettrace()
+    sys.settrace(None)
+    try:
+        with pytest.raises(budget.Done):
+            records.record("watched", grid(1), traced, timed=timed)
+    finally:
+        sys.settrace(before)
+    (row,) = store.parse(folder / "watched.jsonl")[0]
+    assert row["metrics"]["traced"] == (not timed)
+    assert (folder / f"watched{budget.DARK}").is_file()
 
 
 def test_a_survey_notes_every_experiment_and_runs_none(results, monkeypatch, tmp_path_factory):

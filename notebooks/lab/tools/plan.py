@@ -87,12 +87,14 @@ PLAN = (
         "Order, axes and hidden sizes on CIFAR-100, all pictures from end to end in place of a part of them.",
         ("ablation-cifar-whole",),
         seconds=20,
+        bf16=True,
     ),
     Item(
         "evidence/40_cnn",
         "The paper's twelve settings, all pictures from end to end in place of a part of them.",
         ("cnn-sweep-whole",),
         seconds=30,
+        bf16=True,
     ),
     Item(
         "evidence/51_opt_pretraining",
