@@ -81,7 +81,7 @@ stamp: $(VENV)/book.installed
 	$(RUN) -m lab.tools.upkeep stamp "$(URL)"
 
 times: $(VENV)/test.installed
-	$(RUN) -m lab.tools.upkeep times
+	OMP_NUM_THREADS=1 $(RUN) -m lab.tools.upkeep times
 
 # After a change of code: runs every notebook small; where its experiments give what they gave before, their recorded rows stand.
 # make canaries ONLY="30 evidence/33" for some notebooks
