@@ -333,7 +333,6 @@ class FromMemory(nn.Module):
         return forward(self.net, images.permute(0, 3, 1, 2))
 
 
-# ----------------------------------------------------------------------------------------- the cost
 def run_together(
     make_head: Callable[[], nn.Module],
     split: loop.Split,
@@ -371,6 +370,7 @@ def run_together(
     ]
 
 
+# ----------------------------------------------------------------------------------------- the cost
 @torch.no_grad()
 def tensor_bytes(model: nn.Module, batch: int = 128) -> int:
     """Bytes of tensors at the peak of a forward pass without gradients: parameters, buffers,

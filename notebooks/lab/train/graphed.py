@@ -140,7 +140,7 @@ def fit(
     Args:
         make: builds a model; called for each seed right after seeding, so that a member starts as it would alone. Dropout is
             drawn from one generator for all members, so a member's draws are others than alone.
-        seeds: also the order of each member's batches. Everything else: as in `lab.fit`.
+        seeds: at least one; also the order of each member's batches. batch_size: at least 1. Everything else: as in `lab.fit`.
 
     Raises:
         LabError: a training loss is not finite.
@@ -228,7 +228,7 @@ def pretrain(
     """`language.train` for several decoders, side by side; the last weights stay in the models.
 
     Args:
-        seeds: of each model's windows. Everything else: as in `language.train`.
+        seeds: of each model's windows. Everything else: as in `language.train`, but ``plan.parts``, which is passed over.
     """
     readers = [_Reader(m.train(), tokens, plan, context, s) for m, s in zip(models, seeds)]
     device = next(models[0].parameters()).device
