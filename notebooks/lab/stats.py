@@ -150,6 +150,29 @@ def paired(
 
 
 # --------------------------------------------------------------------------------------------------- several comparisons
+def best_rates(
+    runs: pd.DataFrame, by: list[str], metric: str, *, logs: bool = False
+) -> pd.DataFrame:
+    """For each group the learning rate ``lr`` with the lowest mean of a metric, or of its logarithm with ``logs``.
+
+    Returns:
+        Columns ``lr``, the metric's mean, and ``edge``: whether the rate is the least or the largest that was tried at all.
+    """
+    values = np.log(runs[metric]) if logs else runs[metric]
+    means = runs.assign(**{metric: values}).groupby([*by, "lr"])[metric].mean().reset_index()
+    best = means.loc[means.groupby(by)[metric].idxmin()]
+    ends = means["lr"].min(), means["lr"].max()
+    return best.set_index(by if len(by) > 1 else by[0]).assign(edge=best["lr"].isin(ends).values)
+
+
+def at_best_rates(
+    runs: pd.DataFrame, by: list[str], metric: str, *, logs: bool = False
+) -> pd.DataFrame:
+    """The runs of each group at its rate of `best_rates`."""
+    best = best_rates(runs, by, metric, logs=logs).reset_index()
+    return runs.merge(best[[*by, "lr"]], on=[*by, "lr"])
+
+
 def p_below(values, bound: float = 0.0) -> float:
     """p-value of the two-sided t test where the mean of ``values`` lies below ``bound``; 1 where it does not."""
     values = np.asarray(values, dtype=float)

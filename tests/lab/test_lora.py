@@ -323,13 +323,6 @@ def test_words_for_a_loss_without_a_margin(ends, word):
     assert lora.loss_word((0.0, *ends)) == word
 
 
-def test_the_rate_with_the_lowest_loss_is_taken():
-    rows = [("t", "a", 1.0, 0.3), ("t", "a", 2.0, 0.2), ("t", "b", 1.0, 0.1), ("t", "b", 2.0, 0.4)]
-    tuned = pd.DataFrame(rows, columns=["task", "arm", "lr", "val_loss"])
-    assert lora.best_rates(tuned) == {("t", "a"): 2.0, ("t", "b"): 1.0}
-    assert lora.best_rates(pd.DataFrame()) == {}
-
-
 def test_drawings():
     _, axes = plt.subplots(1, 2, layout="constrained")
     lora.draw_forest(axes, lora.printed_differences())

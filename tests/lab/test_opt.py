@@ -91,13 +91,6 @@ def test_activations_are_noted_for_each_layer():
     assert opt.activations(opt.decoder(SIZE, "dense", 300, 16)) == []
 
 
-def test_the_best_rate_of_each_arm():
-    trials = pd.DataFrame({
-        "arm": ["a", "a", "b", "b"], "lr": [1, 2, 1, 2], "tune_loss": [3.0, 2.0, 1.0, 4.0],
-    })  # fmt: skip
-    assert opt.best_rates(trials) == {"a": 2, "b": 1}
-
-
 # ------------------------------------------------------------------------------------------- answers by log-likelihood
 class Bigram(nn.Module):
     """Logits of the next token that depend on the last token alone: scores can be computed by hand."""

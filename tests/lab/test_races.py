@@ -107,12 +107,3 @@ def test_ways_of_choosing():
     assert races.log_regret(chosen)["tree"] == pytest.approx(math.log(1.2) / 2)
     leads = races.leading(found)
     assert leads[leads["best"]]["kind"].tolist() == ["ndlinear", "low-rank"]
-
-
-def test_best_rates_are_chosen_by_validation_alone():
-    by = dict(zip(races.CELL, ("a", "small", "parameters", 0.125)))
-    rows = [
-        {**by, "kind": "monarch", "lr": lr, "val_loss": val, "test_loss": test}
-        for lr, val, test in ((1e-3, 1.0, 9.0), (3e-3, 2.0, 0.1))
-    ]
-    assert races.best_rates(pd.DataFrame(rows)).tolist() == [1e-3]

@@ -118,6 +118,27 @@ def test_cuts_cover_the_truth_where_plain_intervals_do_not():
     assert plain < 0.75 * 400 and wide > 0.9 * 400
 
 
+def test_the_best_rate_is_that_of_the_lowest_mean():
+    """By the mean over seeds, not by the best seed; the logarithm can choose another one than the plain mean."""
+    losses = {
+        ("a", 1): [0.1, 9.0],
+        ("a", 2): [2.0, 2.2],
+        ("b", 1): [1.0, 1.0],
+        ("b", 4): [3.0, 3.0],
+    }
+    rows = [
+        {"arm": arm, "lr": lr, "seed": seed, "loss": loss}
+        for (arm, lr), values in losses.items()
+        for seed, loss in enumerate(values)
+    ]
+    runs = pd.DataFrame(rows)
+    best = stats.best_rates(runs, ["arm"], "loss")
+    assert best["lr"].to_dict() == {"a": 2, "b": 1} and best["loss"]["a"] == pytest.approx(2.1)
+    assert best["edge"].to_dict() == {"a": False, "b": True}
+    assert stats.best_rates(runs, ["arm"], "loss", logs=True)["lr"]["a"] == 1
+    assert stats.at_best_rates(runs, ["arm"], "loss")["loss"].tolist() == [2.0, 2.2, 1.0, 1.0]
+
+
 def test_compare_pairs_by_seed():
     row = lab.compare(runs(), "loss").iloc[0]
     assert (

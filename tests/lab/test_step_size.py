@@ -345,17 +345,7 @@ def test_windows_do_not_reach_into_the_next_part():
         assert np.allclose(y[:, 0], x[:, -1, -1] + 1, atol=1e-4) and x.shape[1:] == (4, 2)
 
 
-def test_the_best_rate_and_its_distance():
-    runs = pd.DataFrame(
-        [
-            {"arm": arm, "lr": lr, "seed": s, "loss": abs(math.log2(lr / top)) + 0.01 * s}
-            for arm, top in (("a", 2), ("b", 8))
-            for lr in (1, 2, 4, 8)
-            for s in range(3)
-        ]
-    )
-    best = step_size.best_rates(runs, ["arm"], "loss")
-    assert list(best["lr"]) == [2, 8] and list(best["edge"]) == [False, True]
+def test_how_far_apart_two_rates_stand():
     assert step_size.steps_apart(2, 8, [8, 1, 4, 2]) == 2
 
 

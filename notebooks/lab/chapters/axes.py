@@ -27,7 +27,7 @@ from ndlinear import NdLinear, NdLinearSum, kronecker_weight
 from .. import layers
 from ..data import load
 from ..page import figures
-from ..stats import over_cuts
+from ..stats import at_best_rates, over_cuts
 from ..train import Split, stacked
 
 MOST = 2000  # training cases of the largest sample
@@ -335,11 +335,7 @@ def train(configs: list[dict], table: Table) -> list[dict]:
 # -------------------------------------------------------------------------------------------------------- what is judged
 def at_best_rate(found: pd.DataFrame) -> pd.DataFrame:
     """Of each set, size, order and kind of layer the runs at the rate of the lowest mean log validation loss over all seeds."""
-    by = ["data", "size", "order", "arm"]
-    logs = np.log(found["val_loss"]).groupby([found[name] for name in [*by, "lr"]]).mean()
-    best = logs.groupby(by).idxmin().map(lambda cell: cell[-1]).rename("best").reset_index()
-    joined = found.merge(best, on=by)
-    return joined[joined["lr"] == joined["best"]].drop(columns="best")
+    return at_best_rates(found, ["data", "size", "order", "arm"], "val_loss", logs=True)
 
 
 def gains(chosen: pd.DataFrame, order: str = "permuted") -> pd.DataFrame:

@@ -27,7 +27,16 @@ from ..machine import require
 from ..modes import mode
 from ..page import figures
 from ..page.facts import fact, facts
-from ..stats import above, differences, holm, inside, interval, p_below, summary
+from ..stats import (
+    above,
+    at_best_rates,
+    differences,
+    holm,
+    inside,
+    interval,
+    p_below,
+    summary,
+)
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 RECIPE = (
@@ -403,10 +412,7 @@ PAIRS = (  # what is compared with what
 
 def tuned(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs of each arm at the learning rate with its lowest mean validation loss over seeds."""
-    key = ["data", "split", "arm"]
-    losses = runs.groupby([*key, "lr"], as_index=False)["val_loss"].mean()
-    best = losses.loc[losses.groupby(key)["val_loss"].idxmin()]
-    return runs.merge(best[[*key, "lr"]], on=[*key, "lr"])
+    return at_best_rates(runs, ["data", "split", "arm"], "val_loss")
 
 
 def against(

@@ -341,15 +341,6 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 # -------------------------------------------------------------------------------------------------- tables of the trainings
-def best_rates(tuned: pd.DataFrame) -> dict[tuple[str, str], float]:
-    """(task, arm) -> the rate with the lowest mean validation loss; nothing for no runs."""
-    if tuned.empty:
-        return {}
-    losses = tuned.groupby(["task", "arm", "lr"], as_index=False)["val_loss"].mean()
-    best = losses.loc[losses.groupby(["task", "arm"])["val_loss"].idxmin()]
-    return {(row.task, row.arm): row.lr for row in best.itertuples()}
-
-
 NAMES = {
     "head": "head only",
     "ndlinear": "NdLinear-LoRA",

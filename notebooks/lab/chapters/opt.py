@@ -246,12 +246,6 @@ def branch_size(arm: str, seed: int) -> tuple[float, float]:
 
 
 # ------------------------------------------------------------------------------------------------------ reading the runs
-def best_rates(trials: pd.DataFrame) -> dict[str, float]:
-    """The rate of each arm with the lowest loss on the text for tuning."""
-    lowest = trials.loc[trials.groupby("arm")["tune_loss"].idxmin()]
-    return dict(zip(lowest["arm"], lowest["lr"]))
-
-
 MARKS = {
     "dense": "o",
     "dense-width": "s",

@@ -181,13 +181,6 @@ def race_of_vit(config: Mapping) -> dict:
 
 
 # ------------------------------------------------------------------------------------------------------------- judgement
-def best_rates(tuning: pd.DataFrame) -> pd.Series:
-    """The rate with the lowest validation loss of each cell and kind."""
-    by = [*CELL, "kind"]
-    least = tuning.loc[tuning.groupby(by)["val_loss"].idxmin()]
-    return least.set_index(by)["lr"]
-
-
 def truth(runs: pd.DataFrame) -> dict[tuple, pd.DataFrame]:
     """The test losses of each cell: a row for each kind, a column for each seed, the best kind first."""
     found = {}

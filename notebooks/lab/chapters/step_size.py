@@ -22,7 +22,7 @@ from ..counts import count_macs
 from ..data import load, split
 from ..page import figures
 from ..records import read
-from ..stats import above, interval
+from ..stats import above, best_rates, interval
 from ..train import Split, chunked, loop, stacked
 from ..train.rates import factor_rates, layer_shapes, lr_groups
 
@@ -470,15 +470,6 @@ def rows(name: str, **where) -> pd.DataFrame:
     for column, wanted in where.items() if len(frame) else ():
         frame = frame[frame[column].isin(wanted if isinstance(wanted, list) else [wanted])]
     return frame.reset_index(drop=True)
-
-
-def best_rates(runs: pd.DataFrame, by: list[str], metric: str) -> pd.DataFrame:
-    """For each group the rate with the lowest mean of a metric, that mean, and whether the rate lies at the grid's edge."""
-    means = runs.groupby([*by, "lr"])[metric].mean().reset_index()
-    best = means.loc[means.groupby(by)[metric].idxmin()].set_index(by)
-    ends = means["lr"].min(), means["lr"].max()
-    best["edge"] = best["lr"].isin(ends)
-    return best
 
 
 def steps_apart(a: float, b: float, grid: Sequence[float]) -> int:

@@ -405,14 +405,6 @@ def train_characters(configs: list[dict]) -> list[dict]:
 
 
 # ------------------------------------------------------------------------------------------------------ reading records
-def best_rates(runs: pd.DataFrame, by: list[str], metric: str) -> pd.DataFrame:
-    """For each group the rate with the lowest mean logarithm of a loss, and whether it lies at an end of the grid."""
-    logs = runs.assign(log=np.log(runs[metric]))
-    means = logs.groupby([*by, "lr"])["log"].mean().reset_index()
-    best = means.loc[means.groupby(by)["log"].idxmin()].set_index(by if len(by) > 1 else by[0])
-    return best.assign(edge=best["lr"].isin((runs["lr"].min(), runs["lr"].max())))
-
-
 def log_ratio(
     runs: pd.DataFrame, arm: str, other: str, metric: str = "test_loss"
 ) -> tuple[float, float, float]:
