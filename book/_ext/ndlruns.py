@@ -1,5 +1,6 @@
 """Tables of the recorded runs, for the status page: rows of the records in, escaped HTML out."""
 
+from lab.page import show
 from ndltables import escape
 
 
@@ -70,12 +71,7 @@ def chapter_times(rows: list[dict]) -> str:
 
 def grid(name: str, heads: tuple[str, ...], body: list[tuple]) -> str:
     """A plain table that scrolls inside itself on a narrow screen."""
-    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
-    rows = "".join("<tr>" + "".join(map(grid_cell, row)) + "</tr>" for row in body)
-    return (
-        f'<div class="ndl-scroll" tabindex="0" role="region" aria-label="{escape(name)}">'
-        f'<table class="ndl-table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    )
+    return show.grid(name, heads, ["".join(map(grid_cell, row)) for row in body])
 
 
 def grid_cell(value: object) -> str:
