@@ -12,18 +12,9 @@ def span(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def values(rows: list[dict], *keys: str) -> list[str]:
-    """The distinct values of the first key that a row has; `a.b` looks one level down."""
-    out: dict[str, None] = {}
-    for row in rows:
-        for key in keys:
-            value = row
-            for part in key.split("."):
-                value = value.get(part) if isinstance(value, dict) else None
-            if value is not None:
-                out[str(value)] = None
-                break
-    return list(out)
+def values(rows: list[dict], key: str) -> list[str]:
+    """The distinct values of a key, of the rows that have it."""
+    return list(dict.fromkeys(str(row[key]) for row in rows if key in row))
 
 
 def run_status(runs: dict[str, list[dict]]) -> str:
@@ -40,7 +31,7 @@ def run_status(runs: dict[str, list[dict]]) -> str:
                 f"{len(rows)}" + (f" ({failed} failed)" if failed else ""),
                 len(values(rows, "seed")),
                 ", ".join(values(rows, "device")),
-                ", ".join(values(rows, "versions.torch")),
+                ", ".join(values([row.get("versions", {}) for row in rows], "torch")),
                 span(seconds),
                 " to ".join(dict.fromkeys(dates[:1] + dates[-1:])),
             )

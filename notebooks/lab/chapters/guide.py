@@ -505,10 +505,9 @@ def draw(axis, rows: pd.DataFrame) -> None:
     )
     for column, style, shift, words in marks:
         for counts, part in rows.assign(at=np.arange(len(rows)) + shift).groupby("counts"):
-            error = [part[column] - part[f"{column}_low"], part[f"{column}_high"] - part[column]]
-            form = {"fmt": figures.marker(style), "color": figures.colour(style), "capsize": 2}
-            form |= {"label": words} if counts else {"markerfacecolor": "none"}
-            axis.errorbar(part[column], part["at"], xerr=error, **form)
+            found = part[[column, f"{column}_low", f"{column}_high"]]
+            look = {"label": words} if counts else {"mfc": "none"}
+            figures.intervals(axis, part["at"], found, style, capsize=2, **look)
     names = [f"{row.situation}\n({name(row.opponent)})" for row in rows.itertuples()]
     axis.set_yticks(range(len(rows)), names)
     axis.set_xscale("symlog", linthresh=1)
