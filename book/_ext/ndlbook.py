@@ -11,6 +11,7 @@ and a page for each claim beside the pages.
 """
 
 import html
+import itertools
 import os
 import pathlib
 import platform
@@ -41,19 +42,15 @@ TIMES = "notebook-times"  # the record of `python -m lab.tools.upkeep times`
 
 def on_config(app, config) -> None:
     root = pathlib.Path(app.srcdir)
-    app.ndl_state = ndlbuild.book_state(
-        root
-    )  # taken now, so that a change during the build makes the book stale
+    # taken now, so that a change during the build makes the book stale
+    app.ndl_state = ndlbuild.book_state(root)
     config.nb_execution_cache_path = str(pathlib.Path(app.outdir).parent / ".jupyter_cache")
     config.mathjax_path = "mathjax/tex-chtml.js"
     ndlbuild.link_repository(config.html_theme_options, ndlbuild.repository_url(root))
-    for (
-        listeners
-    ) in app.events.listeners.values():  # thebe would add a script of another host to every page
-        for listener in [
-            li for li in listeners if li.handler.__module__.startswith("sphinx_thebe")
-        ]:
-            app.disconnect(listener.id)
+    # thebe would add a script of another host to every page
+    listeners = itertools.chain.from_iterable(app.events.listeners.values())
+    for thebe in [li for li in listeners if li.handler.__module__.startswith("sphinx_thebe")]:
+        app.disconnect(thebe.id)
     app.registry.css_files[:] = [file for file in app.registry.css_files if "thebe" not in file[0]]
 
 
@@ -107,9 +104,8 @@ def with_links(app, pagename: str, body: str) -> str:
         return app.builder.get_relative_uri(pagename, page) + (anchor and f"#{anchor}")
 
     pages = ndlchapters.by_number(app.env.found_docs)
-    titles = {
-        page.split("/", 1)[1]: html.escape(app.env.titles[page].astext()) for page in pages.values()
-    }
+    titles = {page: html.escape(app.env.titles[page].astext()) for page in pages.values()}
+    titles = {page.split("/", 1)[1]: title for page, title in titles.items()}
     standard = app.env.get_domain("std")
     address = {number: uri(page) for number, page in pages.items() if page != pagename}
     address |= {
@@ -208,18 +204,10 @@ class Chapters(BookDirective):
     """Every chapter with the first sentence of its answer and how many claims it settles."""
 
     def content_html(self):
-        lines = [
-            ndltables.chapter(
-                self.root / "notebooks" / f"{name}.ipynb", self.uri("notebooks/"), ledger.claims()
-            )
-            for name in sorted(self.known)
-            if "/" not in name
-        ]
-        return (
-            self.markdown("\n".join(lines), "notebooks", "ndl-chapters")
-            if lines
-            else "<p>None so far.</p>"
-        )
+        folder, uri, claims = self.root / "notebooks", self.uri("notebooks/"), ledger.claims()
+        names = sorted(name for name in self.known if "/" not in name)
+        lines = [ndltables.chapter(folder / f"{name}.ipynb", uri, claims) for name in names]
+        return self.markdown("\n".join(lines), "notebooks", "ndl-chapters")
 
 
 class RunStatus(BookDirective):
@@ -237,19 +225,16 @@ class RunStatus(BookDirective):
 
 class BuildStatus(BookDirective):
     def content_html(self):
-        items = [
-            ("Python", platform.python_version()),
-            ("mode", ndlbuild.MODE),
-            ("state of the sources", ndlbuild.cache_key(self.root)),
-            *(
-                (name, ndlbuild.version(name))
-                for name in ndlbuild.PACKAGES
-                if ndlbuild.version(name) != "absent"
-            ),
-        ]
+        items = {
+            "Python": platform.python_version(),
+            "mode": ndlbuild.MODE,
+            "state of the sources": ndlbuild.cache_key(self.root),
+        }
+        items |= {name: ndlbuild.version(name) for name in ndlbuild.PACKAGES}
         entries = "".join(
             f"<div><dt>{ndltables.escape(k)}</dt><dd>{ndltables.escape(v)}</dd></div>"
-            for k, v in items
+            for k, v in items.items()
+            if v != "absent"
         )
         return f'<dl class="ndl-versions">{entries}</dl>'
 

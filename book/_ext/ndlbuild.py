@@ -72,29 +72,25 @@ def versions_key() -> str:
 
 def cache_key(root: pathlib.Path) -> str:
     """Hash of sources, records, facts, versions and mode: same key, same outputs."""
-    digest = hashlib.sha256(versions_key().encode())
-    for path in source_files(root):
-        digest.update(str(path.relative_to(root)).encode() + b"\0")
-        digest.update(hashlib.sha256(path.read_bytes()).digest())
-    return digest.hexdigest()[:12]
+    return digest(versions_key(), root, source_files(root))[:12]
+
+
+def digest(head: str, root: pathlib.Path, files: list[pathlib.Path]) -> str:
+    """Hash of a text and of files with their names."""
+    found = hashlib.sha256(head.encode())
+    for path in files:
+        found.update(str(path.relative_to(root)).encode() + b"\0")
+        found.update(hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()
 
 
 def book_state(root: pathlib.Path) -> str:
     """Hash of everything the built book depends on; the tests compare it with the state of the last clean build."""
-    digest = hashlib.sha256(f"{cache_key(root)} {repository_url(root)}".encode())
-    pages = [
-        p
-        for p in (root / "book").rglob("*")
-        if "_build" not in p.parts and "__pycache__" not in p.parts
-    ]
-    for path in sorted(
-        [root / "_config.yml", root / "_toc.yml", *pages, *(root / "notebooks").glob("*.ipynb")]
-    ):
-        if path.is_file():
-            digest.update(
-                str(path.relative_to(root)).encode() + hashlib.sha256(path.read_bytes()).digest()
-            )
-    return digest.hexdigest()
+    written = {"_build", "__pycache__"}  # by what runs, not by us
+    files = [p for p in (root / "book").rglob("*") if not written & {*p.parts}]
+    files += [root / "_config.yml", root / "_toc.yml", *(root / "notebooks").glob("*.ipynb")]
+    head = f"{cache_key(root)} {repository_url(root)}"
+    return digest(head, root, sorted(path for path in files if path.is_file()))
 
 
 def refuse_other_checkout(root: pathlib.Path) -> None:

@@ -87,11 +87,6 @@ def _forget(cache, path: pathlib.Path) -> None:
         cache.remove_cache(cache.match_cache_notebook(nbformat.read(path, 4)).pk)
 
 
-def flat(path: pathlib.Path) -> str:
-    """A file name for what belongs to a notebook: a chapter and its evidence have the same stem."""
-    return f"{path.parent.name}-{path.stem}"
-
-
 def _in_cache(cache, path: pathlib.Path) -> bool:
     try:
         cache.match_cache_notebook(nbformat.read(path, 4))
@@ -105,29 +100,26 @@ def prepare(
 ):
     """Bring the cache in ``folder`` up to date for these notebooks; returns those that were run."""
     cache, state = get_cache(str(folder)), State(root)
-    paths = {name: root / f"{name}.ipynb" for name in names}
-    stale = []
-    for name, path in paths.items():
-        kept = folder / "reads" / f"{flat(path)}.json"
-        if not (same(kept, state, versions) and _in_cache(cache, path)):
-            _forget(cache, path)
-            stale.append(name)
     (folder / "reads").mkdir(parents=True, exist_ok=True)
+    stale = {}
+    for name in names:
+        path = root / f"{name}.ipynb"
+        # a chapter and its evidence have the same stem
+        trace = folder / "reads" / f"{path.parent.name}-{path.stem}.txt"
+        if not (same(trace.with_suffix(".json"), state, versions) and _in_cache(cache, path)):
+            _forget(cache, path)
+            stale[name] = path, trace
     with concurrent.futures.ThreadPoolExecutor(AT_A_TIME) as pool:
         futures = {
-            pool.submit(
-                _run, paths[name], timeout, folder / "reads" / f"{flat(paths[name])}.txt"
-            ): name
-            for name in stale
+            pool.submit(_run, path, timeout, trace): (path, trace) for path, trace in stale.values()
         }
         for future in concurrent.futures.as_completed(futures):
-            path = paths[futures[future]]
+            path, trace = futures[future]
             done = future.result()
             if done is None:
                 log.info("%s stopped with an error; it is run again to show it", path.name)
                 continue
             _keep(cache, path, *done)
-            trace = folder / "reads" / f"{flat(path)}.txt"
             lines = trace.read_text(encoding="utf-8").splitlines() if trace.is_file() else []
             pairs = [line.split("\t", 1) for line in lines]
             reads = [[kind, name, state.of(kind, name)] for kind, name in pairs]
@@ -135,4 +127,4 @@ def prepare(
             trace.with_suffix(".json").write_text(json.dumps(kept), encoding="utf-8")
             trace.unlink(missing_ok=True)
             log.info("%s ran in %.0f s", path.name, done[1])
-    return stale
+    return list(stale)

@@ -72,8 +72,8 @@ def page(claim: dict, docs: set[str], book: str, front: str) -> str:
 def links(claim: dict, docs: set[str]) -> str:
     """To the cell that judges the claim, and to its row among all claims."""
     table = f"book/claims.html#{claim['id']}" if "book/claims" in docs else None
-    found = {"The cell that judges it": claim_url(claim, docs), "Its row among all claims": table}
-    if found["The cell that judges it"] == table:
-        del found["The cell that judges it"]
-    items = [f'<a href="../{escape(url)}">{name}</a>' for name, url in found.items() if url]
+    found = {claim_url(claim, docs): "The cell that judges it"} | {
+        table: "Its row among all claims"
+    }
+    items = [f'<a href="../{escape(url)}">{name}</a>' for url, name in found.items() if url]
     return f"<p>{' · '.join(items)}</p>" if items else ""

@@ -10,6 +10,7 @@ import pathlib
 
 from lab.page.facts import read_yaml
 from lab.page.ledger import VERDICTS, chapter_of
+from lab.page.show import cells, grid
 from ndltables import badge, cell_link, escape
 
 FIELDS = {"date", "claim", "was", "now", "why"}
@@ -79,20 +80,18 @@ def matrix(entries: list[dict]) -> str:
     counts = collections.Counter((entry["was"], entry["now"]) for entry in entries)
     first = [name for name in VERDICTS if any(name == was for was, _ in counts)]
     last = [name for name in VERDICTS if any(name == now for _, now in counts)]
-    head = "".join(f'<th scope="col">→ {escape(name)}</th>' for name in last)
+    heads = ["From", *(f"→ {name}" for name in last)]
     rows = []
     for was in first:
-        cells = "".join(
-            f"<td>{counts[was, now] or ''}{' reworded' if was == now and counts[was, now] else ''}</td>"
+        numbers = [
+            f"{counts[was, now] or ''}{' reworded' if was == now and counts[was, now] else ''}"
             for now in last
-        )
-        rows.append(f'<tr><th scope="row">{escape(was)}</th>{cells}</tr>')
+        ]
+        rows.append(f'<th scope="row">{escape(was)}</th>{cells(numbers)}')
     changed = sum(number for (was, now), number in counts.items() if was != now)
     return (
         f"<p>{changed} changes of a verdict, and {len(entries) - changed} statements put right while the verdict stayed; the "
-        "rows are the old verdicts, the columns the new ones.</p>"
-        '<div class="ndl-scroll" tabindex="0" role="region" aria-label="From verdict to verdict"><table class="ndl-table '
-        f'ndl-matrix"><thead><tr><th scope="col">From</th>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table></div>'
+        f"rows are the old verdicts, the columns the new ones.</p>{grid('From verdict to verdict', heads, rows, 'ndl-matrix')}"
     )
 
 
@@ -106,18 +105,15 @@ def looks(entries: list[dict], claims: list[dict], table: str) -> str:
     rows = []
     for id, path in sorted(paths.items(), key=lambda item: -len(item[1])):
         name = f'<a class="ndl-id" href="{escape(table)}#{escape(id)}">{escape(id)}</a>'
-        cells = (name, " → ".join(path), len(path), len(by_id[id].get("records") or []))
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+        experiments = len(by_id[id].get("records") or [])
+        rows.append(cells([name, " → ".join(path), len(path), experiments]))
     sizes = collections.Counter(map(len, paths.values()))
     most = ", ".join(f"{number} with {size} verdicts" for size, number in sorted(sizes.items()))
     heads = ("Claim", "Verdicts", "Looks", "Experiments")
-    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
     return (
         f"<details><summary>Looks at each of the {len(paths)} claims whose verdict changed: {most}</summary>"
         "<p>A look is a time that a verdict was given; a look that confirmed a verdict is in no entry, so that a claim that "
-        "rests on several experiments may have had more.</p>"
-        '<div class="ndl-scroll" tabindex="0" role="region" aria-label="Looks"><table class="ndl-table"><thead><tr>'
-        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div></details>"
+        f"rests on several experiments may have had more.</p>{grid('Looks', heads, rows)}</details>"
     )
 
 
@@ -132,21 +128,16 @@ def log(
     rows = []
     for entry in reversed(entries):
         claim = by_id[entry["claim"]]
-        cells = (
+        row = (
             f'<time datetime="{entry["date"]}">{entry["date"]}</time>',
             f'<a class="ndl-id" href="{escape(table)}#{escape(claim["id"])}">{escape(claim["id"])}</a>',
             change(entry),
             escape(entry["why"]),
             chapter_link(claim, notebooks, known),
         )
-        rows.append("<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>")
+        rows.append(cells(row))
     heads = ("Date", "Claim", "Verdict", "Why", "Where")
-    head = "".join(f'<th scope="col">{name}</th>' for name in heads)
-    return (
-        '<div class="ndl-scroll mathjax_ignore tex2jax_ignore" tabindex="0" role="region" '
-        'aria-label="Corrections"><table class="ndl-table ndl-log"><thead><tr>'
-        f"{head}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
-    )
+    return grid("Corrections", heads, rows, "ndl-log mathjax_ignore tex2jax_ignore")
 
 
 def change(entry: dict) -> str:

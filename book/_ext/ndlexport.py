@@ -20,8 +20,8 @@ FIELDS = (
     "correction",
     "would_take",
     "reason",
+    "another_reading",
 )
-FIELDS += ("another_reading",)
 
 
 def write(app) -> None:
@@ -52,24 +52,13 @@ def overview(app) -> str:
     """Title, the first paragraph of the front page, and every page with its first sentence."""
     pages = list(app.env.collect_relations())
     summary = opening(app.env.get_doctree(app.config.root_doc))
-    lines = [
-        f"# {app.config.html_title or app.config.project}",
-        "",
-        f"> {summary}",
-        "",
-        "## Pages",
-        "",
-    ]
+    lines = [f"# {app.config.html_title or app.config.project}\n", f"> {summary}\n", "## Pages\n"]
     for name in pages:
         sentence = first_sentence(opening(app.env.get_doctree(name)))
         entry = f"- [{app.env.titles[name].astext()}]({name}.html)"
         lines.append(f"{entry}: {sentence}" if sentence else entry)
-    lines += [
-        "",
-        "## Data",
-        "",
-        "- [All claims](claims.json): every claim of the paper with its verdict.",
-    ]
+    lines.append("\n## Data\n")
+    lines.append("- [All claims](claims.json): every claim of the paper with its verdict.")
     return "\n".join(lines) + "\n"
 
 

@@ -6,6 +6,7 @@ Plain functions without Sphinx, as in `ndltables.py`. Every number is counted he
 import collections
 
 from lab.page.ledger import OUTCOMES, SIGNS, tally
+from lab.page.show import cells, grid
 from ndltables import SETTLED, are, escape
 
 COUNTS = ("arithmetic", "parameter-count", "flop-count")
@@ -115,17 +116,12 @@ def results(claims: list[dict], uses: tuple[str, int]) -> str:
     """Verdicts by group of claims, and what a user gets."""
     parts = {name: of_kind(claims, *kinds) for name, kinds in GROUPS.items()} | {"All": claims}
     counts = {name: tally(some) for name, some in parts.items()}
-    heads = ["Outcome", *parts]
-    body = [
-        [f"{SIGNS[name]} {name}", *(found[name] for found in counts.values())]
+    rows = [
+        cells([f"{SIGNS[name]} {name}", *(found[name] for found in counts.values())])
         for name in OUTCOMES
         if counts["All"][name]
     ]
-    body.append(["all", *map(len, parts.values())])
-    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
-    rows = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in body
-    )
+    rows.append(cells(["all", *map(len, parts.values())]))
     gpu = [claim for claim in claims if needs_gpu(claim)]
     direction = [claim for claim in with_verdict(claims, "holds") if claim.get("direction_only")]
     text = (
@@ -133,10 +129,7 @@ def results(claims: list[dict], uses: tuple[str, int]) -> str:
         f"{verdicts(len(direction))} for the direction only, not for the printed size. Of {uses[1]} situations of use NdLinear, "
         f"against the best fair opponent of no more parameters, is {uses[0]}."
     )
-    return (
-        '<div class="ndl-scroll" tabindex="0" role="region" aria-label="Verdicts"><table class="ndl-table">'
-        f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div><p>{escape(text)}</p>"
-    )
+    return f"{grid('Verdicts', ['Outcome', *parts], rows)}<p>{escape(text)}</p>"
 
 
 def verdicts(number: int) -> str:

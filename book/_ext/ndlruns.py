@@ -1,5 +1,6 @@
 """Tables of the recorded runs, for the status page: rows of the records in, escaped HTML out."""
 
+from lab.page import show
 from ndltables import escape
 
 
@@ -11,18 +12,9 @@ def span(seconds: float) -> str:
     return f"{seconds:.0f} s"
 
 
-def values(rows: list[dict], *keys: str) -> list[str]:
-    """The distinct values of the first key that a row has; `a.b` looks one level down."""
-    out: dict[str, None] = {}
-    for row in rows:
-        for key in keys:
-            value = row
-            for part in key.split("."):
-                value = value.get(part) if isinstance(value, dict) else None
-            if value is not None:
-                out[str(value)] = None
-                break
-    return list(out)
+def values(rows: list[dict], key: str) -> list[str]:
+    """The distinct values of a key, of the rows that have it."""
+    return list(dict.fromkeys(str(row[key]) for row in rows if key in row))
 
 
 def run_status(runs: dict[str, list[dict]]) -> str:
@@ -39,7 +31,7 @@ def run_status(runs: dict[str, list[dict]]) -> str:
                 f"{len(rows)}" + (f" ({failed} failed)" if failed else ""),
                 len(values(rows, "seed")),
                 ", ".join(values(rows, "device")),
-                ", ".join(values(rows, "versions.torch")),
+                ", ".join(values([row.get("versions", {}) for row in rows], "torch")),
                 span(seconds),
                 " to ".join(dict.fromkeys(dates[:1] + dates[-1:])),
             )
@@ -70,12 +62,7 @@ def chapter_times(rows: list[dict]) -> str:
 
 def grid(name: str, heads: tuple[str, ...], body: list[tuple]) -> str:
     """A plain table that scrolls inside itself on a narrow screen."""
-    head = "".join(f'<th scope="col">{escape(h)}</th>' for h in heads)
-    rows = "".join("<tr>" + "".join(map(grid_cell, row)) + "</tr>" for row in body)
-    return (
-        f'<div class="ndl-scroll" tabindex="0" role="region" aria-label="{escape(name)}">'
-        f'<table class="ndl-table"><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
-    )
+    return show.grid(name, heads, ["".join(map(grid_cell, row)) for row in body])
 
 
 def grid_cell(value: object) -> str:

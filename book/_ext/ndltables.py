@@ -26,6 +26,7 @@ from lab.page.ledger import (
     label,
     outcome,
 )
+from lab.page.show import cells
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -135,15 +136,12 @@ def claims_table(claims: list[dict], uri: str, known: set[str], apart: dict | No
         page = f"{uri.removesuffix('notebooks/')}claims/{claim['id']}.html"
         if link:
             verdict += f' <a class="ndl-cell" href="{escape(link)}">chapter {escape(chapter_of(claim)[:2])}</a>'
-        cells = [
-            (verdict, f' data-sort="{order[outcome(claim)]}"'),
-            (f'<a class="ndl-id" href="#{escape(claim["id"])}">{escape(claim["id"])}</a>', ""),
-            (
-                f"<div>{escape(claim['statement'])}</div>{remarks(claim)}{told}{origin(claim, page)}",
-                "",
-            ),
-        ]
-        tds = "".join(f'<td role="cell"{extra}>{body}</td>' for body, extra in cells)
+        statement = f"<div>{escape(claim['statement'])}</div>{remarks(claim)}{told}"
+        tds = (
+            f'<td role="cell" data-sort="{order[outcome(claim)]}">{verdict}</td>'
+            f'<td role="cell"><a class="ndl-id" href="#{escape(claim["id"])}">{escape(claim["id"])}</a></td>'
+            f'<td role="cell">{statement}{origin(claim, page)}</td>'
+        )
         only = f' data-only="{DIRECTION}"' if claim.get("direction_only") else ""
         rows.append(
             f'<tr role="row" id="{escape(claim["id"])}" data-verdict="{outcome(claim)}"{only} '
@@ -215,9 +213,7 @@ def claims_counts(claims: list[dict], uri: str) -> str:
 
 def meanings() -> str:
     """What each outcome means, as a table."""
-    rows = "".join(
-        f"<tr><td>{badge(name)}</td><td>{escape(MEANING[name])}</td></tr>" for name in OUTCOMES
-    )
+    rows = "".join(f"<tr>{cells([badge(n), escape(MEANING[n])])}</tr>" for n in OUTCOMES)
     return f'<table class="ndl-table"><tbody>{rows}</tbody></table>'
 
 
@@ -246,9 +242,8 @@ def direction_count(number: int, uri: str) -> str:
 
 def chapter(path: pathlib.Path, folder: str, claims: list[dict]) -> str:
     """A chapter as a Markdown list entry: title, start of its answer, verdicts that it gives."""
-    title, _, rest = "".join(
-        json.loads(path.read_text(encoding="utf8"))["cells"][0]["source"]
-    ).partition("\n")
+    first = json.loads(path.read_text(encoding="utf8"))["cells"][0]["source"]
+    title, _, rest = "".join(first).partition("\n")
     sentences = re.split(r"(?<=[.!?])\s", " ".join(rest.strip().split("\n\n")[0].split()))
     answer = " ".join(sentences[: 1 if len(sentences[0]) > 60 else 2])
     judged = [c for c in claims if chapter_of(c) == path.stem and c["verdict"] in SETTLED]
@@ -287,11 +282,8 @@ def boxes_of(claims: list[dict], notebooks: pathlib.Path) -> dict[str, list[tupl
     found = {}
     for claim in claims:
         name = claim.get("notebook")
-        if (
-            not name
-            or claim["verdict"] not in SETTLED
-            or not (notebooks / f"{name}.ipynb").is_file()
-        ):
+        settled = name and claim["verdict"] in SETTLED
+        if not settled or not (notebooks / f"{name}.ipynb").is_file():
             continue
         here = [(name, title) for title, ids in read(name) if claim["id"] in ids]
         if name.startswith("evidence/"):

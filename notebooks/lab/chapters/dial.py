@@ -433,20 +433,11 @@ def plot(axis, runs: pd.DataFrame, reading: str, printed: float) -> None:
     crossings."""
     found = of(runs, reading)
     for name in ("dense", "ndlinear", "linear"):
-        at = found[found["model"] == name]
+        at, hue = found[found["model"] == name], {"color": colour(name)}
         mean = np.exp(np.log(at["test_mse"]).groupby(at["alpha"]).mean())
         if name != "linear":
-            axis.plot(
-                at["alpha"],
-                at["test_mse"],
-                marker(name),
-                color=colour(name),
-                markersize=3,
-                alpha=0.5,
-            )
-        axis.plot(
-            mean.index, mean, "--" if name == "linear" else "-", color=colour(name), linewidth=1.2
-        )
+            axis.plot(at["alpha"], at["test_mse"], marker(name), ms=3, alpha=0.5, **hue)
+        axis.plot(mean.index, mean, "--" if name == "linear" else "-", lw=1.2, **hue)
     fine = np.linspace(0, 1, 51)
     axis.plot(fine, [spread(a) for a in fine], color=colour("constant"), alpha=0.6)
     gaps = log_ratios(runs, reading)
@@ -461,24 +452,11 @@ def band(axis, runs: pd.DataFrame, reading: str, ends: tuple[float, float], prin
     """Error of NdLinear over that of the dense network along the dial: every seed, the geometric mean, a band of 95 % t intervals,
     and what the paper prints, a ratio at either end and the place of the crossing."""
     gaps, spans = log_ratios(runs, reading), along(runs, reading)
+    at, hue = gaps.columns, {"color": colour("ndlinear")}
     if np.isfinite(spans.to_numpy()).all():
-        axis.fill_between(
-            gaps.columns,
-            spans["low"],
-            spans["high"],
-            color=colour("ndlinear"),
-            alpha=0.3,
-            linewidth=0,
-        )
-    axis.plot(gaps.columns, spans["ratio"], color=colour("ndlinear"), linewidth=1.2)
-    axis.plot(
-        gaps.columns,
-        np.exp(gaps).T,
-        marker("ndlinear"),
-        color=colour("ndlinear"),
-        markersize=3,
-        alpha=0.5,
-    )
+        axis.fill_between(at, spans["low"], spans["high"], alpha=0.3, lw=0, **hue)
+    axis.plot(at, spans["ratio"], lw=1.2, **hue)
+    axis.plot(at, np.exp(gaps).T, marker("ndlinear"), ms=3, alpha=0.5, **hue)
     axis.plot([0, 1], ends, marker("paper"), color=colour("paper"), markersize=8, linestyle="none")
     axis.axvline(printed, linestyle=":", color=colour("paper"))
     axis.axhline(1, color=colour("constant"), alpha=0.6)

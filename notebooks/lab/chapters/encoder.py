@@ -508,8 +508,7 @@ def draw_differences(axes, runs: pd.DataFrame, how: str = "official") -> None:
         axis.axvspan(-1, 1, color="#8a8a8a", alpha=0.15, lw=0)
         axis.set_title(title, fontsize=10)
         axis.set(xlabel="difference in points")
-    labels = axes[0].get_legend_handles_labels()
-    axes[0].figure.legend(*labels, loc="outside upper center", ncols=2, fontsize=9)
+    axes[0].figure.legend(loc="outside upper center", ncols=2, fontsize=9)
 
 
 def draw_accuracies(axes, runs: pd.DataFrame) -> None:

@@ -192,9 +192,7 @@ def pairs(
 
 def recomputed() -> dict[str, float]:
     """The percentages, ratios and differences of the text (table "text_numbers"), from the cells that they are made of."""
-    ett, ucr, cnn, bias = (
-        "ts_forecast_combined_side_by_side", "ts_tf_classify_final_revised", "cnn_image_classify", "app_bias"
-    )  # fmt: skip
+    ett, cnn = "ts_forecast_combined_side_by_side", "cnn_image_classify"
 
     def fewer(table, metric="params", **options):  # the largest, where there are several pairs
         return pairs(table, metric, **options)["fewer"].max()
@@ -220,28 +218,19 @@ def recomputed() -> dict[str, float]:
         found[f"cifar{classes}-params"] = fewer(cnn, dataset=f"CIFAR-{classes}")
         found[f"cifar{classes}-accuracy"] = 100 * change(cnn, metric)
     for width in (32, 128):
-        found[f"bias-{width}"] = fewer(
-            bias, "test_mse", new={"bias": "true"}, old={"bias": "false"}, width=width
-        )
-    sweep, size = (
-        facts("app_hyperparam", metric="acc_at_5"),
-        facts("app_hyperparam", metric="params"),
-    )
-    worst, by_size = (
-        sweep.loc[sweep["value"].idxmin()],
-        sweep.pivot(index=["lr", "batch"], columns="hidden_size", values="value"),
-    )
-    dense, doubled = (
-        fact(cnn, dataset="CIFAR-100", method="Linear", metric="params"),
-        size["value"].min(),
-    )
+        found[f"bias-{width}"] = fewer("app_bias", "test_mse", **_BIAS, width=width)
+    sweep = facts("app_hyperparam", metric="acc_at_5")
+    worst = sweep.loc[sweep["value"].idxmin()]
+    by_size = sweep.pivot(index=["lr", "batch"], columns="hidden_size", values="value")
+    dense = fact(cnn, dataset="CIFAR-100", method="Linear", metric="params")
+    doubled = facts("app_hyperparam", metric="params")["value"].min()
     few, many = (claim(f"sample-{kind}")["numbers"] for kind in ("separable", "entangled"))
     return found | {
         "lora-qwen": fewer("ndlinear_lora", model="Qwen3-1.7B"),
         "lora-llama": times("ndlinear_lora", "params", model="LLaMA3-8B"),
         "bert-head": fewer("text_classify"),
-        "ucr-max": fewer(ucr),
-        "ucr-lsst": fewer(ucr, dataset="LSST"),
+        "ucr-max": fewer("ts_tf_classify_final_revised"),
+        "ucr-lsst": fewer("ts_tf_classify_final_revised", dataset="LSST"),
         "cardio": fewer("ts_tf_classify_final", dataset="Cardio Disease"),
         "delivery": fewer("ts_tf_classify_final", dataset="Delivery Time"),
         "tt-latency": times("trl_tcl", "latency", old={"method": "TT"}),

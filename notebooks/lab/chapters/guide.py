@@ -14,7 +14,7 @@ import pandas as pd
 from .. import stats
 from ..page import figures
 from ..page.recorded import recorded
-from ..page.show import put
+from ..page.show import cells, grid, put
 
 SLACK = 1.05  # a model of equal size may have up to 5 % more parameters: widths are whole numbers
 LOSS = 1.0  # "at no loss": less than one point is lost
@@ -489,18 +489,12 @@ def link(chapter: str) -> str:
 
 def table(rows: pd.DataFrame) -> None:
     """A table whose column `chapter` links to the chapters."""
-    heads = "".join(f"<th>{html.escape(name)}</th>" for name in rows.columns)
-    body = ""
-    for row in rows.to_dict("records"):
-        cells = [link(v) if k == "chapter" else html.escape(str(v)) for k, v in row.items()]
-        body += "<tr>" + "".join(f"<td>{cell}</td>" for cell in cells) + "</tr>"
-    region = (
-        '<div class="ndl-scroll" tabindex="0" role="region" aria-label="Situations and answers">'
-    )
-    inside = (
-        f'<table class="ndl-table"><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table>'
-    )
-    put(rows.to_string(index=False), html=f"{region}{inside}</div>")
+    body = [
+        cells(link(v) if k == "chapter" else html.escape(str(v)) for k, v in row.items())
+        for row in rows.to_dict("records")
+    ]
+    shown = grid("Situations and answers", rows.columns, body)
+    put(rows.to_string(index=False), html=shown)
 
 
 def draw(axis, rows: pd.DataFrame) -> None:
@@ -511,10 +505,9 @@ def draw(axis, rows: pd.DataFrame) -> None:
     )
     for column, style, shift, words in marks:
         for counts, part in rows.assign(at=np.arange(len(rows)) + shift).groupby("counts"):
-            error = [part[column] - part[f"{column}_low"], part[f"{column}_high"] - part[column]]
-            form = {"fmt": figures.marker(style), "color": figures.colour(style), "capsize": 2}
-            form |= {"label": words} if counts else {"markerfacecolor": "none"}
-            axis.errorbar(part[column], part["at"], xerr=error, **form)
+            found = part[[column, f"{column}_low", f"{column}_high"]]
+            look = {"label": words} if counts else {"mfc": "none"}
+            figures.intervals(axis, part["at"], found, style, capsize=2, **look)
     names = [f"{row.situation}\n({name(row.opponent)})" for row in rows.itertuples()]
     axis.set_yticks(range(len(rows)), names)
     axis.set_xscale("symlog", linthresh=1)

@@ -24,7 +24,7 @@ from ..models import DECODERS, TARGETS
 from ..modes import LabError
 from ..page import figures
 from ..page.facts import facts
-from ..stats import differences, interval, paired
+from ..stats import differences, interval, paired, summary
 from ..train.loop import check_finite
 
 ARMS = ("ndlinear", "ndlinear-released", "lora-1", "lora-4", "lora-8", "full", "head")
@@ -380,25 +380,14 @@ def _style(arm: str) -> dict:
 
 def overview(runs: pd.DataFrame) -> pd.DataFrame:
     """Of each arm the parameters, the rate, and loss and accuracy on the test part with the ends of their intervals."""
-    rows = []
-    for arm, at in runs.groupby("arm", sort=False):
-        row = {"arm": NAMES[arm], "trained": int(at["parameters"].iloc[0])}
-        row |= {"rate": at["lr"].iloc[0], "seeds": len(at)}
-        for metric, factor in (("accuracy", 100), ("loss", 1)):
-            ends = interval(factor * at[metric])
-            row |= dict(zip((metric, f"{metric}_low", f"{metric}_high"), ends))
-        rows.append(row)
-    return pd.DataFrame(rows)
+    return losses(runs.assign(accuracy=100 * runs["accuracy"]), ["accuracy", "loss"])
 
 
-def losses(runs: pd.DataFrame) -> pd.DataFrame:
+def losses(runs: pd.DataFrame, metrics: str | list[str] = "loss") -> pd.DataFrame:
     """Of each arm the parameters, the rate, and the loss on the test part with the ends of its interval."""
-    rows = []
-    for arm, at in runs.groupby("arm", sort=False):
-        row = {"arm": NAMES[arm], "trained": int(at["parameters"].iloc[0])}
-        row |= {"rate": at["lr"].iloc[0], "seeds": len(at)}
-        rows.append(row | dict(zip(("loss", "loss_low", "loss_high"), interval(at["loss"]))))
-    return pd.DataFrame(rows)
+    named = runs.assign(arm=runs["arm"].map(NAMES))
+    found = summary(named, ["arm", "parameters", "lr"], metrics)
+    return found.rename(columns={"parameters": "trained", "lr": "rate", "n": "seeds"})
 
 
 def word(found: tuple[float, float, float], margin: float = 1.0) -> str:
@@ -525,8 +514,9 @@ def printed_differences() -> pd.DataFrame:
 
 def draw_forest(axes, differences: pd.DataFrame) -> None:
     """The printed differences with bars of two standard errors, a panel for each model."""
+    marks = {4: ("o", -0.14), 8: ("^", 0.14)}
     for axis, (model, at) in zip(axes, differences.groupby("model", sort=False)):
-        for rank, shift, mark in ((4, -0.14, "o"), (8, 0.14, "^")):
+        for rank, (mark, shift) in marks.items():
             for place, name in enumerate(QUESTIONS):
                 row = at[(at["rank"] == rank) & (at["dataset"] == name)].iloc[0]
                 told = abs(row["errors"]) > 2
@@ -534,13 +524,11 @@ def draw_forest(axes, differences: pd.DataFrame) -> None:
                 found = row["difference"] + np.array([0, -2, 2]) * row["error"]
                 look = {"fmt": mark, "color": colour, "mfc": colour if told else "none"}
                 figures.intervals(axis, place + shift, found, "ndlinear", **look)
-            label = f"minus LoRA, rank {rank}"
-            axis.plot([], [], mark, color="#8a8a8a", mfc="none", label=label)
         figures.rows(axis, [f"{k} ({n:,})" for k, n in QUESTIONS.items()])
         axis.set_title(model, fontsize=10)
         axis.set(xlabel="difference in points")
-    handles = axes[0].get_legend_handles_labels()
-    axes[0].figure.legend(*handles, loc="outside upper center", ncols=2, fontsize=9)
+    keys = {f"minus LoRA, rank {r}": {"marker": m, "mfc": "none"} for r, (m, _) in marks.items()}
+    figures.legend(axes[0].figure, keys, ncols=2)
 
 
 # ----------------------------------------------------------------------------------------------------------- sizes and costs

@@ -273,12 +273,10 @@ def draw_curves(axis, runs: pd.DataFrame) -> None:
         curves = np.exp([points_of(run, "held_loss")[1] for _, run in mine.iterrows()])
         steps = points_of(mine.iloc[0], "held_loss")[0]
         axis.plot(steps, curves.T, color=colour(arm), alpha=0.25, linewidth=0.8)
-        ends = np.array([interval(column) for column in curves.T])
+        mean, low, high = np.array([interval(column) for column in curves.T]).T
         if len(mine) > 1:
-            axis.fill_between(
-                steps, ends[:, 1], ends[:, 2], color=colour(arm), alpha=0.2, linewidth=0
-            )
-        axis.plot(steps, ends[:, 0], MARKS[arm], linestyle="-", color=colour(arm), label=NAMES[arm])
+            axis.fill_between(steps, low, high, color=colour(arm), alpha=0.2, lw=0)
+        axis.plot(steps, mean, MARKS[arm], linestyle="-", color=colour(arm), label=NAMES[arm])
     axis.set(xlabel="step", ylabel="perplexity", yscale="log")
 
 

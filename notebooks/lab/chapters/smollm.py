@@ -655,13 +655,10 @@ def draw_structure(axis, looks) -> None:
     """Energy above that of shuffled entries, in points, by kind of matrix: low rank and sums of Kronecker products."""
     methods = {"low rank": "low rank", "products": "sum of Kronecker products"}
     for shift, (name, words) in zip((-0.12, 0.12), methods.items()):
-        found = np.array(list(of_kinds(looks, f"{name}, as trained", f"{name}, shuffled").values()))
-        mean, low, high = found.T
-        at = np.arange(len(found)) + shift
-        axis.errorbar(mean, at, xerr=[mean - low, high - mean], fmt="o", label=words)
-    axis.set_yticks(range(len(KINDS)), [NAMES[kind] for kind in looks["kind"].unique()])
-    axis.invert_yaxis()
-    axis.axvline(0, color="0.5", linewidth=1)
+        found = list(of_kinds(looks, f"{name}, as trained", f"{name}, shuffled").values())
+        at, look = np.arange(len(found)) + shift, {"fmt": "o", "color": None, "label": words}
+        figures.intervals(axis, at, found, "ndlinear", **look)
+    figures.rows(axis, [NAMES[kind] for kind in looks["kind"].unique()])
     axis.set_xlabel("energy at a quarter of the numbers, points above shuffled entries")
     axis.legend()
 

@@ -14,26 +14,11 @@ from .show import put
 def card(slug: str, *, read_first: list[str] | None = None, gpu: bool = False) -> None:
     """The small table at the head of a chapter: claims settled here, what to read first, time in each mode, GPU or not."""
     settled = [c for c in ledger.of_chapter(slug) if c["verdict"] not in ("open", "untestable")]
-    links = [
-        (
-            f'<a href="{cell(c, slug)}">{ledger.mark(c)}&nbsp;{c["id"]}</a>',
-            f"{ledger.mark(c)} {c['id']}",
-        )
-        for c in settled
-    ]
+    claims = {cell(c, slug): f"{ledger.mark(c)}\N{NO-BREAK SPACE}{c['id']}" for c in settled}
+    chapters = {f"{name}.html": name for name in read_first or []}
     rows = [
-        (
-            "Settles",
-            ", ".join(a for a, _ in links) or "no claim",
-            ", ".join(b for _, b in links) or "no claim",
-        ),
-        (
-            "Read first",
-            *[
-                ", ".join(form.format(s) for s in read_first or []) or "nothing"
-                for form in ('<a href="{0}.html">{0}</a>', "{0}")
-            ],
-        ),
+        ("Settles", *links(claims, "no claim")),
+        ("Read first", *links(chapters, "nothing")),
         *evidence(slug),
         ("Time", *[times_line(slug)] * 2),
         ("GPU", *["for a full run" if gpu else "not needed"] * 2),
@@ -45,14 +30,20 @@ def card(slug: str, *, read_first: list[str] | None = None, gpu: bool = False) -
     )
 
 
+def links(named: dict[str, str], otherwise: str) -> tuple[str, str]:
+    """Addresses with their words, in one line: as links, and the words alone."""
+    found = [f'<a href="{address}">{words}</a>' for address, words in named.items()]
+    return ", ".join(found) or otherwise, ", ".join(named.values()) or otherwise
+
+
 def evidence(slug: str) -> list[tuple[str, str, str]]:
     """The row that leads from a lecture to its rules, runs and judgements, where they stand apart."""
     names = modes.evidence(slug)
     if not names:
         return []
-    links = ", ".join(f'<a href="evidence/{name}.html">{title(name)}</a>' for name in names)
+    titles, _ = links({f"evidence/{name}.html": title(name) for name in names}, "")
     files = ", ".join(f"evidence/{name}.ipynb" for name in names)
-    return [("Evidence", f"{links}: rules, runs and judgements", files)]
+    return [("Evidence", f"{titles}: rules, runs and judgements", files)]
 
 
 def title(name: str) -> str:
@@ -93,9 +84,6 @@ def full_line(names: list[str]) -> list[str]:
         found = [row for row in store.read(name) if row["status"] == "ok"]
         codes = [store.current(name, row)[0] for row in found]
         rows += [row for row, code in zip(found, codes) if code == codes[-1]]  # not earlier code
-    if not rows:
-        return []
     minutes = sum(row["seconds"] for row in rows) / 60
-    return [
-        f"full {minutes:.1f} min for {len(rows)} runs on {', '.join(sorted({row['device'] for row in rows}))}"
-    ]
+    devices = ", ".join(sorted({row["device"] for row in rows}))
+    return [f"full {minutes:.1f} min for {len(rows)} runs on {devices}"] if rows else []

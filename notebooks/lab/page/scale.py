@@ -29,19 +29,29 @@ def at_scale(
     Args:
         name, grid, run, options: as for `lab.record`. otherwise: the rows of the smaller scale.
     """
-    only = budget.only_experiment()
-    asked = only is not None and only.asks_for(name)
-    if asked or (mode() == "full" and os.environ.get("NDL_SCALE", "").strip() == "largest"):
+    if _asked(name) or (mode() == "full" and os.environ.get("NDL_SCALE", "").strip() == "largest"):
         record(name, grid, run, **options)
     if mode() == "smoke":
         return False, otherwise
-    rows = runs.recorded_part(Experiment(name, run, **options), grid)
+    rows = _recorded(name, grid, run, options)
     if len(rows) == len(grid) and _alike(rows):
         return True, runs.frame(rows)
     say(
         f"Of the larger scale `{name}`, {len(rows)} of {len(grid)} rows are recorded: the smaller one decides."
     )
     return False, otherwise
+
+
+def _asked(name: str) -> bool:
+    """Whether `make reproduce` or `make gpu` asks for an experiment."""
+    only = budget.only_experiment()
+    return only is not None and only.asks_for(name)
+
+
+def _recorded(name: str, grid: list[dict], run: Callable, options: dict) -> list[dict]:
+    """The rows of a grid that the present code has made so far."""
+    kept = {key: value for key, value in options.items() if key in KINDS}
+    return runs.recorded_part(Experiment(name, run, **kept), grid)
 
 
 def on_gpu(device: str) -> bool:
@@ -66,17 +76,15 @@ def on_devices(
         run, options: as for `lab.record`.
     """
     place = "cpu" if mode() == "smoke" else machine.accelerator()
-    only = budget.only_experiment()
-    asked = only is not None and only.asks_for(name)
-    if asked or mode() == "smoke" or (mode() == "full" and place and only is None):
+    here_too = mode() == "full" and place and budget.only_experiment() is None
+    if _asked(name) or mode() == "smoke" or here_too:
         place = place or "cpu"
         here = machine.machine(place)
         return {here: record(name, grid_of(here, place), run, **options)}
-    known = {key: value for key, value in options.items() if key in KINDS}
     found = {}
     for there, device in _devices(name):
         grid = grid_of(there, device)
-        rows = runs.recorded_part(Experiment(name, run, **known), grid)
+        rows = _recorded(name, grid, run, options)
         say(f"{there}: {len(rows)} of {len(grid)} rows of `{name}` are recorded.")
         if rows:
             found[there] = runs.frame(rows)
@@ -103,9 +111,8 @@ def whole(name: str, grid: list[dict], run: Callable, **options) -> pd.DataFrame
     """The rows of a grid as by `lab.record`; in replay None and a sentence as long as the grid is not complete: a part of it judges
     nothing."""
     if mode() != "replay" or budget.only_experiment():
-        return runs.record(name, grid, run, **options)
-    kept = {key: value for key, value in options.items() if key in ("data", "together", "timed")}
-    rows = runs.recorded_part(runs.Experiment(name, run, **kept), grid)
+        return record(name, grid, run, **options)
+    rows = _recorded(name, grid, run, options)
     if len(rows) == len(grid):
         return runs.frame(rows)
     say(

@@ -7,6 +7,7 @@ import json
 import re
 import string
 import sys
+from collections.abc import Iterable
 
 import pandas as pd
 
@@ -78,6 +79,21 @@ def table(
         text,
         html=f'<div class="ndl-scroll" tabindex="0" role="region" aria-label="{label}">{head}{body}</div>',
     )
+
+
+def grid(name: str, heads: Iterable[str], rows: Iterable[str], style: str = "") -> str:
+    """HTML of a table that scrolls inside itself on a narrow screen; each row is the HTML of its cells."""
+    head = "".join(f'<th scope="col">{html_.escape(text)}</th>' for text in heads)
+    body = "".join(f"<tr>{row}</tr>" for row in rows)
+    return (
+        f'<div class="ndl-scroll" tabindex="0" role="region" aria-label="{html_.escape(name)}">'
+        f'<table class="ndl-table{style and " " + style}"><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>'
+    )
+
+
+def cells(row: Iterable[str]) -> str:
+    """A row of a `grid`, from the HTML inside of its cells."""
+    return "".join(f"<td>{cell}</td>" for cell in row)
 
 
 def baselines(rows: list[tuple], form: str = "{:.3f}", caption: str = "") -> None:

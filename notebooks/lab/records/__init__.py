@@ -5,17 +5,3 @@ from . import budget
 from .fingerprint import FingerprintError, code_hash
 from .runs import Experiment, complete, record
 from .store import RecordError, canonical, digest, read
-
-__all__ = [
-    "Experiment",
-    "FingerprintError",
-    "LabError",
-    "RecordError",
-    "budget",
-    "canonical",
-    "code_hash",
-    "complete",
-    "digest",
-    "read",
-    "record",
-]

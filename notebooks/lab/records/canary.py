@@ -265,13 +265,10 @@ def _take(experiment, rows: list[dict], watch: Watch, settings: list[str]) -> No
     if folder:
         note(pathlib.Path(folder, f"{experiment.name}.json"), found)
         return
-    if kept(experiment.name).get("values"):
+    known = kept(experiment.name)
+    if known.get("values"):
         problems = moved(experiment.name, found["values"]) + shaken()
-        if kept(experiment.name)["state"] != found["state"]:
-            problems.append(
-                f"torch is set to {found['state']}, it was {kept(experiment.name)['state']}"
-            )
-        answer(experiment.name, problems)
+        answer(experiment.name, problems + unset(known, settings))
 
 
 def answer(name: str, problems: list[str]) -> None:
@@ -307,6 +304,12 @@ def state() -> list[str]:
     return [str(torch.get_default_dtype()), torch.get_float32_matmul_precision()]
 
 
+def unset(known: dict, settings: list[str]) -> list[str]:
+    """In words, if torch is set otherwise than when a canary was taken down."""
+    was = known.get("state")
+    return [f"torch is set to {settings}, it was {was}"] if was and was != settings else []
+
+
 def world() -> list[list]:
     """What torch and the layer do with a seed: starts, values, gradients and steps, each as a few numbers by name."""
     with torch.random.fork_rng(devices=[]), torch.enable_grad():
@@ -339,10 +342,8 @@ def _samples():
     )
     optimisers = (optim.Adam, optim.AdamW)
     for at, (name, made) in enumerate(layers.items()):
-        flat = name in (
-            "norms",
-            "attention",
-        )  # gradients that are zero but for rounding, which Adam divides by their size
+        # gradients that are zero but for rounding, which Adam divides by their size
+        flat = name in ("norms", "attention")
         steps = functools.partial(optim.SGD, momentum=0.9) if flat else optimisers[at % 2]
         yield name, functools.partial(_trained, made, steps)
 
@@ -410,9 +411,8 @@ def supersede(name: str, code: str, old: str, why: str, without=()) -> None:
         join(name, earlier, why, without=list(without))
 
 
-REASONS: dict[
-    str, list[str]
-] = {}  # why the present code of an experiment does not stand for its rows
+# why the present code of an experiment does not stand for its rows
+REASONS: dict[str, list[str]] = {}
 
 
 def present(experiment) -> str:
@@ -423,20 +423,16 @@ def present(experiment) -> str:
     if not known.get("values") or experiment.timed or modes.mode() == "smoke":
         return code
     found = observed(known.get("like", experiment.name))
-    problems = REASONS[experiment.name] = judged(experiment, known, found)
+    if found is None:
+        problems = ["its smoke run does not reach it"]
+    else:
+        problems = moved(experiment.name, found["values"])
+        problems += against(known, found, experiment.facts())
+    REASONS[experiment.name] = problems
     if problems:
         return code
     print(f"{experiment.name}: its code changed and its canary did not; its rows stand.")
     return known["code"]
-
-
-def judged(experiment, known: dict, found: dict | None) -> list[str]:
-    """What speaks against taking rows of the known code for rows of the present one, in words."""
-    if found is None:
-        return ["its smoke run does not reach it"]
-    reached = experiment.closure()
-    here = {"shape": reached.shape(), "numbers": reached.numbers()}
-    return moved(experiment.name, found["values"]) + against(known, found, here)
 
 
 def against(known: dict, found: dict, here: dict) -> list[str]:
@@ -459,13 +455,13 @@ def unseen(before: list[list[str]], after: list[list[str]]) -> list[str]:
         names, plain = ({entry[at] for entry in others} for at in (0, 1))
         return [entry[2] for entry in some if entry[0] not in names and entry[1] not in plain]
 
-    changed, gone = new(after, before), new(before, after)
-    said = (
-        [f"its smoke run does not execute {len(changed)} statements that are new: {changed[0]}"]
-        if changed
-        else []
-    )
-    return said + ([f"statements are gone that it did not execute: {gone[0]}"] if gone else [])
+    said = []
+    if changed := new(after, before):
+        count = len(changed)
+        said.append(f"its smoke run does not execute {count} statements that are new: {changed[0]}")
+    if gone := new(before, after):
+        said.append(f"statements are gone that it did not execute: {gone[0]}")
+    return said
 
 
 def observed(name: str) -> dict | None:

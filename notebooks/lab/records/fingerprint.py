@@ -244,6 +244,10 @@ def _outer_names(tree: ast.AST) -> frozenset[str]:
 
 
 # ------------------------------------------------------------------------------------------------------- what is reached
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
 def _in_lab(module: str) -> bool:
     return module == "lab" or module.startswith("lab.")
 
@@ -262,7 +266,7 @@ class _Reached:
     def shape(self) -> str:
         """A hash of the code alone: the same when a notebook runs small, with other constants."""
         code = sorted({entry[1:] for entry in self.entries if entry[0] == "code"})
-        return hashlib.sha256(repr(code).encode()).hexdigest()[:16]
+        return _digest(repr(code))
 
     def numbers(self) -> set[str]:
         """All numbers in the code and the constants, with the texts and arrays that are constants; -1, 0 and 1 are free."""
@@ -299,9 +303,7 @@ class _Reached:
         text = repr(content)
         self.entries.append(("code", thing.__qualname__, text))
         if _in_lab(thing.__module__):
-            self.places[thing.__module__, thing.__qualname__] = hashlib.sha256(
-                text.encode()
-            ).hexdigest()[:16]
+            self.places[thing.__module__, thing.__qualname__] = _digest(text)
 
     @staticmethod
     def _function_scope(function) -> ChainMap:
@@ -339,12 +341,10 @@ class _Reached:
             elif _in_lab(value.__name__) or (self.layer and value.__name__ == LAYER):
                 for chain in sorted(c for c in chains if c.partition(".")[0] == name):
                     dotted, found = self._attribute(chain, value, reader)
-                    about_the_module = dotted.rpartition(".")[2].startswith(
-                        "__"
-                    )  # such as its place
-                    if not isinstance(found, types.ModuleType) and not about_the_module:
-                        names[dotted] = dotted.rpartition(".")[2]
-                        self._named(names[dotted], found, reader)
+                    last = dotted.rpartition(".")[2]  # "__file__" and the like do not count
+                    if not isinstance(found, types.ModuleType) and not last.startswith("__"):
+                        names[dotted] = last
+                        self._named(last, found, reader)
                         meant |= self._content(dotted, found)
         return _listed(tree, names)
 
@@ -353,13 +353,12 @@ class _Reached:
         thing = inspect.unwrap(thing) if isinstance(thing, types.FunctionType) else thing
         if not isinstance(thing, (types.FunctionType, type)) or not self.followed(thing.__module__):
             return {}
-        trees = (
-            [(_class_tree(thing) or (0, ast.Pass()))[1]]
-            if isinstance(thing, type)
-            else _function_trees(thing)
-        )
+        if isinstance(thing, type):
+            trees = [(_class_tree(thing) or (0, ast.Pass()))[1]]
+        else:
+            trees = _function_trees(thing)
         text = "".join(map(_content_of, trees))
-        return {name: f"of_{hashlib.sha256(text.encode()).hexdigest()[:8]}"}
+        return {name: f"of_{_digest(text)[:8]}"}
 
     def _attribute(self, chain: str, module: types.ModuleType, reader: str):
         """What "module.attribute" or "package.module.attribute" names, and how much of the chain that takes."""
@@ -440,7 +439,7 @@ class _Reached:
             return text
         if isinstance(value, (pd.DataFrame, pd.Series, pd.Index)):
             text = repr(value.to_numpy().tolist()) + repr(list(getattr(value, "columns", [])))
-            return f"table {hashlib.sha256(text.encode()).hexdigest()[:16]}"
+            return f"table {_digest(text)}"
         if isinstance(value, NAMED):
             return repr(value)
         if isinstance(value, types.SimpleNamespace):
@@ -484,7 +483,7 @@ def code_hash(run, also=(), *, layer: bool = False) -> str:
         FingerprintError: it reads a value that has no content that can be told, such as a random generator.
     """
     entries = sorted(set(closure(run, also, layer=layer).entries))
-    return hashlib.sha256(repr(entries).encode()).hexdigest()[:16]
+    return _digest(repr(entries))
 
 
 def reached(run, also=(), *, layer: bool = False) -> dict[str, str]:

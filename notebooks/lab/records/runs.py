@@ -21,7 +21,7 @@ import pandas as pd
 
 from .. import modes
 from ..machine import device, peak_memory_mb, progress, versions
-from ..modes import LabError, mode, new_rows_folder
+from ..modes import mode, new_rows_folder
 from . import budget, canary, fingerprint, profiles, store, where
 from .store import RecordError, Writer, canonical, only_writer, parse, set_torn_aside
 from .where import InProcess, executor
@@ -278,11 +278,8 @@ def record(
 
 def _check_world(name: str) -> None:
     """Refuse to show rows where torch or the layer does other things than when they were made."""
-    problems = canary.shaken()
-    wanted = canary.kept(name).get("state")
-    if wanted and wanted != canary.state():
-        problems.append(f"torch is set to {canary.state()}, it was {wanted}")
-    canary.answer(name, problems)
+    changed = canary.unset(canary.kept(name), canary.state())
+    canary.answer(name, canary.shaken() + changed)
 
 
 def _reproduced(experiment: Experiment, grid: list[dict], only: budget.Only) -> pd.DataFrame:
@@ -320,7 +317,7 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
         if torn:
             set_torn_aside(path, torn)
         writer = Writer(path)
-        done = _done(experiment, _known(path, rows), counts)
+        done = store.by_key(experiment.name, _known(path, rows), counts)
         missing = [c for c in grid if canonical(c) not in done]
         if missing and counts != code:
             canary.join(experiment.name, code, "its canary")
@@ -334,7 +331,7 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
                 known = {"key": canonical(config), "config": config, "seed": config["seed"]}
                 writer.append({**fixed, **known, **outcome, "time": now})
         rows = _known(path, parse(path)[0])
-    left = [c for c in grid if canonical(c) not in {r["key"] for r in rows}]
+    left = {canonical(c) for c in grid} - {r["key"] for r in rows}
     if left and (budget.LEFT_OUT or of > 1):
         raise budget.Ended(experiment.name, len(left))
     return _select(experiment.name, rows, grid, counts)
@@ -348,21 +345,11 @@ def _known(path: pathlib.Path, rows: list[dict]) -> list[dict]:
     return parse(project)[0] + rows
 
 
-def _done(experiment: Experiment, rows: list[dict], code: str) -> set[str]:
-    """Keys of the rows that count today."""
-    found = [(r, *store.current(experiment.name, r)) for r in rows if r["status"] == "ok"]
-    return {key for _, row_code, key in found if row_code == code}
-
-
 def recorded_part(experiment: Experiment, grid: list[dict]) -> list[dict]:
     """The rows of a grid that are recorded and current, in the grid's order; what is missing is left out."""
     path = new_rows_folder() / f"{experiment.name}.jsonl"
-    code = canary.present(experiment)
-    found = {}
-    for row in _known(path, parse(path)[0]):
-        row_code, key = store.current(experiment.name, row)
-        if row["status"] == "ok" and row_code == code:
-            found[key] = row
+    rows = _known(path, parse(path)[0])
+    found = store.by_key(experiment.name, rows, canary.present(experiment))
     chosen = [found[canonical(config)] for config in grid if canonical(config) in found]
     _check_origin(experiment.name, chosen)
     return chosen
@@ -370,20 +357,17 @@ def recorded_part(experiment: Experiment, grid: list[dict]) -> list[dict]:
 
 def _select(name: str, rows: list[dict], grid: list[dict], code: str) -> list[dict]:
     """The rows of a grid, or an error that says what to run."""
-    found = [(row, *store.current(name, row)) for row in rows]
-    newest = {key: r for r, row_code, key in found if r["status"] == "ok" and row_code == code}
+    newest = store.by_key(name, rows, code)
     absent = [c for c in grid if canonical(c) not in newest]
     if not absent:
         chosen = [newest[canonical(c)] for c in grid]
         _check_origin(name, chosen)
         return chosen
     keys = {canonical(c) for c in absent}
-    failed = [
-        r["error"]
-        for r, row_code, key in found
-        if r["status"] == "failed" and row_code == code and key in keys
-    ]
-    stale = {key for _, row_code, key in found if row_code != code} & keys
+    found = [(row, *store.current(name, row)) for row in rows]
+    theirs = [each for each in found if each[2] in keys]
+    failed = [r["error"] for r, made, _ in theirs if r["status"] == "failed" and made == code]
+    stale = {key for _, made, key in theirs if made != code}
     if failed:
         why = f"{len(failed)} failed, the first with {failed[0]!r}"
     elif stale:
@@ -426,6 +410,3 @@ def frame(rows: list[dict]) -> pd.DataFrame:
     return pd.DataFrame(
         [{**r["config"], **r["metrics"], **{k: r[k] for k in kept if k in r}} for r in rows]
     )
-
-
-__all__ = ["Experiment", "LabError", "RecordError", "complete", "frame", "record"]

@@ -158,3 +158,9 @@ def current(name: str, row: dict) -> tuple[str, str]:
     without = entry.get("without", [])
     config = {k: v for k, v in row["config"].items() if k not in without}
     return canary.kept(name)["code"], canonical(config)
+
+
+def by_key(name: str, rows: list[dict], code: str) -> dict[str, dict]:
+    """The runs that succeeded and count today as made by a code: key -> the newest one."""
+    counted = [(*current(name, row), row) for row in rows if row["status"] == "ok"]
+    return {key: row for row_code, key, row in counted if row_code == code}

@@ -17,7 +17,7 @@ import tempfile
 import torch
 
 from .. import machine, modes
-from ..modes import NOTEBOOKS, ROOT, LabError
+from ..modes import NOTEBOOKS, LabError
 from ..records import canary, store
 from . import cells, reproduce
 
@@ -45,16 +45,11 @@ def observe(
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder) as place:
         file = pathlib.Path(place, f"{notebook.stem}.py")
-        file.write_text(reproduce.script(notebook), encoding="utf-8")
+        file.write_text(cells.script(notebook), encoding="utf-8")
         found = pathlib.Path(place, "found")
-        environment = os.environ | {
-            "NDL_MODE": "smoke",
-            "NDL_CANARIES": str(found),
-            "MPLBACKEND": "Agg",
-            "PYTHONPATH": os.pathsep.join([str(ROOT), str(NOTEBOOKS)]),
-            "OMP_NUM_THREADS": "1",
-            "MKL_NUM_THREADS": "1",
-        }
+        environment = os.environ | cells.ANY_RUN
+        environment |= {"NDL_MODE": "smoke", "NDL_CANARIES": str(found)}
+        environment |= {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
         for name in ("NDL_ONLY", "NDL_READS", "NDL_RESULTS"):
             environment.pop(name, None)
         subprocess.run(
@@ -210,10 +205,7 @@ def main(arguments: list[str]) -> int:
             canary.WORLD, {"torch": torch.__version__, "tolerance": {}, "values": canary.world()}
         )
     said = [
-        line
-        for notebook in chosen
-        if "lab." in reproduce.script(notebook)
-        for line in keep(notebook)
+        line for notebook in chosen if "lab." in cells.script(notebook) for line in keep(notebook)
     ]
     stale = [line for line in said if "STALE" in line]
     print("\n".join(stale))

@@ -14,18 +14,16 @@ import subprocess
 import sys
 import tempfile
 import types
-from collections.abc import Iterator
 
 from ..modes import NOTEBOOKS, ROOT
 from ..records import budget, store
 from ..records.budget import EVERY, NOTE
 
 NOT_REACHED = 3
-RECORDS = (
-    "record",
-    "at_scale",
-    "on_devices",
-)  # functions of the lab whose first argument names an experiment
+# functions of the lab whose first argument names an experiment
+RECORDS = ("record", "at_scale", "on_devices")
+# for every process that runs code of a notebook
+ANY_RUN = {"MPLBACKEND": "Agg", "PYTHONPATH": os.pathsep.join([str(ROOT), str(NOTEBOOKS)])}
 
 
 def code_cells(notebook: pathlib.Path) -> list[tuple[str, str]]:
@@ -34,28 +32,27 @@ def code_cells(notebook: pathlib.Path) -> list[tuple[str, str]]:
     return [(c["id"], "".join(c["source"])) for c in cells if c["cell_type"] == "code"]
 
 
+def script(notebook: pathlib.Path) -> str:
+    """The code cells of a notebook as one script; pages use no magics."""
+    return "\n\n".join(source for _, source in code_cells(notebook)) + "\n"
+
+
+def _nodes(notebook: pathlib.Path) -> list[ast.AST]:
+    """The syntax of a notebook, cell by cell."""
+    return [n for _, source in code_cells(notebook) for n in ast.walk(ast.parse(source))]
+
+
 def experiments(notebook: pathlib.Path) -> list[str]:
     """The experiments that a notebook names in the call that records them, in their order."""
-    found = []
-    for _, source in code_cells(notebook):
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Call):
-                found += _named(node)
-    return list(dict.fromkeys(found))
+    calls = [n for n in _nodes(notebook) if isinstance(n, ast.Call) and n.args]
+    first = [c.args[0] for c in calls if ast.unparse(c.func).rpartition(".")[2] in RECORDS]
+    return list(dict.fromkeys(each.value for each in first if isinstance(each, ast.Constant)))
 
 
 def words(notebook: pathlib.Path) -> set[str]:
     """Every text in the code of a notebook: what it can name an experiment by."""
-    nodes = [n for _, source in code_cells(notebook) for n in ast.walk(ast.parse(source))]
-    return {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
-
-
-def _named(call: ast.Call) -> Iterator[str]:
-    """The experiments that one call records."""
-    function = ast.unparse(call.func).rpartition(".")[2]
-    first = call.args[0] if call.args else None
-    if function in RECORDS and isinstance(first, ast.Constant):
-        yield first.value
+    found = [n.value for n in _nodes(notebook) if isinstance(n, ast.Constant)]
+    return {value for value in found if isinstance(value, str)}
 
 
 def replaced(source: str, constants: dict[str, str]) -> str:
@@ -95,6 +92,12 @@ def run(notebook: pathlib.Path) -> None:
         raise SystemExit(NOT_REACHED)
 
 
+def up_to(experiment: str, values: dict, folder: pathlib.Path) -> dict[str, str]:
+    """The environment of a process that runs a notebook in full up to an experiment, and there what has these values."""
+    asked = {"experiment": experiment, "values": values, "folder": str(folder)}
+    return os.environ | ANY_RUN | {"NDL_MODE": "full", "NDL_ONLY": json.dumps(asked)}
+
+
 def start(
     notebook: pathlib.Path, experiment: str, folder: pathlib.Path, values: dict, **more
 ) -> subprocess.Popen:
@@ -104,15 +107,8 @@ def start(
         values: of the configurations to be run, as for `make reproduce`. more: further environment variables.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    asked = {"experiment": experiment, "values": values, "folder": str(folder)}
-    environment = os.environ | {
-        "NDL_MODE": "full",
-        "NDL_ONLY": json.dumps(asked),
-        "NDL_RESULTS": str(folder),
-        "MPLBACKEND": "Agg",
-        "PYTHONUNBUFFERED": "1",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(NOTEBOOKS)]),
-    }
+    environment = up_to(experiment, values, folder)
+    environment |= {"NDL_RESULTS": str(folder), "PYTHONUNBUFFERED": "1"}
     with open(folder / "said.txt", "w", encoding="utf-8") as said:
         return subprocess.Popen(
             [sys.executable, "-m", "lab.tools.cells", str(notebook)],

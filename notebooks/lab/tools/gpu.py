@@ -28,7 +28,7 @@ from ..modes import NOTEBOOKS, ROOT, LabError
 from ..records import profiles, store
 from ..records.budget import NOTE
 from ..records.profiles import Profile
-from . import cells, plan
+from . import cells, merge, parcel, plan
 from .plan import Item
 
 FILES, LARGEST = 5, 15 * 2**20  # of rows in OUT
@@ -250,12 +250,8 @@ def left_over(experiment: str, folders: list[pathlib.Path], rows: list[dict]) ->
 
 def missing_keys(note: dict, rows: list[dict]) -> set[str]:
     """The configurations of an experiment for which neither the records nor these rows hold a current row."""
-    done = set()
-    for row in store.read(note["experiment"]) + rows:
-        code, key = store.current(note["experiment"], row)
-        if row["status"] == "ok" and code == note["code"]:
-            done.add(key)
-    return set(note["keys"]) - done
+    rows = store.read(note["experiment"]) + rows
+    return set(note["keys"]) - store.by_key(note["experiment"], rows, note["code"]).keys()
 
 
 # ------------------------------------------------------------------------------------------------------------- commands
@@ -381,12 +377,8 @@ def main(arguments: list[str] | None = None) -> None:
         elif asked.command == "list":
             show(asked.out, asked.names, asked.device, asked.budget)
         elif asked.command == "pack":
-            from . import parcel
-
             parcel.pack(asked.folder, asked.limit, asked.have, asked.names)
         else:
-            from . import merge
-
             merge.merge(asked.folder, asked.names, asked.without_torn, asked.device, asked.data)
     except LabError as error:
         raise SystemExit(str(error)) from error

@@ -114,8 +114,7 @@ def faults(row: dict, note: dict, device: str) -> list[str]:
 
 def doubles(experiment: str, recorded: list[dict], rows: list[dict], code: str) -> list[str]:
     """Configurations that are recorded already, or come twice with different results."""
-    current = [(store.current(experiment, row), row) for row in recorded if row["status"] == "ok"]
-    there = {key: row for (row_code, key), row in current if row_code == code}
+    there = store.by_key(experiment, recorded, code)
     found = []
     for row in rows:
         key = store.current(experiment, row)[1]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import pathlib
 import posixpath
 import re
-import subprocess
 import sys
 import tempfile
 import urllib.parse
@@ -19,7 +18,7 @@ import yaml
 from bs4 import BeautifulSoup, Tag
 
 from ..modes import ROOT, LabError
-from .report import browser
+from .report import call, print_to
 
 BEFORE = ["book/index", "book/notation"]
 AFTER = ["book/recipes", "book/theorems", "book/glossary", "book/bibliography"]
@@ -140,33 +139,23 @@ def once(pdf: bytes) -> bytes:
     return re.sub(wide, half, re.sub(literal, half, pdf))
 
 
-def print_book(html: pathlib.Path, target: pathlib.Path, pages: list[str]) -> None:
-    """Join the pages and print them; the browser waits until the equations are set."""
+def print_book(html: pathlib.Path, target: pathlib.Path, pages: list[str] | None = None) -> None:
+    """Join pages, by default the main line, and print them; the browser waits until the equations are set."""
+    pages = pages or main_line()
     if not (html / f"{pages[0]}.html").is_file():
         raise LabError(f"there is no {html / pages[0]}.html: run make book")
     with tempfile.NamedTemporaryFile("w", suffix=".html", dir=html, encoding="utf8") as page:
         page.write(joined(html, pages))
         page.flush()
-        options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
-        options += ["--generate-pdf-document-outline", "--virtual-time-budget=600000"]
-        address = pathlib.Path(page.name).resolve().as_uri()
-        command = [browser(), *options, f"--print-to-pdf={target.resolve()}", address]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    if done.returncode or not target.is_file():
-        raise LabError(f"the browser did not print: {done.stderr.strip()[-500:]}")
+        options = ["--generate-pdf-document-outline", "--virtual-time-budget=600000"]
+        print_to(target, pathlib.Path(page.name), *options, timeout=900)
     target.write_bytes(once(target.read_bytes()))
 
 
 def main(arguments: list[str]) -> None:
     """The command line: the folder of the built book, and the file to write."""
-    if len(arguments) != 2:
-        raise SystemExit(__doc__)
-    html, file = map(pathlib.Path, arguments)
-    try:
-        print_book(html, file, main_line())
-    except LabError as error:
-        raise SystemExit(str(error)) from None
-    print(f"The main line: {file}")
+    call(print_book, arguments, __doc__)
+    print(f"The main line: {arguments[1]}")
 
 
 if __name__ == "__main__":

@@ -38,30 +38,40 @@ def sheets(pdf: bytes) -> list[tuple[int, int]]:
     return [(round(float(width)), round(float(height))) for width, height in boxes]
 
 
+def print_to(target: pathlib.Path, page: pathlib.Path, *options: str, timeout: int = 120) -> None:
+    """Let the browser print a page without header and footer; LabError if it does not."""
+    fixed = ["--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer", *options]
+    command = [browser(), *fixed, f"--print-to-pdf={target.resolve()}", page.resolve().as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+    if done.returncode or not target.is_file():
+        raise LabError(f"the browser did not print: {done.stderr.strip()[-500:]}")
+
+
 def print_page(page: pathlib.Path, target: pathlib.Path) -> None:
     """Print a page of the book, without header and footer; LabError if it is not one sheet of A4."""
     if not page.is_file():
         raise LabError(f"there is no {page}: run make book")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--no-pdf-header-footer"]
-    command = [browser(), *options, f"--print-to-pdf={target}", page.resolve().as_uri()]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if done.returncode or not target.is_file():
-        raise LabError(f"the browser did not print: {done.stderr.strip()[-500:]}")
+    print_to(target, page)
     found = sheets(target.read_bytes())
     if found != [A4]:
         raise LabError(f"{target} is not one sheet of A4 but {len(found)} of {set(found)}")
 
 
-def main(arguments: list[str]) -> None:
-    """The command line: the page, and the file to write."""
+def call(job, arguments: list[str], usage: str) -> None:
+    """A command line with a path to read and a path to write; what a reader can put right ends in one line."""
     if len(arguments) != 2:
-        raise SystemExit(__doc__)
-    page, target = map(pathlib.Path, arguments)
+        raise SystemExit(usage)
+    source, target = map(pathlib.Path, arguments)
     try:
-        print_page(page, target)
+        job(source, target)
     except LabError as error:
         raise SystemExit(str(error)) from None
-    print(f"The report: {target}")
+
+
+def main(arguments: list[str]) -> None:
+    """The command line: the page, and the file to write."""
+    call(print_page, arguments, __doc__)
+    print(f"The report: {arguments[1]}")
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 import pathlib
 import re
 import subprocess
@@ -23,11 +22,12 @@ from collections.abc import Iterator
 import pandas as pd
 
 from .. import modes
-from ..modes import NOTEBOOKS, ROOT, LabError
+from ..modes import NOTEBOOKS, LabError
 from ..records import canary, store
 from ..records.budget import DARK, NOTE, Only
 from ..records.store import canonical, parse
 from ..stats import interval
+from . import cells
 
 ROUNDING = 1e-6  # relative: what the interval of equal values allows
 FEWEST_SEEDS = 3  # from which on an interval is asked, not equality
@@ -39,7 +39,7 @@ TIMES = re.compile(  # their numbers are times
 def owner(experiment: str) -> pathlib.Path:
     """The notebook that records an experiment."""
     for path in modes.chapters():
-        code = script(path)
+        code = cells.script(path)
         if "lab.record(" in code and any(
             re.fullmatch(name, experiment) for name in _names(ast.parse(code))
         ):
@@ -61,12 +61,6 @@ def _names(tree: ast.AST) -> Iterator[str]:
             ]
             if re.fullmatch(r"[a-z0-9]+-", node.values[0].value):
                 yield "".join(parts)
-
-
-def script(notebook: pathlib.Path) -> str:
-    """The code cells of a notebook as one script; pages use no magics."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    return "\n\n".join("".join(c["source"]) for c in cells if c["cell_type"] == "code") + "\n"
 
 
 def rerun(experiment: str, folder: pathlib.Path, only: dict[str, str] | None = None) -> list[dict]:
@@ -95,17 +89,10 @@ def _run_notebook(
     """Run the notebook of an experiment up to its record, and there the configurations with these values, into ``folder``."""
     notebook = owner(experiment)
     file = folder / f"{notebook.stem}.py"
-    file.write_text(script(notebook), encoding="utf-8")
-    asked = {"experiment": experiment, "values": values, "folder": str(folder)}
-    environment = os.environ | {
-        "NDL_MODE": "full",
-        "NDL_ONLY": json.dumps(asked),
-        "MPLBACKEND": "Agg",
-        "PYTHONPATH": os.pathsep.join([str(ROOT), str(NOTEBOOKS)]),
-    }
-    subprocess.run(
-        [sys.executable, str(file)], cwd=NOTEBOOKS, env=environment, check=True, stdout=stdout
-    )
+    file.write_text(cells.script(notebook), encoding="utf-8")
+    environment = cells.up_to(experiment, values, folder)
+    command = [sys.executable, str(file)]
+    subprocess.run(command, cwd=NOTEBOOKS, env=environment, check=True, stdout=stdout)
 
 
 def present_code(experiment: str) -> str:

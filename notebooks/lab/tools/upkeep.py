@@ -69,16 +69,8 @@ def times() -> None:
     for path in CHAPTERS:
         for mode in ("replay", "smoke"):
             began = time.perf_counter()
-            command = [
-                sys.executable,
-                "-m",
-                "pytest",
-                "-q",
-                "--nbmake",
-                f"{slug(path)}.ipynb",
-                "-p",
-                "no:cacheprovider",
-            ]
+            options = ["-q", "--nbmake", "-p", "no:cacheprovider"]
+            command = [sys.executable, "-m", "pytest", *options, f"{slug(path)}.ipynb"]
             subprocess.run(
                 command,
                 cwd=NOTEBOOKS,
