@@ -46,40 +46,26 @@ def test_nothing_changes_at_the_start_and_only_the_adapters_are_trained(base, ar
     assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
 
 
-def test_dora_scales_the_rows_of_the_sum(base):
-    layer = attached(base, "dora-3")[0]
-    summed = layer.base_layer.weight + layer.B @ layer.A
-    rows = torch.stack([m * row / row.square().sum().sqrt() for m, row in zip(layer.m, summed)])
-    assert torch.allclose(layer(X), X @ rows.T + layer.base_layer.bias)
-    layer(X).sum().backward()
-    direction = (summed / summed.norm(dim=1, keepdim=True)).detach()
-    assert torch.allclose(layer.m.grad, (X @ direction.T).sum(0))
-    through = (layer.m / summed.norm(dim=1)).detach()  # no gradient goes through the lengths
-    wanted = through[:, None] * X.sum(0) @ layer.A.T
-    assert torch.allclose(layer.B.grad, wanted.detach())
-
-
 def test_vera_shares_its_frozen_matrices(base):
-    model = attached(base, "vera-5")
-    one, two = model[0], model[2]
-    update = torch.diag(one.b) @ one.B @ torch.diag(one.d) @ one.A
-    assert torch.allclose(one(X), X @ (one.base_layer.weight + update).T + one.base_layer.bias)
+    one, two = attached(base, "vera-5")[::2]
     assert torch.equal(one.A, two.A[:, :24]) and torch.equal(two.B, one.B[:24])
     assert (one.A.shape, two.A.shape, one.B.shape) == ((5, 24), (5, 48), (48, 5))
-    assert lora.trainable(model) == (5 + 48) + (5 + 24)
 
 
-def test_lokr_is_a_kronecker_product_with_a_factor_of_low_rank(base):
-    layer = attached(base, "lokr-4-2")[0]
-    update = torch.kron(layer.first, layer.U @ layer.V)
-    assert torch.allclose(
-        layer(X), X @ (layer.base_layer.weight + update).T + layer.base_layer.bias
-    )
-    assert lora.trainable(layer) == 4 * 4 + 2 * (48 // 4) + 2 * (24 // 4)
+@pytest.mark.parametrize(
+    ("arm", "numbers"),
+    [
+        ("full", 24 * 48 + 48 + 48 * 24),
+        ("dora-3", 2 * 3 * (24 + 48) + 48 + 24),
+        ("vera-5", (5 + 48) + (5 + 24)),
+        ("lokr-4-2", 2 * (4 * 4 + 2 * (48 // 4) + 2 * (24 // 4))),
+    ],
+)
+def test_numbers_that_are_trained(base, arm, numbers):
+    assert lora.trainable(attached(base, arm)) == numbers
 
 
-def test_references_and_unknown_arms(base):
-    assert lora.trainable(attached(base, "full")) == 24 * 48 + 48 + 48 * 24
+def test_all_weights_and_unknown_arms(base):
     model = nn.Sequential(nn.Embedding(7, 24), nn.Linear(24, 6))
     assert lora.trainable(lora.attach(model, {"1": model[1]}, "full")) == 24 * 6 + 6
     assert lora.trainable(lora.attach(model, {"1": model[1]}, "all")) == 7 * 24 + 24 * 6 + 6
@@ -165,8 +151,3 @@ def test_a_sum_of_products_is_the_sum_of_their_matrices_and_starts_at_zero(base,
     with torch.autocast("cpu", torch.bfloat16):
         update = layer(x).double() - layer.base_layer(x).double()
     assert torch.allclose(update, x @ sum(products).T, atol=0.05)
-
-
-def test_one_outer_product_is_lora_of_rank_one(base):
-    model = lora.attach_terms(copy.deepcopy(base), maps(base), 2, lambda *s: lora.crossed(*s, 1))
-    assert lora.trainable(model) == lora.trainable(attached(base, "lora-2"))
