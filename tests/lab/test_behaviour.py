@@ -238,6 +238,9 @@ def test_without_the_release(nowhere, monkeypatch):
     with pytest.raises(LabError, match="no such address"):
         released.released(install=True)
     assert not nowhere.exists()
+    monkeypatch.delenv("NDL_RELEASED")
+    monkeypatch.setenv("NDL_DATA", str(nowhere))
+    assert released.release_folder() == nowhere / "ndlinear-1.0.0"
 
 
 def test_the_release_is_installed_once_beside_ours(nowhere, monkeypatch):
@@ -247,12 +250,6 @@ def test_the_release_is_installed_once_beside_ours(nowhere, monkeypatch):
     monkeypatch.setattr(subprocess, "run", None)
     assert released.released(install=True) is module
     assert released.layer_class("released") is module.NdLinear is not released.layer_class("ours")
-
-
-def test_where_the_release_is_looked_for(monkeypatch, tmp_path):
-    monkeypatch.delenv("NDL_RELEASED", raising=False)
-    monkeypatch.setenv("NDL_DATA", str(tmp_path))
-    assert released.release_folder() == tmp_path / "ndlinear-1.0.0"
 
 
 # --------------------------------------------------------------------------------------------------------- two processes

@@ -183,7 +183,8 @@ def test_reached_and_its_ratio_with_censored_arms():
     sizes, rng = [100, 1000, 10_000], np.random.default_rng(1)
     for goal, samples in ((0.1, 1000), (10**-0.5, 10**2.5), (1e-3, math.inf), (2, 100)):
         assert dial.reach(sizes, [1, 0.1, 0.01], goal) == pytest.approx(samples)
-    assert dial.reach(sizes, [0.01, 1, 0.01], 0.1) == pytest.approx(10**3.5)  # it must stay below
+    again = dial.reach([*sizes, 100_000], [1, 0.01, 1, 0.01], 0.1)  # it must stay below
+    assert again == pytest.approx(10**4.5)
     fast = np.array([1, 0.1, 0.01]) * np.exp(rng.normal(0, 0.05, (5, 3)))
     slow, never = 4 * fast, np.full((5, 3), 0.9)
     found = dial.reached(sizes, fast, 0.1)

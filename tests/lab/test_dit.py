@@ -278,12 +278,6 @@ def test_digits_survive_the_letters_of_a_record():
 
 
 # ------------------------------------------------------------------------ the public network, drawing
-def test_points_have_the_moments_asked_for():
-    draw = torch.Generator().manual_seed(0)
-    root = torch.randn(4, 4, generator=draw, dtype=torch.float64)
-    mean, covariance = torch.arange(4.0).double(), root @ root.T
-    made = dit.points(mean, covariance)
-    assert torch.allclose(made.mean(0), mean) and torch.allclose(torch.cov(made.T), covariance)
 
 
 def test_a_cut_keeps_the_units_that_matter():
@@ -319,7 +313,7 @@ def test_the_public_network_is_put_together(monkeypatch, tmp_path):
     """With stand-ins for what is downloaded: scale of the latents, range of the pictures, reference."""
     small = dit.XL | {"side": 8, "width": 16, "depth": 1, "heads": 2, "classes": 3}
     monkeypatch.setattr(dit, "XL", small)
-    weights = dit.DiT(**small).state_dict()
+    weights, sigma = dit.DiT(**small).state_dict(), np.eye(3) + 1
     monkeypatch.setattr(torch.hub, "load_state_dict_from_url", lambda *a, **k: weights)
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
 
@@ -338,7 +332,7 @@ def test_the_public_network_is_put_together(monkeypatch, tmp_path):
 
     def fetch(url, file):
         assert url == dit.REFERENCE
-        np.savez(file, mu=np.arange(3.0), sigma=np.eye(3))
+        np.savez(file, mu=np.arange(3.0), sigma=sigma)
 
     pretrained = types.SimpleNamespace(from_pretrained=lambda name: Coder())
     network = types.SimpleNamespace(InceptionV3=Network)
@@ -350,7 +344,8 @@ def test_the_public_network_is_put_together(monkeypatch, tmp_path):
     assert torch.allclose(tools.decode(z), torch.full((2, 3, 8, 8), 0.5))
     assert tools.decode(9 * z).max() == 1
     assert torch.allclose(tools.extract(tools.decode(z)), torch.full((2, 3), 0.75))
-    assert torch.allclose(torch.cov(tools.real.T), torch.eye(3).double())
+    assert torch.allclose(torch.cov(tools.real.T), torch.from_numpy(sigma))
+    assert torch.allclose(tools.real.mean(0), torch.arange(3.0).double())
     monkeypatch.setattr(torch.hub, "download_url_to_file", None)  # the second time it is there
     assert torch.equal(dit.tools("DiT-XL/2").real, tools.real)
 
