@@ -1,4 +1,4 @@
-"""DoRA, VeRA and LoKr of low rank: against written-out formulas, and against peft where it is installed."""
+"""DoRA, VeRA and LoKr of low rank against peft, where it is installed; sums of products against written-out matrices."""
 
 import copy
 import functools
@@ -46,40 +46,20 @@ def test_nothing_changes_at_the_start_and_only_the_adapters_are_trained(base, ar
     assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
 
 
-def test_dora_scales_the_rows_of_the_sum(base):
-    layer = attached(base, "dora-3")[0]
-    summed = layer.base_layer.weight + layer.B @ layer.A
-    rows = torch.stack([m * row / row.square().sum().sqrt() for m, row in zip(layer.m, summed)])
-    assert torch.allclose(layer(X), X @ rows.T + layer.base_layer.bias)
-    layer(X).sum().backward()
-    direction = (summed / summed.norm(dim=1, keepdim=True)).detach()
-    assert torch.allclose(layer.m.grad, (X @ direction.T).sum(0))
-    through = (layer.m / summed.norm(dim=1)).detach()  # no gradient goes through the lengths
-    wanted = through[:, None] * X.sum(0) @ layer.A.T
-    assert torch.allclose(layer.B.grad, wanted.detach())
-
-
 def test_vera_shares_its_frozen_matrices(base):
-    model = attached(base, "vera-5")
-    one, two = model[0], model[2]
-    update = torch.diag(one.b) @ one.B @ torch.diag(one.d) @ one.A
-    assert torch.allclose(one(X), X @ (one.base_layer.weight + update).T + one.base_layer.bias)
+    one, two = attached(base, "vera-5")[::2]
     assert torch.equal(one.A, two.A[:, :24]) and torch.equal(two.B, one.B[:24])
     assert (one.A.shape, two.A.shape, one.B.shape) == ((5, 24), (5, 48), (48, 5))
-    assert lora.trainable(model) == (5 + 48) + (5 + 24)
 
 
-def test_lokr_is_a_kronecker_product_with_a_factor_of_low_rank(base):
-    layer = attached(base, "lokr-4-2")[0]
-    update = torch.kron(layer.first, layer.U @ layer.V)
-    assert torch.allclose(
-        layer(X), X @ (layer.base_layer.weight + update).T + layer.base_layer.bias
-    )
-    assert lora.trainable(layer) == 4 * 4 + 2 * (48 // 4) + 2 * (24 // 4)
+@pytest.mark.parametrize("arm", ["full", "dora-3", "vera-5", "lokr-4-2"])
+def test_numbers_that_are_trained(base, arm):
+    counts = {"full": 24 * 48 + 48 + 48 * 24, "dora-3": 2 * 3 * (24 + 48) + 48 + 24}
+    counts |= {"vera-5": (5 + 48) + (5 + 24), "lokr-4-2": 2 * (4 * 4 + 2 * 12 + 2 * 6)}
+    assert lora.trainable(attached(base, arm)) == counts[arm]
 
 
-def test_references_and_unknown_arms(base):
-    assert lora.trainable(attached(base, "full")) == 24 * 48 + 48 + 48 * 24
+def test_all_weights_and_unknown_arms(base):
     model = nn.Sequential(nn.Embedding(7, 24), nn.Linear(24, 6))
     assert lora.trainable(lora.attach(model, {"1": model[1]}, "full")) == 24 * 6 + 6
     assert lora.trainable(lora.attach(model, {"1": model[1]}, "all")) == 7 * 24 + 24 * 6 + 6
@@ -109,9 +89,8 @@ NAMES = {
 @pytest.mark.parametrize("arm", ["dora-3", "vera-5", "lokr-4-2"])
 def test_outputs_gradients_and_starts_are_those_of_peft(base, arm):
     peft = pytest.importorskip("peft")
-    theirs = peft.get_peft_model(
-        copy.deepcopy(base), configured(peft, arm)
-    ).base_model.model.double()
+    theirs = peft.get_peft_model(copy.deepcopy(base), configured(peft, arm)).base_model.model
+    theirs.double()
     ours, names = attached(base, arm), NAMES[arm.partition("-")[0]]
     for place in (0, 2):
         if arm.startswith("vera"):
@@ -139,14 +118,11 @@ def test_starts_are_drawn_as_in_peft(arm):
     ours = lora.attach(model, maps(model), arm)
     pairs = [(getattr(ours[0], k), theirs[0].get_parameter(v)) for k, v in NAMES[arm[:4]].items()]
     if arm.startswith("vera"):
-        pairs += [
-            (ours[0].A, theirs[0].vera_A["default"]),
-            (ours[0].B, theirs[0].vera_B["default"]),
-        ]
-    for mine, wanted in pairs:
-        assert mine.detach().std().item() == pytest.approx(
-            wanted.detach().std().item(), rel=0.15, abs=1e-7
-        )
+        frozen = theirs[0].vera_A["default"], theirs[0].vera_B["default"]
+        pairs += zip((ours[0].A, ours[0].B), frozen)
+    for one, other in pairs:
+        mine, wanted = one.detach(), other.detach()
+        assert mine.std().item() == pytest.approx(wanted.std().item(), rel=0.15, abs=1e-7)
         assert mine.abs().max().item() == pytest.approx(wanted.abs().max().item(), rel=0.05)
 
 
@@ -165,8 +141,3 @@ def test_a_sum_of_products_is_the_sum_of_their_matrices_and_starts_at_zero(base,
     with torch.autocast("cpu", torch.bfloat16):
         update = layer(x).double() - layer.base_layer(x).double()
     assert torch.allclose(update, x @ sum(products).T, atol=0.05)
-
-
-def test_one_outer_product_is_lora_of_rank_one(base):
-    model = lora.attach_terms(copy.deepcopy(base), maps(base), 2, lambda *s: lora.crossed(*s, 1))
-    assert lora.trainable(model) == lora.trainable(attached(base, "lora-2"))

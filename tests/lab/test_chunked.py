@@ -1,10 +1,12 @@
 """Chunked training: hand-written sums against autograd."""
 
+import copy
+
 import lab
 import pytest
 import torch
 from lab.chapters import bump
-from lab.train import chunked
+from lab.train import chunked, loop
 from torch import nn
 from torch.nn import functional as F
 
@@ -37,35 +39,20 @@ def parts(seed, count=60):
 @pytest.mark.parametrize("make", CASES.values(), ids=CASES)
 @pytest.mark.parametrize("chunk", [None, 12])
 def test_every_member_trains_as_autograd_trains_it_alone(make, chunk):
-    seeds = [2, 5, 9]
-    stack = chunked.fit(
-        make, [parts(s) for s in seeds], seeds=seeds, epochs=25, lr=0.01, chunk=chunk
-    )
+    seeds, how = [2, 5, 9], {"epochs": 25, "lr": 0.01}
+    stack = chunked.fit(make, [parts(s) for s in seeds], seeds=seeds, chunk=chunk, **how)
+    x, how = bump.inputs(50, 77), how | {"loss": F.mse_loss}
     for i, seed in enumerate(seeds):
         lab.seed_everything(seed)
         model, part = make(), parts(seed)
-        alone = lab.fit(
-            model,
-            lab.Split(part, part, part),
-            loss=F.mse_loss,
-            epochs=25,
-            lr=0.01,
-            batch_size=0,
-            seed=seed,
-        )
+        last = copy.deepcopy(model)
+        alone = lab.fit(model, lab.Split(part, part, part), batch_size=0, seed=seed, **how)
         losses = [point["train_loss"] for point in alone.curve]
         assert [point["train_loss"] for point in stack.curves[i]] == pytest.approx(losses, rel=1e-4)
         assert losses[-1] < 0.9 * losses[0]
-        x = bump.inputs(50, 77)
-        lab.seed_everything(seed)
-        by_hand = make()
-        adam = torch.optim.Adam(by_hand.parameters(), lr=0.01)
-        for _ in range(25):
-            adam.zero_grad()
-            F.mse_loss(by_hand(part[0]), part[1]).backward()
-            adam.step()
+        loop.train_epochs(last, part, batch_size=60, seed=seed, **how)  # the last weights stay
         with torch.no_grad():
-            torch.testing.assert_close(stack.model(i, "end")(x), by_hand(x), rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(stack.model(i, "end")(x), last(x), rtol=1e-3, atol=1e-4)
 
 
 def test_large_modes_are_not_made_dense():
@@ -92,35 +79,30 @@ def test_members_stop_by_themselves_and_training_goes_on():
             )
 
 
-def test_what_cannot_be_trained_is_refused():
-    arguments = {"data": [parts(0)], "seeds": [0], "epochs": 2, "lr": 0.01}
-    for layers in (
-        [nn.Linear(10, 3), nn.Tanh(), nn.Linear(3, 1)],
-        [nn.Linear(10, 3), nn.Linear(3, 1)],
-        [nn.Linear(10, 3), nn.ReLU()],
-    ):
-        with pytest.raises(lab.LabError, match="ReLU between"):
-            chunked.fit(lambda layers=layers: nn.Sequential(*layers), **arguments)
-    with pytest.raises(lab.LabError, match="one number"):
-        chunked.fit(lambda: nn.Sequential(nn.Linear(10, 2)), **arguments)
-    with pytest.raises(lab.LabError, match="divide"):
-        chunked.fit(CASES["dense, depth 2"], **arguments, chunk=7)
-    with pytest.raises(lab.LabError, match="not finite"):
+LINEAR, (X, Y) = nn.Linear(10, 3), parts(0)
+
+
+@pytest.mark.parametrize(
+    ("layers", "y", "chunk", "message"),
+    [
+        ([LINEAR, nn.Tanh(), nn.Linear(3, 1)], Y, None, "ReLU between"),
+        ([LINEAR, nn.Linear(3, 1)], Y, None, "ReLU between"),
+        ([LINEAR, nn.ReLU()], Y, None, "ReLU between"),
+        ([nn.Linear(10, 2)], Y, None, "one number"),
+        ([nn.Linear(10, 1)], Y, 7, "divide"),
+        ([nn.Linear(10, 1)], Y * torch.inf, None, "not finite"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused(layers, y, chunk, message):
+    with pytest.raises(lab.LabError, match=message):
         chunked.fit(
-            CASES["dense, depth 2"],
-            [(parts(0)[0], parts(0)[1] * torch.inf)],
-            seeds=[0],
-            epochs=2,
-            lr=0.01,
+            lambda: nn.Sequential(*layers), [(X, y)], seeds=[0], epochs=2, lr=0.01, chunk=chunk
         )
 
 
 def test_chunks_are_equal_shares_that_fit():
     assert chunked.chunk_of(1000, 16) == 1000
     assert chunked.chunk_of(1000, 1000) == 250  # 250,000 numbers
-    assert (
-        chunked.chunk_of(1000, 5 * 1024) == 125
-    )  # too many for the cache, but few samples are slow
-    assert (
-        chunked.chunk_of(1009, 1) == 1009 and chunked.chunk_of(1009, 1024) == 1
-    )  # a prime has no other share
+    assert chunked.chunk_of(1000, 5 * 1024) == 125  # more than the cache holds, few are slow
+    prime = [chunked.chunk_of(1009, width) for width in (1, 1024)]  # it has no other share
+    assert prime == [1009, 1]

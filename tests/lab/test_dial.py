@@ -1,5 +1,6 @@
 """Dial-a-bias: the components are what their docstrings say, and the statistics find what was put in."""
 
+import itertools
 import math
 
 import lab
@@ -37,33 +38,26 @@ def test_components_against_plain_loops():
     columns = sum(c[j] * X[:, j].var() for j in range(4))
     spread = np.var(dial.inputs(50_000, 1, 4)[:, 0].double().numpy(), axis=1).var()
     assert found["column variances"] == pytest.approx(columns / math.sqrt(2 * spread), rel=0.02)
-    checker = sum((-1) ** (i + j) * X[i, j] for i in range(4) for j in range(4))
+    places = list(itertools.product(range(4), range(4)))
+    checker = sum((-1) ** (i + j) * X[i, j] for i, j in places)
     assert found["checkerboard"] == pytest.approx(checker / math.sqrt(16 / 12), abs=1e-5)
-    bits = [
-        sum(h[i] * X[i].sum() for i in range(4)) > 0,
-        sum(h[j] * X[:, j].sum() for j in range(4)) > 0,
-    ]
-    assert found["xor"] == (1 if bits[0] != bits[1] else -1)
-
-
-def test_local_xor_counts_diagonal_neighbours():
-    x = dial.inputs(1, 9, side=4)
-    bits = (x[0] > 0.5).tolist()
-    differ = [bits[i][j] != bits[(i + 1) % 4][(j + 1) % 4] for i in range(4) for j in range(4)]
-    assert float(dial.components(x, "local")["xor"]) == pytest.approx(
-        sum(1 if d else -1 for d in differ) / 4
-    )
+    upper, left = (h @ X.sum(axis) > 0 for axis in (1, 0))
+    assert found["xor"] == (1 if upper != left else -1)
+    bits = X > 0.5
+    differ = [bits[i, j] != bits[(i + 1) % 4, (j + 1) % 4] for i, j in places]  # neighbours
+    wanted = sum(1 if d else -1 for d in differ) / 4
+    assert float(dial.components(x, "local")["xor"]) == pytest.approx(wanted)
 
 
 def test_scrambling_permutes_the_places_of_the_entangled_masks_only():
     aligned, scrambled = dial.masks("aligned"), dial.masks("scrambled")
     for name in aligned:
         assert torch.equal(aligned[name].flatten().sort()[0], scrambled[name].flatten().sort()[0])
-    assert torch.equal(aligned["row means"], scrambled["row means"])
-    ranks = [int(torch.linalg.matrix_rank(m["checkerboard"])) for m in (aligned, scrambled)]
-    assert ranks[0] == 1 and ranks[1] > 30
+        assert torch.equal(aligned[name], scrambled[name]) == name.endswith("means")
     with pytest.raises(LabError, match="where"):
         dial.masks("local")
+    with pytest.raises(LabError, match="reading"):
+        dial.weights("other", 0.5)
 
 
 @pytest.mark.parametrize("reading", dial.READINGS)
@@ -76,35 +70,29 @@ def test_target_has_the_variance_of_its_weights(sample, reading):
         assert found == pytest.approx(dial.spread(alpha))
 
 
-def test_unknown_readings_are_refused():
-    with pytest.raises(LabError, match="reading"):
-        dial.weights("other", 0.5)
-
-
 def test_fit_keeps_the_weights_of_the_best_look_and_repeats():
     data = dial.draw("linear", 0.5, 400, 0, tests=50)
 
-    def train(schedule):
+    def train(**how):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Flatten(), nn.Linear(1024, 1))
-        curve, best = dial.fit(
-            model, data, lr=3e-3, schedule=schedule, steps=60, seed=0, batch_size=32, checks=12
-        )
-        return model, curve, best
+        how = {"lr": 3e-3, "schedule": "cosine", "steps": 60, "checks": 12, "batch_size": 32} | how
+        return model, *dial.fit(model, data, seed=0, **how)
 
-    model, curve, best = train("cosine")
+    model, curve, best = train()
     assert [p["step"] for p in curve] == list(range(5, 61, 5))
     lowest = min(curve, key=lambda p: p["val_mse"])
-    assert best == lowest["step"]
     here = F.mse_loss(dial.predict(model, data.val[0]), data.val[1]).item()
-    assert here == pytest.approx(lowest["val_mse"], rel=1e-5)
+    assert best == lowest["step"] and here == pytest.approx(lowest["val_mse"], rel=1e-5)
     assert curve[-1]["train_mse"] < curve[0]["train_mse"]
-    assert train("cosine")[1] == curve != train("constant")[1]
-    for wrong in ({"schedule": "linear", "checks": 2}, {"schedule": "cosine", "checks": 9}):
-        with pytest.raises(LabError):
-            dial.fit(model, data, lr=1e-3, steps=3, seed=0, **wrong)
-    with pytest.raises(LabError, match="finite"):
-        dial.fit(model, data, lr=1e30, schedule="constant", steps=4, seed=0, checks=2)
+    assert train()[1] == curve
+    for wrong, message in (
+        ({"schedule": "linear"}, "linear"),
+        ({"checks": 61}, "checks=61"),
+        ({"lr": 1e30, "schedule": "constant"}, "finite"),
+    ):
+        with pytest.raises(LabError, match=message):
+            train(**wrong)
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
@@ -114,25 +102,22 @@ def test_fit_is_the_loop_written_out_with_torchs_adam(schedule):
     torch.manual_seed(3)
     plain = nn.Sequential(nn.Flatten(), nn.Linear(1024, 1))
     adam = torch.optim.Adam(plain.parameters(), lr=2e-3)
-    draw, queue, errors = torch.Generator().manual_seed(4), [], []
-    for step in range(8):
-        if not queue:
-            order = torch.randperm(80, generator=draw)
-            queue = [order[64:], order[32:64], order[:32]]
+    draw, errors = torch.Generator().manual_seed(4), []
+    orders = [torch.randperm(80, generator=draw) for _ in range(3)]
+    queue = [part for order in orders for part in (order[64:], order[32:64], order[:32])]
+    for step, rows in enumerate(queue[:8]):
         if schedule == "cosine":
             adam.param_groups[0]["lr"] = 2e-3 * math.cos(math.pi / 2 * step / 8) ** 2
-        rows = queue.pop(0)
         error = ((plain(x[rows]) - y[rows]) ** 2).mean()
         adam.zero_grad()
         error.backward()
         adam.step()
-        errors.append((error.item() * len(rows), len(rows)))
+        errors.append(error.item())
     torch.manual_seed(3)
-    model = nn.Sequential(nn.Flatten(), nn.Linear(1024, 1))
-    curve, _ = dial.fit(
-        model, data, lr=2e-3, schedule=schedule, steps=8, seed=4, batch_size=32, checks=2
-    )
-    means = [sum(e for e, _ in part) / sum(n for _, n in part) for part in (errors[:4], errors[4:])]
+    model, how = nn.Sequential(nn.Flatten(), nn.Linear(1024, 1)), {"lr": 2e-3, "batch_size": 32}
+    curve, _ = dial.fit(model, data, schedule=schedule, steps=8, seed=4, checks=2, **how)
+    sizes = [len(rows) for rows in queue]
+    means = [np.average(errors[at : at + 4], weights=sizes[at : at + 4]) for at in (0, 4)]
     assert [p["train_mse"] for p in curve] == pytest.approx(means, rel=1e-5)
     val = ((plain(data.val[0]) - data.val[1]) ** 2).mean().item()
     assert curve[-1]["val_mse"] == pytest.approx(val, rel=1e-5)
@@ -153,11 +138,10 @@ def test_draws_are_these_numbers():
 
 
 def test_ridge_solves_a_linear_target_and_shrinks_where_data_are_few():
-    data = dial.draw("linear-scrambled", 0.4, 2000, 0, tests=500)
-    assert F.mse_loss(dial.predict(dial.ridge(data), data.test[0]), data.test[1]) < 1e-6
-    few = dial.draw("linear-scrambled", 0.4, 200, 0, tests=500)
-    error = F.mse_loss(dial.predict(dial.ridge(few), few.test[0]), few.test[1]).item()
-    assert 0.1 < error < dial.spread(0.4) * 1.05
+    for samples, least, most in ((2000, 0, 1e-6), (200, 0.1, 1.05 * dial.spread(0.4))):
+        data = dial.draw("linear-scrambled", 0.4, samples, 0, tests=500)
+        error = F.mse_loss(dial.predict(dial.ridge(data), data.test[0]), data.test[1]).item()
+        assert least <= error < most
 
 
 def test_ridge_is_least_squares_with_rows_for_the_penalty():
@@ -184,43 +168,28 @@ def test_learnt_tells_the_components_apart():
     assert all(abs(v) < 0.2 for v in found.values()) and len(found) == 5
 
 
-def test_crossings():
-    assert dial.crossings([0, 1, 2], [-1, 1, -3]) == [0.5, 1.25]
-    assert dial.crossings([0, 1], [-2, -1]) == []
-
-
 def test_crossing_covers_the_truth_and_says_when_there_is_none():
-    rng, at = np.random.default_rng(0), np.linspace(0, 1, 11)
-    found = dial.crossing(at, (at - 0.45) + rng.normal(0, 0.01, (5, 11)))
+    assert dial.crossings([0, 1, 2], [-1, 1, -3]) == [0.5, 1.25]
+    noise, at = np.random.default_rng(0).normal(0, 0.01, (5, 11)), np.linspace(0, 1, 11)
+    found = dial.crossing(at, at - 0.45 + noise)
     assert found["low"] < found["alpha"] < found["high"]
-    assert abs(found["alpha"] - 0.45) < 0.03
-    assert found["once"] == 1
-    never = dial.crossing(at, -1 + rng.normal(0, 0.01, (5, 11)))
-    assert math.isnan(never["alpha"]) and math.isnan(never["low"]) and never["once"] == 0
-    down = dial.crossing(at, (0.45 - at) + np.zeros((5, 11)))
-    assert math.isnan(down["alpha"]) and down["once"] == 0
-
-
-def test_reach():
-    sizes = [100, 1000, 10_000]
-    assert dial.reach(sizes, [1, 0.1, 0.01], 0.1) == pytest.approx(1000)
-    assert dial.reach(sizes, [1, 0.1, 0.01], 10**-0.5) == pytest.approx(10**2.5)
-    assert dial.reach(sizes, [1, 0.1, 0.01], 1e-3) == math.inf
-    assert dial.reach(sizes, [1, 0.1, 0.01], 2) == 100
-    assert dial.reach(sizes, [0.01, 1, 0.01], 0.1) == pytest.approx(10**3.5)  # it must stay below
+    assert abs(found["alpha"] - 0.45) < 0.03 and found["once"] == 1
+    for other in (-1 + noise, 0.45 - at + 0 * noise):  # never, and downwards
+        found = dial.crossing(at, other)
+        assert math.isnan(found["alpha"]) and math.isnan(found["low"]) and found["once"] == 0
 
 
 def test_reached_and_its_ratio_with_censored_arms():
     sizes, rng = [100, 1000, 10_000], np.random.default_rng(1)
+    for goal, samples in ((0.1, 1000), (10**-0.5, 10**2.5), (1e-3, math.inf), (2, 100)):
+        assert dial.reach(sizes, [1, 0.1, 0.01], goal) == pytest.approx(samples)
+    again = dial.reach([*sizes, 100_000], [1, 0.01, 1, 0.01], 0.1)  # it must stay below
+    assert again == pytest.approx(10**4.5)
     fast = np.array([1, 0.1, 0.01]) * np.exp(rng.normal(0, 0.05, (5, 3)))
     slow, never = 4 * fast, np.full((5, 3), 0.9)
     found = dial.reached(sizes, fast, 0.1)
     assert found["low"] < 1000 * 1.3 and found["low"] <= found["samples"] <= found["high"] < 1300
-    assert (
-        dial.reached(sizes, never, 0.1)["samples"]
-        == math.inf
-        == dial.reached(sizes, never, 0.1)["low"]
-    )
+    assert set(dial.reached(sizes, never, 0.1).values()) == {math.inf}
     ratio = dial.reach_ratio(sizes, fast, slow, 0.1)
     assert ratio["low"] <= ratio["ratio"] <= ratio["high"]
     assert ratio["ratio"] == pytest.approx(4, rel=0.1)
@@ -233,133 +202,75 @@ def test_reached_and_its_ratio_with_censored_arms():
 
 @pytest.fixture
 def runs():
-    """Errors known in advance: NdLinear over dense is 1/10 at alpha 0 and 50 at alpha 1, a little more or less by seed."""
-    rows = []
-    for seed in range(5):
-        wobble = 1 + 0.01 * seed
-        for reading, alpha, ratio in (
-            ("linear-scrambled", 0.0, 0.1),
-            ("linear-scrambled", 0.5, 3.0),
-            ("linear-scrambled", 1.0, 50.0),
-            ("linear", 1.0, 0.2),
-            ("text", 0.0, 1.0),
-            ("text", 1.0, 1.0),
-        ):
-            run = {"reading": reading, "alpha": alpha, "seed": seed}
-            rows.append(run | {"model": "dense", "test_mse": 0.02})
-            rows.append(run | {"model": "ndlinear", "test_mse": 0.02 * ratio * wobble})
-    return pd.DataFrame(rows)
+    """Errors known in advance: NdLinear over dense is 1/10 at alpha 0 and 50 at alpha 1, a little more by seed."""
+    moved, rows = "linear-scrambled", []
+    ratios = {(moved, 0.0): 0.1, (moved, 0.5): 3.0, (moved, 1.0): 50.0, ("linear", 1.0): 0.2}
+    ratios |= {("text", 0.0): 1.0, ("text", 1.0): 1.0}
+    for seed, (run, ratio) in itertools.product(range(5), ratios.items()):
+        rows.append((*run, seed, "dense", 0.02))
+        rows.append((*run, seed, "ndlinear", 0.02 * ratio * (1 + 0.01 * seed)))
+    return pd.DataFrame(rows, columns=["reading", "alpha", "seed", "model", "test_mse"])
 
 
 def test_readings_share_alpha_0_and_ratios_are_paired(runs):
-    assert list(dial.log_ratios(runs, "linear")) == [0.0, 1.0]
-    assert np.exp(dial.log_ratios(runs, "linear")[0.0]).tolist() == pytest.approx(
-        [0.1, 0.101, 0.102, 0.103, 0.104]
-    )
+    found = dial.log_ratios(runs, "linear")
+    assert list(found) == [0.0, 1.0]
+    assert np.exp(found[0.0]).tolist() == pytest.approx([0.1, 0.101, 0.102, 0.103, 0.104])
     assert set(dial.of(runs, "text")["alpha"]) == {0.0, 1.0}
-
-
-def test_runs_are_told_apart_by_reading_and_number_of_steps(runs):
-    short, long = runs.assign(steps=1250), runs.assign(steps=20_000)
-    found = dial.by_budget(pd.concat([short, long]))
-    readings = set(runs["reading"])
-    assert set(found) == {f"{r}, {n} steps" for r in readings for n in ("1,250", "20,000")}
-    for name, part in found.items():
-        reading, steps = name.removesuffix(" steps").split(", ")
-        assert set(part["reading"]) == {reading}
-        assert set(part["steps"]) == {int(steps.replace(",", ""))}
-        assert len(part) == (runs["reading"] == reading).sum()
+    spans = dial.along(runs, "linear-scrambled")
+    for alpha, logs in dial.log_ratios(runs, "linear-scrambled").items():
+        assert spans.loc[alpha].tolist() == pytest.approx(np.exp(lab.interval(logs)).tolist())
 
 
 def test_ends_lists_each_end_once(runs):
     found = dial.ends(runs).set_index(["reading", "alpha"])
-    assert list(found.index) == [
-        ("text", 0),
-        ("text", 1),
-        ("linear", 1),
-        ("linear-scrambled", 0),
-        ("linear-scrambled", 1),
-    ]
-    row = found.loc[("linear-scrambled", 1)]
-    assert row["ratio_low"] < 51 < row["ratio_high"] and row["ratio"] == pytest.approx(51, rel=0.01)
-    assert row["dense"] == pytest.approx(0.02) and row["ndlinear"] == pytest.approx(1.02, rel=0.01)
+    moved = "linear-scrambled"
+    assert list(found.index) == [("text", 0), ("text", 1), ("linear", 1), (moved, 0), (moved, 1)]
+    row = found.loc[(moved, 1)]
+    assert row["ratio_low"] < row["ratio"] < row["ratio_high"]
+    means = row[["dense", "ndlinear", "ratio"]].tolist()
+    assert means == pytest.approx([0.02, 1.02, 51], rel=0.01)
 
 
-def test_another_reading_counts_as_a_condition():
-    assert dial.over_readings({"text": True, "linear": False}) == (True, None)
-    assert dial.over_readings({"text": None, "linear": True}) == (False, True)
-    assert dial.over_readings({"text": None, "linear": False}) == (None, None)
-    assert dial.over_readings({"text": False, "linear": False}) == (False, None)
+@pytest.mark.parametrize(
+    ("text", "linear", "answer"),
+    [(True, False, (True, None)), (None, True, (False, True)), (None, False, (None, None)), (False, False, (False, None))],
+)  # fmt: skip
+def test_another_reading_counts_as_a_condition(text, linear, answer):
+    assert dial.over_readings({"text": text, "linear": linear}) == answer
 
 
-def test_plot_draws_every_run_and_the_crossing(runs):
-    _, axis = plt.subplots()
-    dial.plot(axis, runs, "linear-scrambled", printed=0.45)
-    points = sum(len(line.get_xdata()) for line in axis.lines if line.get_linestyle() == "None")
-    assert points == 30 and len(axis.patches) == 1
-    dial.plot(axis, runs, "linear", printed=0.45)  # never crosses: no band
-    assert len(axis.patches) == 1
-
-
-def test_band_draws_every_ratio_and_the_printed_ends(runs):
-    _, axis = plt.subplots()
-    dial.band(axis, runs, "linear-scrambled", (1 / 49, 64), printed=0.45)
-    found = [line.get_ydata() for line in axis.lines if line.get_linestyle() == "None"]
-    assert [len(values) for values in found] == [3] * 5 + [2] and list(found[-1]) == [1 / 49, 64]
-    mean = next(line.get_ydata() for line in axis.lines if line.get_linestyle() == "-")
-    assert list(mean) == pytest.approx([0.102, 3.06, 51], rel=0.01)
-    low, high = axis.collections[0].get_paths()[0].get_extents().get_points()[:, 1]
-    assert low < 0.102 and high > 51 and axis.get_yscale() == "log"
-    dial.band(
-        axis, runs[runs["seed"] == 0], "linear-scrambled", (1 / 49, 64), printed=0.45
-    )  # one seed: no band
-    assert len(axis.collections) == 1
-
-
-def test_ratios_along_the_dial(runs):
-    found = dial.along(runs, "linear-scrambled")
-    of = dial.of(runs, "linear-scrambled").set_index(["model", "alpha", "seed"])
-    errors = of["test_mse"].sort_index()
-    for alpha, row in found.iterrows():
-        logs = np.log(errors["ndlinear", alpha] / errors["dense", alpha])
-        mean, low, high = lab.interval(logs)
-        assert [row["ratio"], row["low"], row["high"]] == pytest.approx(
-            [math.exp(mean), math.exp(low), math.exp(high)]
-        )
-
-
-def test_panels_have_errors_above_and_ratios_below(runs):
+def test_panels_draw_every_run_the_crossing_and_the_printed_ends(runs):
     _, axes = plt.subplots(2, 2)
-    dial.panels(axes, runs, ("text", "linear"), (1 / 49, 64), printed=0.45)
-    assert [axis.get_xlabel() for axis in axes[0]] == [
-        f"alpha\n{dial.PANELS[reading]}" for reading in ("text", "linear")
-    ]
-    stars = [[1 / 49, 64] in [list(line.get_ydata()) for line in axis.lines] for axis in axes.flat]
-    assert stars == [False, False, True, True]
+    plain, moved, _, below = axes.flat
+    dial.panels(axes, runs, ("linear", "linear-scrambled"), (1 / 49, 64), printed=0.45)
+    points = [line for line in moved.lines if line.get_linestyle() == "None"]
+    assert sum(len(line.get_xdata()) for line in points) == 30
+    assert (len(plain.patches), len(moved.patches)) == (0, 1)  # the linear parts never cross
+    found = [line.get_ydata() for line in below.lines if line.get_linestyle() == "None"]
+    assert [len(values) for values in found] == [3] * 5 + [2] and list(found[-1]) == [1 / 49, 64]
+    mean = next(line.get_ydata() for line in below.lines if line.get_linestyle() == "-")
+    assert list(mean) == pytest.approx([0.102, 3.06, 51], rel=0.01)
+    low, high = below.collections[0].get_paths()[0].get_extents().get_points()[:, 1]
+    assert low < 0.102 and high > 51
+    dial.band(below, runs[runs["seed"] == 0], "linear-scrambled", (1 / 49, 64), printed=0.45)
+    assert len(below.collections) == 1  # one seed: no band
 
 
 @pytest.fixture
 def sized():
     """Errors that fall as 100 / samples for one model and 400 / samples for the other; a third never gets anywhere."""
     rows = []
-    for seed in range(5):
-        for n in (100, 1000, 10_000):
-            for model, error in (("ndlinear", 100 / n), ("dense", 400 / n), ("stuck", 0.9)):
-                run = {"model": model, "alpha": 0.1, "seed": seed, "samples": n}
-                rows.append(run | {"relative": error * (1 + 0.01 * seed)})
-    return pd.DataFrame(rows)
-
-
-def test_samples_needed_in_words(sized):
-    assert dial.by_size(sized, "dense", 0.1).shape == (5, 3)
-    table = dial.needed(sized, ["ndlinear", "stuck"], 0.1, (0.1, 2.0)).set_index("model")
-    assert table.loc["ndlinear", "10%"].startswith("1,0")
-    assert table.loc["ndlinear", "200%"] == "at most 100"
-    assert table.loc["stuck", "10%"] == "over 10,000"
-    assert table.loc["stuck", "200%"] == "at most 100"
+    for seed, n in itertools.product(range(5), (100, 1000, 10_000)):
+        for model, error in (("ndlinear", 100 / n), ("dense", 400 / n), ("stuck", 0.9)):
+            rows.append((model, 0.1, seed, n, error * (1 + 0.01 * seed)))
+    return pd.DataFrame(rows, columns=["model", "alpha", "seed", "samples", "relative"])
 
 
 def test_factors_and_the_decision_over_goals(sized):
+    table = dial.needed(sized, ["ndlinear", "stuck"], 0.1, (0.1, 2.0)).set_index("model")
+    assert table.loc["ndlinear", "10%"].startswith("1,0")
+    assert table.loc["stuck", ["10%", "200%"]].tolist() == ["over 10,000", "at most 100"]
     found = dial.factors(sized, "dense", "ndlinear", 0.1, (0.1, 0.5))
     assert found[0.1]["ratio"] == pytest.approx(4, rel=0.01)
     assert dial.over_goals(found, 0.1, 2.5) == (True, None)
@@ -368,24 +279,17 @@ def test_factors_and_the_decision_over_goals(sized):
     assert dial.over_goals(never, 0.1, 1.0) == (None, None)
     assert dial.factor_words(never[0.1]) == "neither arrives"
     assert dial.factor_words(found[0.1]).startswith("4.00 [")
-    assert (
-        dial.factor_words({"ratio": 12.0, "low": 11.0, "high": 13.5, "bound": True})
-        == "at least 12.00 [11.00, 13.50]"
-    )
-    mixed = {
-        0.05: {"low": 0.5, "high": 0.6},
-        0.1: {"low": 3.0, "high": 4.0},
-        0.2: {"low": 2.0, "high": 3.0},
-    }
+    bound = {"ratio": 12.0, "low": 11.0, "high": 13.5, "bound": True}
+    assert dial.factor_words(bound) == "at least 12.00 [11.00, 13.50]"
+    spans = {0.05: (0.5, 0.6), 0.1: (3.0, 4.0), 0.2: (2.0, 3.0)}
+    mixed = {goal: {"low": low, "high": high} for goal, (low, high) in spans.items()}
     assert dial.over_goals(mixed, 0.05, 2.5) == (False, True)
     assert dial.over_goals(mixed, 0.2, 2.5) == (None, None)
 
 
 def test_the_figure_of_samples_has_every_seed_and_the_printed_marks(sized):
     _, axis = plt.subplots()
-    models = {m: m for m in sized["model"].unique()}
-    alpha = sized["alpha"].iloc[0]
-    dial.draw_samples(axis, sized, alpha, models, goal=0.05, marks={"dense": 15_000})
-    rows = sized[sized["alpha"] == alpha].groupby(["model", "seed"]).ngroups
-    assert sum(line.get_alpha() == 0.4 for line in axis.lines) == rows
-    assert axis.lines[-1].get_xdata() == [15_000] and axis.get_xscale() == "log"
+    names = {name: name for name in sized["model"].unique()}
+    dial.draw_samples(axis, sized, 0.1, names, goal=0.05, marks={"dense": 15_000})
+    assert sum(line.get_alpha() == 0.4 for line in axis.lines) == 15
+    assert axis.lines[-1].get_xdata() == [15_000]
