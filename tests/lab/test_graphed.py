@@ -1,5 +1,7 @@
 """Trainings side by side: on a processor they are those of `lab.fit`, to the last digit."""
 
+from unittest import mock
+
 import pytest
 import torch
 from lab import LabError
@@ -47,11 +49,6 @@ def test_each_member_is_trained_as_it_would_be_alone(split, batch_size):
         )
 
 
-def test_a_member_does_not_depend_on_the_others(split):
-    (only,) = together(split, seeds=(4,))
-    assert together(split)[1].metrics == only.metrics
-
-
 def test_a_training_that_diverges_is_named(split):
     with pytest.raises(LabError, match="the training loss is"):
         together(split, lr=1e30)
@@ -85,44 +82,13 @@ def test_a_decoder_that_diverges_is_named():
         )
 
 
-class Recorder:
-    """Stands for torch.cuda: notes when a graph is captured and replayed."""
-
-    def __init__(self, monkeypatch):
-        self.captured, self.replayed = 0, 0
-        for name in ("Stream", "synchronize", "current_stream", "stream", "graph", "CUDAGraph"):
-            monkeypatch.setattr(torch.cuda, name, getattr(self, name))
-
-    def Stream(self, *_):
-        return self
-
-    current_stream = Stream
-
-    def wait_stream(self, other):
-        pass
-
-    def synchronize(self):
-        pass
-
-    def stream(self, _):
-        return torch.no_grad()
-
-    def graph(self, _):
-        self.captured += 1
-        return torch.no_grad()
-
-    def CUDAGraph(self):
-        return self
-
-    def replay(self):
-        self.replayed += 1
-
-
 def test_on_a_gpu_every_step_runs_three_times_and_is_replayed_from_then_on(monkeypatch):
-    gpu, ran = Recorder(monkeypatch), []
+    gpu, ran = mock.MagicMock(), []
+    for name in ("Stream", "synchronize", "current_stream", "stream", "graph", "CUDAGraph"):
+        monkeypatch.setattr(torch.cuda, name, getattr(gpu, name))
     steps = [lambda: ran.append("a"), lambda: ran.append("b")]
     call = graphed.SideBySide(steps, torch.device("cuda"))
     for _ in range(10):
         call()
-    assert gpu.captured == 1 and gpu.replayed == 7
+    assert gpu.graph.call_count == 1 and gpu.CUDAGraph().replay.call_count == 7
     assert ran == ["a", "b"] * (graphed.WARM + 1)  # the capture goes through them once more

@@ -62,10 +62,8 @@ def made(scores=SCORES, **more) -> pd.DataFrame:
 
 
 def situation(**changes) -> guide.Situation:
-    plain = guide.Situation(
-        "one", "", "10_one_layer", ("x",), {}, "score", "nd", "big", "three runs"
-    )
-    return plain._replace(**changes)
+    names = ("one", "", "10_one_layer", ("x",), {}, "score", "nd", "big", "three runs")
+    return guide.Situation(*names)._replace(**changes)
 
 
 def of(frame: pd.DataFrame):
@@ -132,16 +130,11 @@ def test_own_rates_need_several_for_every_trained_model():
 
 
 def test_a_replacement_names_its_arms():
-    wide = pd.DataFrame(
-        {"model": ["mlp", "cnn"], "seed": [0, 0], "lr": [0.1, 0.1], "trained/svd/8": [1, 1]}
-        | {"dense/64/fitted": [0.9, 0.1], "low-rank/8/tuned": [0.7, 0.3]}
-    )
-    found = guide.replaced("mlp", of(wide))
-    assert dict(zip(found["arm"], found["accuracy"])) == {
-        "dense/64/fitted": 0.9,
-        "low-rank/8/tuned": 0.7,
-    }
-    assert list(found["terms"]) == [64, 8]
+    arms = {"dense/64/fitted": [0.9, 0.1], "low-rank/8/tuned": [0.7, 0.3]}
+    wide = {"model": ["mlp", "cnn"], "seed": [0, 0], "lr": [0.1, 0.1], "trained/svd/8": [1, 1]}
+    found = guide.replaced("mlp", of(pd.DataFrame(wide | arms)))
+    wanted = [["dense/64/fitted", 0.9, 64], ["low-rank/8/tuned", 0.7, 8]]
+    assert found[["arm", "accuracy", "terms"]].to_numpy().tolist() == wanted
 
 
 def ends(name: str, low: float, high: float) -> dict:
@@ -149,11 +142,8 @@ def ends(name: str, low: float, high: float) -> dict:
 
 
 def test_three_questions_have_three_answers():
-    assert [guide.better(ends("fair", *e)) for e in ((1, 2), (-2, -1), (-1, 1))] == [
-        "yes",
-        "no",
-        "not shown",
-    ]
+    found = [guide.better(ends("fair", *e)) for e in ((1, 2), (-2, -1), (-1, 1))]
+    assert found == ["yes", "no", "not shown"]
     less = {"share": 0.5}
     found = [guide.smaller(less | ends("dense", *e)) for e in ((-0.9, 1), (-2, -1), (-1.1, 1))]
     assert found == ["yes", "no", "not shown"]
@@ -183,10 +173,12 @@ def results() -> dict[str, pd.DataFrame]:
     return {name: recorded(name) for name in names if name != "notebook-times"}
 
 
-def values(frame: pd.DataFrame) -> set[str]:
-    return {
-        str(v) for column in ("data", "dataset", "task") if column in frame for v in frame[column]
-    }
+@functools.cache
+def values(name: str) -> set[str]:
+    """The data of an experiment."""
+    frame = results()[name]
+    named = frame.columns.intersection(["data", "dataset", "task"])
+    return {str(value) for column in named for value in frame[column].unique()}
 
 
 def kin(one: guide.Situation) -> set[str]:
@@ -195,7 +187,7 @@ def kin(one: guide.Situation) -> set[str]:
     return {
         name
         for name, frame in results().items()
-        if one.metric in frame and wanted and wanted <= values(frame)
+        if one.metric in frame and wanted and wanted <= values(name)
     }
 
 
@@ -238,15 +230,12 @@ def test_every_recorded_model_is_admitted_or_left_out_for_a_reason(one):
 
 @pytest.mark.parametrize("one", guide.situations(), ids=lambda one: one.name)
 def test_the_best_opponent_cannot_be_dropped(one, monkeypatch):
-    rows = guide.measured().set_index("situation")
-    strongest = rows.loc[one.name, "opponent"]
+    strongest = guide.measured().set_index("situation").loc[one.name, "opponent"]
     hidden = one._replace(left_out=dict(one.left_out) | {strongest: guide.ITSELF})
     assert f"{strongest}: {guide.ITSELF}?" in problems(hidden, guide.situations())
-    admitted = guide.opponents
-    monkeypatch.setattr(
-        guide, "opponents", lambda *given: [arm for arm in admitted(*given) if arm != strongest]
-    )
     if strongest != one.dense:
+        fewer = [arm for arm in guide.opponents(one, guide.runs(one)) if arm != strongest]
+        monkeypatch.setattr(guide, "opponents", lambda *_: fewer)
         assert f"{strongest} is neither admitted nor left out" in problems(one, guide.situations())
 
 
@@ -276,79 +265,58 @@ def test_the_situations_name_chapters_that_exist():
     assert all((modes.NOTEBOOKS / f"{name}.ipynb").is_file() for name in rows["chapter"])
 
 
-def page(name: str) -> str:
-    """A page as running text."""
-    return " ".join((modes.ROOT / name).read_text(encoding="utf8").split())
-
-
-def number(pattern: str, name: str = "book/index.md") -> list[int]:
-    """The whole numbers of one sentence of a page."""
-    found = re.search(pattern, page(name))
-    assert found, f"{name} no longer says {pattern!r}"
-    return [int(value.replace(",", "")) for value in found.groups()]
-
-
 def counted() -> pd.DataFrame:
     rows = guide.measured()
     return rows[rows["decides"] & rows["counts"] & (rows["kind"] != guide.FOLDED)]
 
 
+def said(name: str, pattern: str) -> list[int]:
+    """The whole numbers of one sentence of a page; of a notebook, of its first cell."""
+    text = (modes.ROOT / name).read_text(encoding="utf8")
+    if name.endswith(".ipynb"):
+        text = "".join(json.loads(text)["cells"][0]["source"])
+    found = re.search(pattern, " ".join(text.split()))
+    assert found, f"{name} no longer says {pattern!r}"
+    return [int(value.replace(",", "")) for value in found.groups()]
+
+
 @pytest.mark.parametrize("name", ["book/index.md", "README.md"])
 def test_the_front_page_agrees_with_the_records(name):
-    cube = (32, 32, 32)
-    wanted = [count_parameters(cube, cube, bias=False), 32**6]
-    assert number(r"([\d,]+) weights in place of ([\d,]+)", name) == wanted
+    wanted = [count_parameters((32,) * 3, (32,) * 3, bias=False), 32**6]
+    assert said(name, r"([\d,]+) weights in place of ([\d,]+)") == wanted
     answers = counted()["better"]
+    pattern = r"better than every recorded model of its size in (\d+) of (\d+) situations and worse in (\d+)"
     wanted = [(answers == "yes").sum(), len(answers), (answers == "no").sum()]
-    assert (
-        number(
-            r"better than every recorded model of its size in (\d+) of (\d+) situations and worse in (\d+)",
-            name,
-        )
-        == wanted
-    )
+    assert said(name, pattern) == wanted
     ratios = timing.ratios(recorded("speed-latency"), "dense").query("peer == 'ndlinear'")
     faster, slower = (ratios["ratio_low"] > 1).sum(), (ratios["ratio_high"] < 1).sum()
-    assert number(r"faster than the dense layer in (\d+) of (\d+) cases", name) == [
+    assert said(name, r"faster than the dense layer in (\d+) of (\d+) cases") == [
         faster,
         len(ratios),
     ]
     assert faster + slower == len(ratios)
 
 
-def test_the_answer_of_the_page_agrees_with_the_records():
-    cells = json.loads(page("notebooks/72_should_you_use_it.ipynb"))["cells"]
-    text = " ".join("".join(cells[0]["source"]).split())
-    rows = counted()
-
-    def said(pattern):
-        return [int(v) for v in re.search(pattern, text).groups()]
-
-    assert said(r"every recorded model of its size: (\d+) of (\d+) situations with real axes") == [
-        (rows["better"] == "yes").sum(),
-        len(rows),
-    ]
-    assert said(r"less than one point lost: (\d+) of (\d+)") == [
-        (rows["smaller"] == "yes").sum(),
-        len(rows),
-    ]
-    timed = rows[rows["faster"] != "not timed"]
-    assert said(r"in a training step: (\d+) of (\d+) timed") == [
-        (timed["faster"] == "yes").sum(),
-        len(timed),
-    ]
+@pytest.mark.parametrize(
+    ("pattern", "question"),
+    [
+        (r"every recorded model of its size: (\d+) of (\d+) situations with real axes", "better"),
+        (r"less than one point lost: (\d+) of (\d+)", "smaller"),
+        (r"in a training step: (\d+) of (\d+) timed", "faster"),
+    ],
+)
+def test_the_answer_of_the_page_agrees_with_the_records(pattern, question):
+    answers = counted()[question]
+    wanted = [(answers == "yes").sum(), (answers != "not timed").sum()]
+    assert said("notebooks/72_should_you_use_it.ipynb", pattern) == wanted
 
 
 def test_a_conversion_is_drawn_with_its_means():
+    stages = {"before_accuracy": 0.8, "fitted_accuracy": 0.5, "accuracy": 0.7}
     rows = [
-        {"kind": kind, "seed": seed, "before_accuracy": 0.8, "fitted_accuracy": low + seed / 100}
-        | {"accuracy": 0.7 + seed / 100}
-        for kind, low in (("dense", 0.8), ("ndlinear", 0.5), ("low-rank", 0.6))
-        for seed in range(3)
+        {"kind": "ndlinear", "seed": s} | {k: v + s / 100 for k, v in stages.items()}
+        for s in range(3)
     ]
     _, axis = plt.subplots()
     guide.draw_conversion(axis, pd.DataFrame(rows))
-    means = [line for line in axis.lines if line.get_label() in guide.CONVERTED.values()]
-    assert [line.get_label() for line in means] == list(guide.CONVERTED.values())
-    assert means[1].get_ydata() == pytest.approx([80, 51, 71]) and len(axis.lines) == 12
-    plt.close()
+    assert axis.lines[-1].get_ydata() == pytest.approx([81, 51, 71]) and len(axis.lines) == 4

@@ -1,7 +1,7 @@
 """The run on Qwen3 and LLaMA: prompts, labels, answers and estimates by hand, the whole path on tiny random models."""
 
 import sys
-import types
+from unittest import mock
 
 import pytest
 import torch
@@ -62,8 +62,10 @@ def test_the_whole_path_runs_on_a_random_model_of_the_class(base):
     assert found["parameters"] == 2 * (2 * square + 2 * keys + 3 * inner)
 
 
-@pytest.mark.parametrize("arm", ["ndlinear", "ndlinear-released", "lora-2"])
-def test_arms_train_their_adapters_alone_and_learn_the_answer(arm):
+@pytest.mark.parametrize(
+    ("arm", "count"), [("ndlinear", 28), ("ndlinear-released", 56), ("lora-2", 28)]
+)
+def test_arms_train_their_adapters_alone_and_learn_the_answer(arm, count):
     torch.manual_seed(0)
     model, tokenizer = lora_llm.load("Qwen/Qwen3-1.7B-Base", tiny=True)
     ids = torch.arange(12)[None]
@@ -72,8 +74,8 @@ def test_arms_train_their_adapters_alone_and_learn_the_answer(arm):
     now = model.eval()(ids).logits
     assert torch.allclose(now, before, atol=1e-6) == (arm != "ndlinear-released")
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    assert len(trained) == count
     assert all(any(target in name for target in TARGETS) for name in trained)
-    assert len(trained) == {"ndlinear": 28, "ndlinear-released": 56, "lora-2": 28}[arm]
     data = [lora_llm.Item("is it?", "yes", "yes")] * 4
     schedule = {"epochs": 12, "lr": 3e-2, "batch": 2, "length": 32, "seed": 0}
     losses = lora_llm.fine_tune(model, tokenizer, data, **schedule)
@@ -96,30 +98,22 @@ def test_answers_come_back_in_order_and_end_at_the_end():
             return torch.cat([input_ids, input_ids[:, -1:], rest], 1)
 
     prompts = ["abc", "b", "longer d", "e"]
-    assert lora_llm.answers(Echo(), lora_llm.Bytes(), prompts, 4, batch=3) == [
-        "c!",
-        "b!",
-        "d!",
-        "e!",
-    ]
+    found = lora_llm.answers(Echo(), lora_llm.Bytes(), prompts, 4, batch=3)
+    assert found == ["c!", "b!", "d!", "e!"]
 
 
 def test_real_sets_and_models_are_asked_for_by_name(monkeypatch):
-    asked = []
-    rows = [{"question": "1 + 1?", "answer": "2\n#### 2"}]
-    datasets = types.ModuleType("datasets")
-    datasets.load_dataset = lambda *a, **k: asked.append((a, k)) or rows
+    datasets, transformers = mock.Mock(), mock.Mock()
+    datasets.load_dataset.return_value = [{"question": "1 + 1?", "answer": "2\n#### 2"}]
     monkeypatch.setitem(sys.modules, "datasets", datasets)
-    found = lora_llm.items(lora_llm.TESTED["mathematics"]["GSM8K"])
-    assert asked == [(("openai/gsm8k", "main"), {"split": "test"})] and found[0].gold == "2"
-    transformers = types.ModuleType("transformers")
-    for name in ("AutoModelForCausalLM", "AutoTokenizer"):
-        called = types.SimpleNamespace(from_pretrained=lambda *a, **k: (a, k))
-        setattr(transformers, name, called)
     monkeypatch.setitem(sys.modules, "transformers", transformers)
-    model, tokenizer = lora_llm.load("meta-llama/Meta-Llama-3-8B")
-    assert model == (("meta-llama/Meta-Llama-3-8B",), {"dtype": torch.bfloat16})
-    assert tokenizer[0] == ("meta-llama/Meta-Llama-3-8B",)
+    assert lora_llm.items(lora_llm.TESTED["mathematics"]["GSM8K"])[0].gold == "2"
+    datasets.load_dataset.assert_called_once_with("openai/gsm8k", "main", split="test")
+    name = "meta-llama/Meta-Llama-3-8B"
+    lora_llm.load(name)
+    model = transformers.AutoModelForCausalLM.from_pretrained
+    model.assert_called_once_with(name, dtype=torch.bfloat16)
+    assert transformers.AutoTokenizer.from_pretrained.call_args.args == (name,)
 
 
 def test_unknown_names_are_refused():
@@ -130,8 +124,7 @@ def test_unknown_names_are_refused():
 
 
 def test_accuracy_counts_right_answers(monkeypatch):
-    wrong_once = [" A", "B", "a.", "A"]
-    monkeypatch.setattr(lora_llm, "answers", lambda *a, **k: wrong_once)
+    monkeypatch.setattr(lora_llm, "answers", lambda *a, **k: [" A", "B", "a.", "A"])
     questions = lora_llm.TESTED["commonsense"]["CSQA"]
     assert lora_llm.accuracy(None, None, questions, tiny=True) == 0.75
 
@@ -153,18 +146,16 @@ def test_hours_follow_from_the_weights_that_are_multiplied(model, weights):
 def published(model, bias):
     """A small checkpoint of the newer script's layout: two factors for every q_proj, under `.adapter.adapter.`"""
     torch.manual_seed(0)
-    tensors = {}
+    tensors = {"lm_head.weight": torch.zeros(1)}
     for name, layer in model.named_modules():
-        if not name.endswith("q_proj"):
-            continue
-        for k, (inputs, outputs) in enumerate(
-            ((4, 2), (layer.in_features // 4, layer.out_features // 2))
-        ):
-            start = f"{name}.adapter.adapter.align_layers.{k}"
-            tensors[f"{start}.weight"] = torch.randn(outputs, inputs)
-            if bias:
-                tensors[f"{start}.bias"] = torch.randn(outputs)
-    return tensors | {"lm_head.weight": torch.zeros(1)}
+        if name.endswith("q_proj"):
+            sizes = (4, 2), (layer.in_features // 4, layer.out_features // 2)
+            for k, (inputs, outputs) in enumerate(sizes):
+                start = f"{name}.adapter.adapter.align_layers.{k}"
+                tensors[f"{start}.weight"] = torch.randn(outputs, inputs)
+                if bias:
+                    tensors[f"{start}.bias"] = torch.randn(outputs)
+    return tensors
 
 
 @pytest.mark.parametrize("bias", [False, True])
@@ -172,26 +163,24 @@ def test_a_published_checkpoint_gives_the_function_of_the_script(bias):
     """The script: last axis first, then the first axis, each with its bias, times alpha, beside the frozen map."""
     model, _ = lora_llm.load("Qwen/Qwen3-1.7B-Base", tiny=True)
     tensors = published(model, bias)
-    name = next(key for key in tensors).partition(".adapter.")[0]
+    name = next(key for key in tensors if "adapter" in key).partition(".adapter.")[0]
     base = model.get_submodule(name)
-    first, last = (tensors[f"{name}.adapter.adapter.align_layers.{k}.weight"] for k in (0, 1))
-    b_first, b_last = (
-        tensors.get(f"{name}.adapter.adapter.align_layers.{k}.bias", torch.zeros(1)) for k in (0, 1)
-    )
+    starts = [f"{name}.adapter.adapter.align_layers.{k}" for k in (0, 1)]
+    first, last = (tensors[f"{start}.weight"] for start in starts)
+    b_first, b_last = (tensors.get(f"{start}.bias", torch.zeros(1)) for start in starts)
     x = torch.randn(3, base.in_features)
     folded = torch.einsum("bij,lj->bil", x.reshape(3, 4, -1), last) + b_last
     update = torch.einsum("bil,ki->bkl", folded, first) + b_first[:, None]
     wanted = base(x) + 2.0 * update.flatten(1)
     lora_llm.put_published(model, tensors, alpha=2.0)
-    layer = model.get_submodule(name)
-    torch.testing.assert_close(layer(x), wanted, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(model.get_submodule(name)(x), wanted, atol=1e-4, rtol=1e-4)
 
 
 def test_published_adapters_are_asked_as_the_released_scripts_ask():
-    made = {name: q for sets in lora_llm.TESTED.values() for name, q in sets.items()}
     asked = {
         name: lora_llm.ask_as_released(name, lora_llm.items(questions, tiny=True)[0].prompt)
-        for name, questions in made.items()
+        for sets in lora_llm.TESTED.values()
+        for name, questions in sets.items()
     }
     lines = ["Solve the following math problem step by step:", "", "What is 2 + 3?", "", "Answer: "]
     assert asked["GSM8K"] == r"\n".join(lines) and asked["MultiArith"].count(r"\n") == 4

@@ -23,10 +23,6 @@ def smoke(monkeypatch):
         function.cache_clear()
 
 
-def line(question, answer):
-    return json.dumps({"question": question, "answer": answer})
-
-
 class Bytes:
     """An encoding of one token for each byte."""
 
@@ -36,10 +32,11 @@ class Bytes:
 
 
 def test_a_problem_is_its_question_and_its_solution_without_the_calculators_marks():
-    asked = line("How many?", "2+3 = <<2+3=5>>5.\nSo $<<5*1=5>>5.\n#### 5")
+    answer = "2+3 = <<2+3=5>>5.\nSo $<<5*1=5>>5.\n#### 5"
+    asked = json.dumps({"question": "How many?", "answer": answer})
     assert answers.worked(asked) == ("How many?\n", "2+3 = 5.\nSo $5.\n#### 5\n\n")
-    row, answer = answers.encoded(asked, Bytes, 100)
-    assert bytes(row.tolist()) == b"How many?\n2+3 = 5.\nSo $5.\n#### 5\n\n" and answer == 24
+    row, length = answers.encoded(asked, Bytes, 100)
+    assert bytes(row.tolist()) == b"How many?\n2+3 = 5.\nSo $5.\n#### 5\n\n" and length == 24
 
 
 @pytest.mark.parametrize(
@@ -119,12 +116,11 @@ def test_a_training_that_diverges_raises():
 
 def test_the_base_is_trained_once_and_kept(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    trained = []
-    train = lora_text.language.train
+    trained, train = [], lora_text.language.train
 
-    def watched(*args, **kwargs):
+    def watched(*args, **options):
         trained.append(1)
-        return train(*args, **kwargs)
+        return train(*args, **options)
 
     monkeypatch.setattr(lora_text.language, "train", watched)
     smoke = lora_text.base(1)

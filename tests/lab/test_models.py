@@ -25,38 +25,22 @@ def mlp(*widths):
 
 
 def test_size_counts_shared_parameters_once_and_fixed_ones_on_demand():
-    first, second = nn.Linear(3, 3), nn.Linear(3, 3)
-    second.weight = first.weight
-    assert size(nn.Sequential(first, second)) == 9 + 3 + 3
-    first.bias.requires_grad_(False)
-    assert size(nn.Sequential(first, second)) == 12
-    assert size(nn.Sequential(first, second), all=True) == 15
+    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
+    net[1].weight = net[0].weight
+    assert size(net) == 9 + 3 + 3
+    net[0].bias.requires_grad_(False)
+    assert size(net) == 12 and size(net, all=True) == 15
 
 
 @pytest.mark.parametrize("classes", [10, 100])
 def test_cnn_counts(classes):
     last = 4096 * classes + classes
-    expected = {
-        "dense": CONV + mlp(4096, 256, classes),
-        "ndlinear": CONV + nd((64, 8, 8), (64, 8, 8)) + last,
-        "affine": CONV + last,
-        "cp": CONV + 2 * 4096 * 64 + 64 + 4096 + last,
-    }
-    for head, count in expected.items():
-        assert size(models.cnn(head, classes)) == count
-    hidden = (256, 2, 2)
-    assert size(models.cnn("ndlinear", classes, hidden=hidden)) == CONV + nd(
-        (64, 8, 8), hidden
-    ) + mlp(1024, classes)
-
-
-@pytest.mark.parametrize("head", ["dense", "ndlinear", "affine", "cp", "tt"])
-def test_cnn_runs_and_every_parameter_gets_a_gradient(head):
-    net = models.cnn(head, None if head == "cp" else 7).train()
-    out = net(torch.randn(4, 3, 32, 32))
-    assert out.shape == (4, 4096 if head == "cp" else 7)
-    out.square().sum().backward()
-    assert all(p.grad is not None and p.grad.isfinite().all() for p in net.parameters())
+    assert size(models.cnn("affine", classes)) == CONV + last
+    assert size(models.cnn("cp", classes)) == CONV + 2 * 4096 * 64 + 64 + 4096 + last
+    for hidden in ((64, 8, 8), (256, 2, 2)):
+        layer, classifier = nd((64, 8, 8), hidden), mlp(math.prod(hidden), classes)
+        net = models.cnn("ndlinear", classes, hidden=hidden)
+        assert size(net) == CONV + layer + classifier
 
 
 def features_by_hand(net, x):
@@ -72,7 +56,7 @@ def features_by_hand(net, x):
     return x
 
 
-@pytest.mark.parametrize("head", ["dense", "ndlinear", "affine"])
+@pytest.mark.parametrize("head", ["dense", "ndlinear", "affine", "cp", "tt"])
 def test_cnns_are_the_formula_with_their_dropout(head):
     net, x = models.cnn(head, 7).train(), torch.randn(4, 3, 32, 32)
     torch.manual_seed(3)
@@ -87,8 +71,11 @@ def test_cnns_are_the_formula_with_their_dropout(head):
         for axis, mode in enumerate(layers[0].align_layers, start=1):
             out = torch.tensordot(out, mode.weight, ([axis], [1])).movedim(-1, axis)
             out = out + mode.bias.reshape(-1, *[1] * (3 - axis))
+    elif head != "affine":  # tested below
+        out = layers[1](out.flatten(1))
     expected = out.flatten(1) @ layers[-1].weight.T + layers[-1].bias
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    assert models.cnn_head(head, None)(torch.zeros(1, 64, 8, 8)).shape[1] in (256, 4096)
 
 
 def relu_chain(net, x):
@@ -119,24 +106,24 @@ def test_dense_networks_have_relu_between_their_layers():
 
 
 @pytest.mark.parametrize(
-    ("net", "shape", "ending"),
+    ("net", "shape"),
     [
-        (lambda: models.radius_mlp("NdLinear", 16, 3), (2, 5), False),
-        (lambda: models.radius_mlp("NdLinear", (3, 6), 2), (2, 5), False),
-        (lambda: models.tabular("Cardio Disease", "NdLinear"), (11, 1), True),
-        (lambda: models.tabular("Delivery Time", "NdLinear"), (14, 1), True),
-        (lambda: models.text_head("NdLinear"), (96, 8), True),
+        (models.radius_mlp("NdLinear", 16, 3), (2, 5)),
+        (models.radius_mlp("NdLinear", (3, 6), 2), (2, 5)),
+        (models.tabular("Cardio Disease", "NdLinear"), (11, 1)),
+        (models.tabular("Delivery Time", "NdLinear"), (14, 1)),
+        (models.text_head("NdLinear"), (96, 8)),
     ],
 )
-def test_networks_of_ndlinear_have_relu_between_their_layers(net, shape, ending):
-    net, x = net(), torch.randn(5, math.prod(shape))
+def test_networks_of_ndlinear_have_relu_between_their_layers(net, shape):
+    x = torch.randn(5, math.prod(shape))
     layers, out = [m for m in net if isinstance(m, NdLinear)], x.reshape(5, *shape)
     for k, layer in enumerate(layers):
         out = einsum_nd(layer, out)
-        if ending or k + 1 < len(layers):
+        if k + 1 < len(layers) or isinstance(net[-1], nn.Linear):
             out = out.clamp_min(0)
     out = out.flatten(1)
-    if ending:
+    if isinstance(net[-1], nn.Linear):
         out = out @ net[-1].weight.T + net[-1].bias
     torch.testing.assert_close(net(x), out, rtol=1e-4, atol=1e-5)
 
@@ -224,12 +211,14 @@ def test_vit_is_the_formula():
         torch.testing.assert_close(net(images), net.out(net.norm(x[:, 0])), rtol=1e-3, atol=1e-4)
 
 
-def test_lora_is_the_sum_of_two_maps():
-    base = nn.Linear(6, 4)
-    layer, x = models.LoRA(base, rank=2), torch.randn(3, 6)
+def test_lora_is_the_sum_of_two_maps_and_starts_at_the_frozen_one():
+    net, x = nn.ModuleDict({"q_proj": nn.Linear(6, 4)}), torch.randn(3, 6)
+    before = net["q_proj"](x)
+    models.apply_lora(net, rank=2)
+    layer = net["q_proj"]
+    assert torch.equal(layer(x), before) and size(net) == 2 * (6 + 4)
     nn.init.normal_(layer.up.weight)
-    expected = base(x) + x @ layer.down.weight.T @ layer.up.weight.T
-    torch.testing.assert_close(layer(x), expected)
+    torch.testing.assert_close(layer(x), before + x @ layer.down.weight.T @ layer.up.weight.T)
 
 
 def test_cp_layer_is_a_sum_of_outer_products():
@@ -242,12 +231,8 @@ def test_cp_layer_is_a_sum_of_outer_products():
 
 def test_tt_layer_is_a_tensor_train():
     layer, x = models.TTLinear((2, 3), (3, 2), rank=4).double(), torch.randn(5, 6).double()
-    assert [tuple(core.shape) for core in layer.cores] == [
-        (1, 3, 3),
-        (3, 2, 4),
-        (4, 2, 3),
-        (3, 3, 1),
-    ]
+    shapes = [(1, 3, 3), (3, 2, 4), (4, 2, 3), (3, 3, 1)]
+    assert [tuple(core.shape) for core in layer.cores] == shapes
     weight = torch.einsum("apb,bqc,crd,dse->pqrs", *layer.cores).reshape(6, 6)
     assert torch.allclose(layer(x), x @ weight.T + layer.bias)
 
@@ -258,11 +243,10 @@ def test_tt_ranks_are_cut_where_a_matrix_is_narrow():
 
 
 def test_cheapest_order_is_counted():
+    shapes = (2800, 8), (768, 1)
     with torch.device("meta"):
-        macs = lab.count_macs(models.Cheapest((2800, 8), (768, 1)), torch.empty(1, 2800, 8))
-    assert macs == min(
-        ndlinear.count_macs((2800, 8), (768, 1), order) for order in ((0, 1), (1, 0))
-    )
+        macs = lab.count_macs(models.Cheapest(*shapes), torch.empty(1, 2800, 8))
+    assert macs == min(ndlinear.count_macs(*shapes, order) for order in ((0, 1), (1, 0)))
 
 
 @pytest.mark.parametrize("outer", [True, False])
@@ -278,157 +262,78 @@ def test_as_released_is_the_same_function_at_the_defined_cost(outer):
     assert torch.allclose(small(x), other(x))
 
 
-@pytest.mark.parametrize("dataset", models.UCR)
-def test_series_classifiers(dataset):
-    channels, width, outputs, m = models.UCR[dataset]
-    around = mlp(channels, width) + 4 * mlp(width, width) + 4 * width + mlp(width, outputs)
-    blocks = {
-        "Base Model": mlp(width, 4 * width, width),
-        "Base Model*": mlp(width, width, width),
-        "NdLinear": nd((width, 1), (width, m)) + nd((width, m), (width, 1)),
-    }
-    for method, count in blocks.items():
-        net = models.series_classifier(dataset, method)
-        assert size(net) == around + count
-        assert net(torch.randn(2, 9, channels)).shape == (2, outputs)
-
-
 def test_encoder_layer_is_that_of_torch():
     width, heads, hidden = 12, 3, 20
     block = models.feed_forward(width, hidden)
     ours = models.EncoderLayer(width, heads, block).eval()
     theirs = nn.TransformerEncoderLayer(width, heads, hidden, dropout=0, batch_first=True).eval()
-    theirs.self_attn.load_state_dict(ours.attention.state_dict())
-    pairs = (
-        (theirs.linear1, block[0]),
-        (theirs.linear2, block[2]),
-        (theirs.norm1, ours.norms[0]),
-        (theirs.norm2, ours.norms[1]),
-    )
-    for mine, source in pairs:
+    parts = (theirs.self_attn, theirs.linear1, theirs.linear2, theirs.norm1, theirs.norm2)
+    for mine, source in zip(parts, (ours.attention, block[0], block[2], *ours.norms)):
         mine.load_state_dict(source.state_dict())
     x = torch.randn(2, 7, width)
     assert torch.allclose(ours(x), theirs(x), atol=1e-6)
 
 
-def test_forecasters():
+def test_the_unused_block_of_the_forecaster_gets_no_gradient():
     net = models.forecaster("NdLinear")
-    assert size(models.forecaster()) == 138_124 and size(net) == 140_240
     net(torch.randn(2, 24, 6)).sum().backward()
     reached = sum(p.numel() for p in net.parameters() if p.grad is not None)
-    assert reached == 140_240 - mlp(32, 2048, 32) == 7_088
-    assert size(models.recurrent()) == 96 * (6 + 96 + 2) + mlp(96, 96, 12)
-    for method in ("Linear", "NdLinear"):
-        assert models.recurrent(method)(torch.randn(2, 24, 6)).shape == (2, 12)
-        assert models.forecaster(method)(torch.randn(2, 24, 6)).shape == (2, 12)
-
-
-def test_tabular_and_text_heads():
-    assert size(models.tabular("Cardio Disease")) == mlp(11, 128, 128, 2)
-    assert size(models.tabular("Delivery Time")) == mlp(14, 128, 128, 1)
-    cardio = nd((11, 1), (11, 64)) + nd((11, 64), (11, 64)) + mlp(704, 2)
-    assert size(models.tabular("Cardio Disease", "NdLinear")) == cardio
-    delivery = nd((14, 1), (32, 64)) + nd((32, 64), (32, 64)) + mlp(2048, 1)
-    assert size(models.tabular("Delivery Time", "NdLinear")) == delivery
-    for data, (inputs, _, outputs) in models.TABULAR.items():
-        assert models.tabular(data, "NdLinear")(torch.randn(3, inputs)).shape == (3, outputs)
-    assert size(models.text_head()) == mlp(768, 2, 2)
-    assert size(models.text_head(hidden=128)) == mlp(768, 128, 2)
-    assert size(models.text_head("NdLinear")) == nd((96, 8), (2, 2)) + mlp(4, 2)
-    assert models.text_head("NdLinear")(torch.randn(3, 768)).shape == (3, 2)
-
-
-@pytest.mark.parametrize("width", [16, 32, 64, 128])
-@pytest.mark.parametrize("depth", [2, 3])
-def test_radius_networks(width, depth):
-    h = (width // 4, width // 4)
-    assert size(models.radius_mlp("dense", width, depth)) == mlp(10, *[width] * (depth - 1), 1)
-    for bias in (True, False):
-        count = nd((2, 5), h, bias) + (depth - 2) * nd(h, h, bias) + nd(h, (1, 1), bias)
-        net = models.radius_mlp("NdLinear", width, depth, bias)
-        assert size(net) == count and net(torch.randn(3, 10)).shape == (3, 1)
+    assert reached == size(net) - mlp(32, 2048, 32) == 7_088
 
 
 def test_vit_students():
     width, depth, classes = 200, 3, 10
     attention = 4 * width + mlp(width, 3 * 512) + mlp(512, width)
-    around = (
-        2 * 768 + mlp(768, width) + 2 * width + (197 + 1) * width + 2 * width + mlp(width, classes)
-    )
-    for method, block in (
-        ("NdViT", 2 * nd((width, 1), (width, 1))),
-        ("Naive ViT", mlp(width, 512, width)),
-    ):
+    around = 2 * 768 + mlp(768, width) + (197 + 1) * width + 4 * width + mlp(width, classes)
+    blocks = {"NdViT": 2 * nd((width, 1), (width, 1)), "Naive ViT": mlp(width, 512, width)}
+    for method, block in blocks.items():
         net = models.ViT(method, width, depth, classes)
         assert size(net) == around + depth * (attention + block)
-    with torch.no_grad():
-        assert net(torch.randn(2, 3, 224, 224)).shape == (2, classes)
 
 
-def built(config, name):
+def built(config, name, **options):
     transformers = pytest.importorskip("transformers")
     with torch.device("meta"):
-        return getattr(transformers, name)(getattr(transformers, config[0])(**config[1]))
+        return getattr(transformers, name)(getattr(transformers, config)(**options))
 
 
 @pytest.mark.parametrize("name", models.OPT)
 def test_opt_against_transformers(name):
     c = models.OPT[name]
-    config = ("OPTConfig", {
-        "hidden_size": c["width"], "num_hidden_layers": c["layers"], "ffn_dim": c["hidden"], "num_attention_heads": 1,
-        "max_position_embeddings": c["positions"], "word_embed_proj_dim": c["embed"], "vocab_size": c["vocabulary"],
-    })  # fmt: skip
+    theirs = built(
+        "OPTConfig", "OPTModel", hidden_size=c["width"], num_hidden_layers=c["layers"], ffn_dim=c["hidden"],
+        num_attention_heads=1, max_position_embeddings=c["positions"], word_embed_proj_dim=c["embed"],
+        vocab_size=c["vocabulary"],
+    )  # fmt: skip
     with torch.device("meta"):
         ours = models.opt(**c)
-    assert size(ours) == size(built(config, "OPTModel"))
-
-
-@pytest.mark.parametrize(
-    ("name", "config"), [("Qwen3-1.7B", "Qwen3Config"), ("LLaMA3-8B", "LlamaConfig")]
-)
-def test_decoders_against_transformers(name, config):
-    c = models.DECODERS[name]
-    options = {
-        "hidden_size": c["width"], "num_hidden_layers": c["layers"], "intermediate_size": c["hidden"], "head_dim": c["head"],
-        "num_attention_heads": c["heads"], "num_key_value_heads": c["kv_heads"], "vocab_size": c["vocabulary"],
-        "tie_word_embeddings": c["tied"],
-    }  # fmt: skip
-    with torch.device("meta"):
-        ours = models.decoder(**c)
-    theirs = built((config, options), config.replace("Config", "ForCausalLM"))
-    theirs.tie_weights()
     assert size(ours) == size(theirs)
 
 
-@pytest.mark.parametrize("name", models.DECODERS)
-def test_lora_trains_rank_times_rows_plus_columns(name):
+@pytest.mark.parametrize(("name", "kind"), [("Qwen3-1.7B", "Qwen3"), ("LLaMA3-8B", "Llama")])
+def test_decoders_against_transformers(name, kind):
+    c = models.DECODERS[name]
+    theirs = built(
+        f"{kind}Config", f"{kind}ForCausalLM", hidden_size=c["width"], num_hidden_layers=c["layers"],
+        intermediate_size=c["hidden"], head_dim=c["head"], num_attention_heads=c["heads"],
+        num_key_value_heads=c["kv_heads"], vocab_size=c["vocabulary"], tie_word_embeddings=c["tied"],
+    )  # fmt: skip
+    theirs.tie_weights()
     with torch.device("meta"):
-        net = models.decoder(**models.DECODERS[name])
-        linears = [m for n, m in net.named_modules() if n.split(".")[-1] in models.TARGETS]
-        shapes = [m.weight.shape for m in linears]
-        models.apply_lora(net, rank=4)
-    assert len(shapes) == 7 * models.DECODERS[name]["layers"]
-    assert size(net) == 4 * sum(map(sum, shapes))
-
-
-def test_lora_starts_at_the_frozen_layer():
-    net, x = nn.Sequential(nn.ModuleDict({"q_proj": nn.Linear(5, 3)})), torch.randn(4, 5)
-    before = net[0]["q_proj"](x)
-    models.apply_lora(net, rank=2)
-    assert torch.equal(net[0]["q_proj"](x), before) and size(net) == 2 * (5 + 3)
+        ours = models.decoder(**c)
+    assert size(ours) == size(theirs)
 
 
 def test_dit_counts():
     width, rest = 1152, mlp(256, 1152, 1152)
     attention = 3 * width * width + 3 * width + mlp(width, width)
-    block = attention + mlp(width, 4 * width, width) + mlp(width, 6 * width)
+    inner = mlp(width, 4 * width, width)
+    block = attention + inner + mlp(width, 6 * width)
     around = 4 * 4 * width + width + 1001 * width + mlp(width, 2 * width) + mlp(width, 32) + rest
     with torch.device("meta"):
         plain, seven = models.dit(), models.dit(7, nd_embedder=True)
     assert size(plain) == around + 28 * block == size(plain, all=True) - 256 * width
-    saved = 7 * (mlp(width, 4 * width, width) - 2 * nd((width, 1), (width, 1)))
-    assert (
-        size(seven)
-        == size(plain) - saved + nd((256, 1), (width, 1)) + nd((width, 1), (width, 1)) - rest
-    )
+    pair = nd((width, 1), (width, 1))
+    saved = 7 * (inner - 2 * pair) + rest - nd((256, 1), (width, 1)) - pair
+    assert size(seven) == size(plain) - saved
     assert math.isclose(size(plain) / 1e6, 674.8, abs_tol=0.05)

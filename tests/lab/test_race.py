@@ -36,6 +36,12 @@ def data(count=200, seed=0):
 QUICK = {"steps": 12, "batch_size": 16, "progress": False}
 
 
+@pytest.fixture
+def task():
+    """What a race is given first."""
+    return Net(), data(), data(60, 1), PAIR
+
+
 # ------------------------------------------------------------------------------------------------------------- the layers
 @pytest.mark.parametrize("kind", module.BUILT)
 @pytest.mark.parametrize(("limit", "share"), SHARES)
@@ -136,116 +142,100 @@ def test_a_race_finds_the_layer_that_the_task_needs():
     x = torch.randn(600, 64)
     y = torch.block_diag(*[torch.linalg.qr(torch.randn(4, 4)).Q for _ in range(16)])
     y = (x @ y).view(-1, 16, 4).transpose(1, 2).flatten(1)
-    found = guide.race(
-        nn.Linear(64, 64), (x[:500], y[:500]), (x[500:], y[500:]), ["(the model)"],
-        kinds=("low-rank", "blocks", "ndlinear"), share=1 / 16, steps=200, batch_size=50, rates=(0.01, 0.03),
-        progress=False,
-    )  # fmt: skip
+    train, validation = (x[:500], y[:500]), (x[500:], y[500:])
+    options = {"share": 1 / 16, "steps": 200, "batch_size": 50, "rates": (0.01, 0.03)}
+    options |= {"kinds": ("low-rank", "blocks", "ndlinear"), "progress": False}
+    found = guide.race(nn.Linear(64, 64), train, validation, ["(the model)"], **options)
     assert found.choice.kind == "blocks" and found.table["result"][0] == "chosen"
     assert isinstance(found.build(), layers.BlockDiagonal)
     assert list(found.table["loss"]) == sorted(found.table["loss"])
 
 
-def test_the_table_names_costs_intervals_and_who_left():
-    found = guide.race(Net(), data(), data(60, 1), PAIR, seeds=(0, 1, 2), budget=9, **QUICK)
+def test_the_table_names_costs_intervals_and_who_left(task):
+    found = guide.race(*task, seeds=(0, 1, 2), budget=9, **QUICK)
     table = found.table
-    assert table["result"][0] == "chosen" and set(table["result"][1:]) <= {
-        "worse", "no clear difference", "left after round 1", "left after round 2",
-    }  # fmt: skip
+    others = {"worse", "no clear difference", "left after round 1", "left after round 2"}
+    assert table["result"][0] == "chosen" and set(table["result"][1:]) <= others
     assert (table["low"] <= table["loss"]).all() and (table["ms a step"] > 0).all()
-    net = found.build()
-    row = table.iloc[0]
-    assert row["parameters"] == sum(p.numel() for p in net.parameters())
-    single = guide.race(Net(), data(), data(60, 1), PAIR, **QUICK).table
+    assert table["parameters"][0] == sum(p.numel() for p in found.build().parameters())
+    single = guide.race(*task, **QUICK).table
     assert "low" not in single and "one seed: no interval" in set(single["result"])
+    assert "ndlinear-axes" not in set(single["kind"])  # only with the axes of the data
 
 
-def test_a_race_goes_on_where_it_was(tmp_path, monkeypatch):
+def test_a_race_goes_on_where_it_was(task, tmp_path, monkeypatch):
     store = tmp_path / "new" / "race.jsonl"
-    args = (Net(), data(), data(60, 1), PAIR)
-    own = module.training
-    done = []
+    own, done, most = module.training, [], [7]
 
-    def breaks(*args, **options):
-        if len(done) == 7:
+    def counted(*args, **options):
+        if len(done) == most[0]:
             raise KeyboardInterrupt
         done.append(args)
         return own(*args, **options)
 
-    monkeypatch.setattr(module, "training", breaks)
+    monkeypatch.setattr(module, "training", counted)
     with pytest.raises(KeyboardInterrupt):
-        guide.race(*args, store=store, **QUICK)
-    kept = store.read_text()
-    monkeypatch.setattr(module, "training", lambda *a, **o: done.append(a) or own(*a, **o))
-    found = guide.race(*args, store=store, **QUICK)
+        guide.race(*task, store=store, **QUICK)
+    kept, most[0] = store.read_text(), 1000
+    found = guide.race(*task, store=store, **QUICK)
     assert store.read_text().startswith(kept) and kept.count("\n") == 8
-    trained = len(done)
-    again = guide.race(*args, store=store, **QUICK)
-    assert len(done) == trained and again.choice == found.choice
-    assert again.rounds == found.rounds
+    most[0] = len(done)  # nothing is trained again
+    again = guide.race(*task, store=store, **QUICK)
+    assert again.choice == found.choice and again.rounds == found.rounds
     with pytest.raises(ValueError, match="holds another race"):
-        guide.race(*args, store=store, seeds=(5,), **QUICK)
+        guide.race(*task, store=store, seeds=(5,), **QUICK)
     with pytest.raises(ValueError, match="holds another race"):
         guide.race(Net(), data(), data(60, 2), PAIR, store=store, **QUICK)
 
 
-def test_a_line_that_was_cut_off_costs_one_training(tmp_path):
-    args, store = (Net(), data(), data(60, 1), PAIR), tmp_path / "race.jsonl"
-    found = guide.race(*args, store=store, **QUICK)
-    text = store.read_text()
-    store.write_text(text[:-9])
-    again = guide.race(*args, store=store, **QUICK)
-    assert again.rounds == found.rounds
-    assert [line.split('"value"')[0] for line in store.read_text().splitlines()] == [
-        line.split('"value"')[0] for line in text.splitlines()
-    ]
+def test_a_line_that_was_cut_off_costs_one_training(task, tmp_path):
+    def trainings():
+        return [line.split('"value"')[0] for line in store.read_text().splitlines()]
+
+    store = tmp_path / "race.jsonl"
+    found = guide.race(*task, store=store, **QUICK)
+    whole = trainings()
+    store.write_text(store.read_text()[:-9])
+    assert guide.race(*task, store=store, **QUICK).rounds == found.rounds
+    assert trainings() == whole
     for other in ("no race\n", "no line"):
         store.write_text(other)
         with pytest.raises(ValueError, match="name another file"):
-            guide.race(*args, store=store, **QUICK)
+            guide.race(*task, store=store, **QUICK)
         assert store.read_text() == other
 
 
-def test_a_budget_in_seconds_is_measured_once(tmp_path, monkeypatch):
+def test_a_budget_in_seconds_is_measured_once(task, tmp_path, monkeypatch):
     """At 0.01 s a step, 9 s pay for 900 steps: 300 for each round, and six contestants in the first."""
-    kinds = ("blocks", "low-rank")
-    options = QUICK | {"steps": 1000, "kinds": kinds, "seconds": 9.0, "store": tmp_path / "race"}
-    seconds = [0.01]
-
-    def quick(make, rate, *others, **options):
-        return guide.Training(rate, seconds[0])
-
-    monkeypatch.setattr(module, "training", quick)
-    found = guide.race(Net(), data(), data(60, 1), PAIR, **options)
-    assert [each.steps for each in found.rounds] == [50, 150, 300]
-    assert found.table["ms a step"].tolist() == pytest.approx([10.0, 10.0])
-    seconds[0] = 1.0
-    again = guide.race(Net(), data(), data(60, 1), PAIR, **options)
-    assert again.rounds == found.rounds
+    options = {"kinds": ("blocks", "low-rank"), "seconds": 9.0, "store": tmp_path / "race"}
+    options |= QUICK | {"steps": 1000}
+    found = []
+    for seconds in (0.01, 1.0):
+        quick = lambda make, rate, *_, s=seconds, **__: guide.Training(rate, s)  # noqa: E731
+        monkeypatch.setattr(module, "training", quick)
+        found.append(guide.race(*task, **options))
+    assert [each.steps for each in found[0].rounds] == [50, 150, 300]
+    assert found[0].table["ms a step"].tolist() == pytest.approx([10.0, 10.0])
+    assert found[1].rounds == found[0].rounds
 
 
-@pytest.mark.parametrize("form", ["loader", "dictionary"])
-def test_batches_of_any_form(form):
+def test_batches_of_any_form():
     x, y = data()
-    if form == "loader":
-        train = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 32)
-        found = guide.race(Net(), train, train, PAIR, kinds=("blocks",), **QUICK)
-    else:
-        train = [{"name": "all", "x": x, "y": y}]
 
-        def loss(net, batch):
-            return nn.functional.cross_entropy(net(batch["x"]), batch["y"])
+    def loss(net, batch):
+        return nn.functional.cross_entropy(net(batch["x"]), batch["y"])
 
-        found = guide.race(Net(), train, train, PAIR, kinds=("blocks",), loss=loss, **QUICK)
-    assert math.isfinite(found.table["loss"][0])
+    loader = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(x, y), 32)
+    for train, more in ((loader, {}), ([{"name": "all", "x": x, "y": y}], {"loss": loss})):
+        found = guide.race(Net(), train, train, PAIR, kinds=("blocks",), **more, **QUICK)
+        assert math.isfinite(found.table["loss"][0])
 
 
-def test_the_generator_of_the_caller_is_left_alone():
-    model = Net()
+def test_the_generator_of_the_caller_is_left_alone(task):
     torch.manual_seed(3)
     expected = torch.rand(3)
     torch.manual_seed(3)
-    guide.race(model, data(), data(60, 1), PAIR, kinds=("low-rank",), **QUICK)
+    guide.race(*task, kinds=("low-rank",), **QUICK)
     assert torch.equal(torch.rand(3), expected)
 
 
@@ -278,17 +268,16 @@ def test_errors_say_what_to_do(change, words):
 
 
 # --------------------------------------------------------------------------------------------------------- axes of the data
-def test_axes_are_those_of_the_data():
+def test_axes_are_those_of_the_data(task):
     """With (2, 8) inputs the layer multiplies two axes of these lengths; without axes the kind stays away."""
     net = guide.swap(Net(), ["fc1"], "ndlinear-axes", axes={"fc1": (2, 1, 8)})
     assert net.fc1.map.input_dims == (2, 8) and net.fc1.map.hidden_size == (4, 6)
     assert guide.swap(Net(), ["fc1"], "ndlinear-axes") is None
     both = guide.swap(Net(), PAIR, "ndlinear-axes", axes={"fc1": (2, 2, 4)})
     assert both.fc1.map.input_dims == (2, 2, 4) and both.fc2.map.input_dims == (4, 6)
-    found = guide.race(Net(), data(), data(60, 1), PAIR, axes={"fc1": (2, 8)}, **QUICK)
+    kinds = ("ndlinear-axes", "blocks")
+    found = guide.race(*task, axes={"fc1": (2, 8)}, kinds=kinds, **QUICK)
     assert "ndlinear-axes" in set(found.table["kind"])
-    without = guide.race(Net(), data(), data(60, 1), PAIR, **QUICK)
-    assert "ndlinear-axes" not in set(without.table["kind"])
 
 
 @pytest.mark.parametrize("axes", [{"fc1": (3, 5)}, {"out": (4, 4)}])

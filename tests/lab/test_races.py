@@ -46,12 +46,8 @@ def test_a_narrower_pair_keeps_the_budget_of_both():
 
 
 def test_ndlinear_is_told_the_axes_of_the_data():
-    net = guide.swap(
-        races.network(192, 2),
-        races.PAIR,
-        "ndlinear-axes",
-        **races.limits(CONFIGS[0], (3, 8, 8)),
-    )
+    limits = races.limits(CONFIGS[0], (3, 8, 8))
+    net = guide.swap(races.network(192, 2), races.PAIR, "ndlinear-axes", **limits)
     assert net.first.map.input_dims == (3, 8, 8)
     assert net.first.map.hidden_size == net.second.map.input_dims == (4, 8, 8)
 
@@ -91,9 +87,8 @@ def test_ways_of_choosing():
         cells[1]: losses(**{"low-rank": 1.0}, monarch=1.2, ndlinear=2.0),
     }
     rows = [
-        dict(zip(races.CELL, cell)) | {"budget": budget, "kind": races.KINDS.index(kind)}
+        dict(zip(races.CELL, cell)) | {"budget": 3, "kind": races.KINDS.index(kind)}
         for cell, kind in zip(cells, ("ndlinear", "monarch"))
-        for budget in (3,)
     ]
     chosen = races.choices(found, pd.DataFrame(rows))
     race = chosen[chosen["way"] == "race, 3"]

@@ -1,6 +1,7 @@
 """The model of a step, the processes behind its measurement, and a cluster that loses a worker."""
 
 import math
+import os
 
 import pytest
 import torch
@@ -116,22 +117,14 @@ def test_times_of_every_kind(monkeypatch):
     assert set(row["metrics"]) == kinds and min(row["metrics"].values()) > 0
 
 
-def test_a_shared_step_averages_the_gradients(tmp_path):
-    """With one process, a shared step is a step alone."""
-    torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
-    )
-    try:
-        for shared in (False, True):
-            scaling.stepper("MLP, NdLinear", 2, 0, shared)()
-    finally:
-        torch.distributed.destroy_process_group()
-
-
-def test_an_unknown_task_and_a_failing_process_are_said(monkeypatch):
+def test_an_unknown_task_and_a_failing_process_are_said(monkeypatch, tmp_path):
     monkeypatch.setenv("NDL_MODE", "full")
     with pytest.raises(LabError, match="no task 'dance'; there are: times, train"):
         scaling.together({"task": "dance"})
+    python = tmp_path / "python"  # starts at once
+    python.write_text("#!/bin/sh\necho 'KeyError: rank' >&2\nexit 1\n")
+    python.chmod(0o755)
+    monkeypatch.setattr(scaling.sys, "executable", str(python))
     with pytest.raises(LabError, match="KeyError"):
         scaling.together({"task": "train", "seeds": [0]}, world=1)
 
@@ -156,6 +149,4 @@ def test_the_cluster_of_a_smoke_run_is_this_process(monkeypatch):
     monkeypatch.setenv("NDL_CLUSTER", "tcp://elsewhere:1")
     config = {"workers": 2, "killed": 1, "runs": 3, "seconds": 0.0, "seed": 0}
     assert scaling.throughput(config)["metrics"]["complete"] == 1
-    import os
-
     assert os.environ["NDL_CLUSTER"] == "tcp://elsewhere:1"

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+import re
 import sys
 import types
 
@@ -20,11 +21,11 @@ from scipy import stats as scipy_stats
 
 
 def test_modes(monkeypatch):
-    for name in ("replay", "smoke", "full"):
+    for name, three in (("replay", 3), ("smoke", 2), ("full", 1)):
         monkeypatch.setenv("NDL_MODE", name)
         assert lab.mode() == name
         assert lab.pick(full=1, smoke=2) == (2 if name == "smoke" else 1)
-        assert lab.pick(full=1, smoke=2, replay=3) == {"full": 1, "smoke": 2, "replay": 3}[name]
+        assert lab.pick(full=1, smoke=2, replay=3) == three
     monkeypatch.delenv("NDL_MODE")
     assert lab.mode() == "replay"
     monkeypatch.setenv("NDL_MODE", "fast")
@@ -68,14 +69,6 @@ def test_interval_is_students():
     assert low < boot[1] < mean < boot[2] < high
 
 
-def test_interval_covers_the_truth_at_its_level():
-    rng = np.random.default_rng(1)
-    hits = [
-        low <= 0 <= high for _, low, high in (lab.interval(rng.normal(size=6)) for _ in range(2000))
-    ]
-    assert np.mean(hits) == pytest.approx(0.95, abs=0.015)
-
-
 @pytest.mark.parametrize("bad", [[], [1.0, np.nan], [[1.0, 2.0]]])
 def test_interval_refuses_what_it_cannot_do(bad):
     with pytest.raises(LabError):
@@ -86,14 +79,12 @@ def test_interval_refuses_what_it_cannot_do(bad):
 
 def runs():
     rng = np.random.default_rng(0)
-    noise = rng.normal(size=8)
-    frames = [
-        pd.DataFrame(
-            {"model": m, "seed": range(8), "loss": 1 + shift + noise + 0.01 * rng.normal(size=8)}
-        )
-        for m, shift in (("dense", 0), ("nd", 0.1))
-    ]
-    return pd.concat(frames, ignore_index=True)
+    rows = []
+    for seed, noise in enumerate(rng.normal(size=8)):
+        for model, shift in (("dense", 1.0), ("nd", 1.1)):
+            loss = shift + noise + 0.01 * rng.normal()
+            rows.append({"model": model, "seed": seed, "loss": loss})
+    return pd.DataFrame(rows)
 
 
 def test_cuts_that_share_cases_have_the_variance_of_nadeau_and_bengio():
@@ -141,12 +132,14 @@ def test_the_best_rate_is_that_of_the_lowest_mean():
 
 def test_compare_pairs_by_seed():
     row = lab.compare(runs(), "loss").iloc[0]
-    assert (
-        row["model"] == "nd" and row["n"] == 8 and row["difference"] == pytest.approx(0.1, abs=0.02)
-    )
+    assert row["model"] == "nd" and row["n"] == 8
+    assert row["difference"] == pytest.approx(0.1, abs=0.02)
     assert row["high"] - row["low"] < 0.05, "pairing removes the common noise"
     shuffled = lab.compare(runs().sample(frac=1, random_state=1), "loss").iloc[0]
     assert shuffled["difference"] == pytest.approx(row["difference"])
+    table = lab.summary(runs(), "model", "loss")
+    assert list(table["model"]) == ["dense", "nd"] and list(table["n"]) == [8, 8]
+    assert (table["loss_low"] < table["loss"]).all() and (table["loss"] < table["loss_high"]).all()
 
 
 @pytest.mark.parametrize(
@@ -161,12 +154,6 @@ def test_compare_pairs_by_seed():
 def test_compare_refuses_unpaired_runs(frame, arguments, message):
     with pytest.raises(LabError, match=message):
         lab.compare(frame, "loss", **arguments)
-
-
-def test_summary_keeps_groups_in_order():
-    table = lab.summary(runs(), "model", "loss")
-    assert list(table["model"]) == ["dense", "nd"] and list(table["n"]) == [8, 8]
-    assert (table["loss_low"] < table["loss"]).all() and (table["loss"] < table["loss_high"]).all()
 
 
 @given(st.floats(-3, 3), st.floats(0, 3), st.floats(-3, 3))
@@ -215,19 +202,11 @@ def test_paired_differences_do_not_depend_on_the_order_of_rows(n, shift, seed):
     assert high - low == pytest.approx(0, abs=1e-9), "the pairs differ by the same number"
 
 
-def test_methods_have_one_colour_marker_and_name():
-    assert lab.colour("ndlinear") != lab.colour("dense") and lab.label("ndlinear") == "NdLinear"
-    assert lab.label("my own") == "my own" and lab.marker("my own")
-    named = [m for m in figures.METHODS.values() if m[0] not in ("#8a8a8a",)]
-    assert all(len(m) == 3 for m in named)
-
-
 def test_seeds_shows_every_point():
     _, axis = plt.subplots()
     figures.seeds(axis, 0, [1.0, 2.0, 3.0], "ndlinear", low=1.5, high=2.5)
-    assert len(axis.lines[0].get_xdata()) == 3
+    assert len(axis.lines[0].get_xdata()) == 3 and len(axis.collections) == 1
     assert axis.lines[1].get_ydata()[0] == 2.0
-    assert len(axis.collections) == 1
 
 
 def luminance(colour):
@@ -246,16 +225,12 @@ def test_colours_stand_out_on_white_and_on_dark(name):
 
 def test_scripts_print_plain_text(capsys):
     lab.say("**bold** $x$")
-    lab.table(pd.DataFrame({"a": [1.23456, None]}), {"a": "{:.2f}"}, caption="Two rows")
-    out = capsys.readouterr().out
-    assert "**bold** $x$" in out and "Two rows" in out and "1.23" in out and "nan" not in out
-
-
-def test_table_merges_intervals(capsys):
     frame = pd.DataFrame({"a_b": [1.234, None], "a_b_low": [1.1, None], "a_b_high": [1.3, None]})
-    lab.table(frame, intervals={"a_b": "{:.1f}"})
+    lab.table(frame.assign(c=[1.23456, None]), {"c": "{:.2f}"}, "Two rows", {"a_b": "{:.1f}"})
     out = capsys.readouterr().out
-    assert "1.2 [1.1, 1.3]" in out and "a b" in out and "low" not in out and "nan" not in out
+    for said in ("**bold** $x$", "Two rows", "1.23", "a b", "1.2 [1.1, 1.3]"):
+        assert said in out
+    assert "nan" not in out and "low" not in out
 
 
 def test_baselines_stand_beside_the_printed_ones_with_each_reason_once(capsys):
@@ -286,9 +261,8 @@ def jupyter(monkeypatch):
 def test_notebooks_get_html_that_is_escaped(jupyter):
     lab.table(pd.DataFrame({"a<b": ["<script>"]}).rename_axis(columns="kind"), caption="x < y")
     lab.say("*hello*")
-    assert (
-        "<script>" not in jupyter[0] and "&lt;script&gt;" in jupyter[0] and "x &lt; y" in jupyter[0]
-    )
+    assert "<script>" not in jupyter[0]
+    assert "&lt;script&gt;" in jupyter[0] and "x &lt; y" in jupyter[0]
     assert "kind" not in jupyter[0], "the name of the columns is no column"
     assert jupyter[1] == "*hello*"
 
@@ -343,39 +317,26 @@ def test_start_prints_the_line_for_bug_reports(monkeypatch, capsys):
     monkeypatch.setenv("NDL_MODE", "smoke")
     lab.start()
     line = capsys.readouterr().out.strip()
-    assert line.startswith("smoke · ")
-    assert "torch" in line
-    assert "ndlinear.py" in line
-    assert "\n" not in line
+    assert re.fullmatch("smoke · .*torch.*ndlinear.py.*", line)
 
 
-def test_card_names_claims_reading_time_and_gpu(jupyter, capsys):
+def test_card_names_claims_reading_time_and_gpu(jupyter):
     lab.card("10_one_layer", read_first=["00_template"], gpu=True)
-    assert "Settles" in jupyter[0]
-    assert 'href="00_template.html"' in jupyter[0]
-    assert "for a full run" in jupyter[0]
+    for said in ("Settles", 'href="00_template.html"', "for a full run"):
+        assert said in jupyter[0]
     lab.card("99_nothing")
-    assert (
-        "no claim" in jupyter[1] and "not recorded yet" in jupyter[1] and "not needed" in jupyter[1]
-    )
+    for said in ("no claim", "not recorded yet", "not needed"):
+        assert said in jupyter[1]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6))
 def test_holm_is_the_closed_test_of_bonferroni(p_values):
     """Its adjusted p-value is the largest Bonferroni p-value of all families that contain the comparison."""
-    families = [
-        family
-        for size in range(1, len(p_values) + 1)
-        for family in itertools.combinations(range(len(p_values)), size)
-    ]
-    wanted = [
-        max(
-            min(1, len(family) * min(p_values[k] for k in family))
-            for family in families
-            if i in family
-        )
-        for i in range(len(p_values))
-    ]
+    wanted = [0.0] * len(p_values)
+    for family in itertools.product([False, True], repeat=len(p_values)):
+        smallest = min(itertools.compress(p_values, family), default=0)
+        for i in itertools.compress(range(len(p_values)), family):
+            wanted[i] = max(wanted[i], min(1, sum(family) * smallest))
     assert stats.holm(p_values) == pytest.approx(wanted)
 
 

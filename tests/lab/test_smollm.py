@@ -1,8 +1,9 @@
 """A published language model, and what replaces its matrices."""
 
+import functools
 import hashlib
-import types
 import zipfile
+from unittest import mock
 
 import numpy as np
 import pandas as pd
@@ -29,10 +30,8 @@ def test_folds_divide_the_matrix_and_come_in_order_of_size():
     found = smollm.folds(12, 30, most=5)
     sizes = [a * b + 360 // (a * b) for a, b in found]
     assert sizes == sorted(sizes) and all(12 % a == 0 and 30 % b == 0 for a, b in found)
-    smallest = min(
-        k + 360 // k for k in (a * b for a in (2, 3, 4, 6) for b in (2, 3, 5, 6, 10, 15))
-    )
-    assert sizes[0] == smallest
+    products = [a * b for a in (2, 3, 4, 6) for b in (2, 3, 5, 6, 10, 15)]
+    assert sizes[0] == min(k + 360 // k for k in products)
 
 
 def test_energies_are_those_of_the_singular_values():
@@ -67,21 +66,12 @@ def _fitted(fit, matrix):
     return fit(*parts), sum(part.numel() for part in parts)
 
 
-def test_block_diagonal_keeps_the_entries_of_the_diagonal_blocks():
-    matrix = torch.arange(24.0).view(4, 6)
-    kept = torch.block_diag(torch.ones(2, 3), torch.ones(2, 3))
-    assert torch.equal(_fitted(smollm.BlockDiagonal(0.5), matrix)[0], matrix * kept)
-
-
 def test_low_rank_for_inputs_is_better_on_such_inputs_and_exact_for_white_ones():
-    matrix, x = (
-        torch.randn(12, 16).double(),
-        torch.randn(500, 16).double() * torch.logspace(0, 1, 16),
-    )
-    root = torch.linalg.cholesky(x.T.double() @ x)
-    white = 3 * torch.eye(16).double()
+    matrix, x = torch.randn(12, 16).double(), torch.randn(500, 16).double()
+    x = x * torch.logspace(0, 1, 16)
+    root, white = torch.linalg.cholesky(x.T @ x), 3 * torch.eye(16).double()
     plain, fitted, same = (_fitted(smollm.LowRank(0.4, r), matrix)[0] for r in (None, root, white))
-    errors = [((matrix - made) @ x.T.double()).norm() for made in (plain, fitted)]
+    errors = [((matrix - made) @ x.T).norm() for made in (plain, fitted)]
     assert errors[1] < 0.95 * errors[0]
     assert torch.allclose(same, plain)
 
@@ -96,7 +86,7 @@ def test_queries_of_the_file_come_in_the_order_of_transformers():
 def _moments(*sizes):
     """Second moments of as many numbers as the product of the sizes: a Kronecker product."""
     factors = [torch.cov(torch.randn(n, 3 * n).double()) for n in sizes]
-    return torch.kron(*factors) if len(factors) == 2 else factors[0]
+    return functools.reduce(torch.kron, factors)
 
 
 def _missed(matrix, fitted, moments):
@@ -121,7 +111,8 @@ def test_fits_to_inputs_miss_less_of_the_outputs(kind):
         "Monarch": torch.block_diag(*[_moments(4) for _ in range(4)]),
         "BlockDiagonal": _moments(16),
     }[kind]
-    ours, plain = getattr(smollm, f"{kind}OfInputs"), _fitted(getattr(smollm, kind)(0.5), matrix)[0]
+    ours = getattr(smollm, f"{kind}OfInputs")
+    plain = _fitted(getattr(smollm, kind)(0.5), matrix)[0]
     fitted = _fitted(ours(0.5, torch.linalg.cholesky(moments)), matrix)[0]
     assert _missed(matrix, fitted, moments) < 0.98 * _missed(matrix, plain, moments)
     assert torch.allclose(_fitted(ours(0.5, white), matrix)[0], plain, atol=1e-5)
@@ -133,6 +124,8 @@ def test_blocks_fitted_to_inputs_are_least_squares():
     fitted = _fitted(smollm.BlockDiagonalOfInputs(0.5, root), matrix)[0]
     wanted = torch.linalg.lstsq(x[:, 4:], x @ matrix.double().T[:, 3:]).solution.T
     assert torch.allclose(fitted[3:, 4:].double(), wanted, atol=1e-5)
+    kept = matrix * torch.block_diag(torch.ones(3, 4), torch.ones(3, 4))
+    assert torch.equal(_fitted(smollm.BlockDiagonal(0.5), matrix)[0], kept)
 
 
 def test_the_tiny_model_is_replaced_layer_by_layer():
@@ -152,14 +145,12 @@ def test_tuning_trains_what_stands_for_the_feed_forward_matrices_and_nothing_els
 ):
     load, made = smollm.load, []
     monkeypatch.setattr(smollm, "load", lambda: made.append(load()) or made[-1])
-    text = types.SimpleNamespace(
-        part=lambda name: (["Whatever is read here is long enough. " * 400], None)
-    )
+    text = mock.Mock()
+    text.part.return_value = ["Whatever is read here is long enough. " * 400], None
     monkeypatch.setattr(smollm, "load_data", lambda name: text)
+    how = {"steps": 20, "batch": 4}
     before, after = (
-        smollm.tuned_on_text(method, 0.5, "test", 4, 8, 16, 0, steps=20, lr=lr, batch=4)["metrics"][
-            "loss"
-        ]
+        smollm.tuned_on_text(method, 0.5, "test", 4, 8, 16, 0, lr=lr, **how)["metrics"]["loss"]
         for lr in (0.0, 3e-3)
     )
     assert after < before - 0.05
@@ -243,19 +234,9 @@ def test_the_loss_of_a_choice_is_that_of_its_letter():
 
 
 def test_kinds_are_judged_by_the_widest_ends_of_all_trainings():
-    rows = [
-        {
-            "task": "t",
-            "seed": seed,
-            "kind": "k",
-            "layer": i,
-            "a": 0.2 + 0.1 * seed + 0.01 * i,
-            "b": 0,
-        }
-        for seed in (0, 1)
-        for i in range(3)
-    ]
-    found = smollm.over_trainings(pd.DataFrame(rows), "a", "b").loc["k"]
+    rows = [("t", s, "k", i, 0.2 + 0.1 * s + 0.01 * i, 0) for s in (0, 1) for i in range(3)]
+    frame = pd.DataFrame(rows, columns=["task", "seed", "kind", "layer", "a", "b"])
+    found = smollm.over_trainings(frame, "a", "b").loc["k"]
     assert found["points"] == pytest.approx(26) and found["low"] < 21 < 31 < found["high"]
 
 

@@ -57,11 +57,8 @@ def test_members_stop_by_themselves_and_the_rest_goes_on():
     stops = stack.epoch["stop"]
     assert all(stack.stopped) and len(set(stops)) > 1 and stack.epoch["end"] == [150] * 4
     for i, at in enumerate(stops):
-        assert (
-            stack.curves[i][at - 1]["train_loss"]
-            < 0.2
-            <= min(p["train_loss"] for p in stack.curves[i][: at - 1])
-        )
+        *before, last = [point["train_loss"] for point in stack.curves[i][:at]]
+        assert last < 0.2 <= min(before)
         assert stack.epoch["best"][i] <= at
         short = stacked.fit(dense, parts(1), seeds=[seeds[i]], loss=F.mse_loss, epochs=at, lr=0.02)
         for a, b in zip(stack.model(i, "stop").parameters(), short.model(0, "end").parameters()):
@@ -78,34 +75,28 @@ def test_validation_is_looked_at_as_often_as_asked():
     assert stack.epoch["stop"] == [11, 11] and stack.stopped == [False, False]
 
 
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        (
-            {"make": lambda: nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))},
-            "cannot be stacked",
-        ),
-        ({"make": lambda: nn.Sequential(nn.Linear(6, 1), nn.Dropout(0.1))}, "cannot be stacked"),
-        ({"data": [parts(0)]}, None),
-        ({"data": [parts(0), parts(1, 40)]}, "different shapes"),
-        ({"data": [parts(0)] * 3}, "3 splits for 2 seeds"),
-        ({"epochs": 0}, "epochs=0"),
-        ({"seeds": []}, "0 seeds"),
-        ({"optimiser": "lbfgs"}, "lbfgs"),
-        ({"lr": 1e20}, "not finite"),
-    ],
-)
+REFUSED = [
+    ({"make": lambda: nn.Sequential(nn.Linear(6, 1), nn.BatchNorm1d(1))}, "cannot be stacked"),
+    ({"make": lambda: nn.Sequential(nn.Linear(6, 1), nn.Dropout(0.1))}, "cannot be stacked"),
+    ({"data": [parts(0), parts(1, 40)]}, "different shapes"),
+    ({"data": [parts(0)] * 3}, "3 splits for 2 seeds"),
+    ({"epochs": 0}, "epochs=0"),
+    ({"seeds": []}, "0 seeds"),
+    ({"optimiser": "lbfgs"}, "lbfgs"),
+    ({"lr": 1e20}, "not finite"),
+]
+
+
+@pytest.mark.parametrize("change, message", REFUSED)
 def test_what_cannot_be_stacked_is_refused(change, message):
-    arguments = {
-        "make": dense,
-        "data": parts(0),
-        "seeds": [0, 1],
-        "epochs": 5,
-        "lr": 0.01,
-        "loss": F.mse_loss,
-    } | change
-    if message is None:
-        stacked.fit(**arguments)
-        return
+    options = {"seeds": [0, 1], "epochs": 5, "lr": 0.01, "loss": F.mse_loss}
     with pytest.raises(lab.LabError, match=message):
-        stacked.fit(**arguments)
+        stacked.fit(**{"make": dense, "data": parts(0)} | options | change)
+
+
+def test_one_split_serves_all_seeds():
+    options = {"seeds": [0, 1], "epochs": 2, "lr": 0.01, "loss": F.mse_loss}
+    assert (
+        stacked.fit(dense, [parts(0)], **options).curves
+        == stacked.fit(dense, parts(0), **options).curves
+    )

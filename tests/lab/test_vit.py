@@ -3,9 +3,8 @@ its formula, teachers and their store, the training on pictures of one colour pe
 
 import csv
 import math
-import types
+from unittest import mock
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -30,28 +29,24 @@ def stand_in(monkeypatch, tmp_path):
     """CIFAR-10's stand-in of smoke runs, and an empty cache folder."""
     monkeypatch.setenv("NDL_MODE", "smoke")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    for cached in (vit.pictures, vit.taught, vit.released_teacher):
+    functions = vit.pictures, vit.taught, vit.released_teacher
+    for cached in functions:
         cached.cache_clear()
     yield "cifar10"
-    for cached in (vit.pictures, vit.taught, vit.released_teacher):
+    for cached in functions:
         cached.cache_clear()
 
 
 # --- the student --------------------------------------------------------------------------------
 
 
-def attention_by_hand(a: vit.Attention, x, head: int):
-    """One head at a time, one query at a time."""
-    n = a.norm(x)
-    q, k, v = (F.linear(n, w, b) for w, b in zip(a.qkv.weight.chunk(3), a.qkv.bias.chunk(3)))
+def attention_by_hand(a: vit.Attention, x, size: int):
+    """One head at a time."""
+    q, k, v = F.linear(a.norm(x), a.qkv.weight, a.qkv.bias).chunk(3, -1)
     heads = []
-    for at in range(0, q.shape[-1], head):
-        part = slice(at, at + head)
-        rows = []
-        for query in range(x.shape[1]):
-            scores = torch.einsum("bd,bnd->bn", q[:, query, part], k[:, :, part]) * head**-0.5
-            rows.append(torch.einsum("bn,bnd->bd", scores.softmax(1), v[:, :, part]))
-        heads.append(torch.stack(rows, 1))
+    for query, key, value in zip(*(part.split(size, -1) for part in (q, k, v))):
+        scores = torch.einsum("bqd,bnd->bqn", query, key) * size**-0.5
+        heads.append(torch.einsum("bqn,bnd->bqd", scores.softmax(-1), value))
     return F.linear(torch.cat(heads, -1), a.out[0].weight, a.out[0].bias)
 
 
@@ -89,20 +84,13 @@ def test_the_student_computes_what_the_release_computes():
     assert not torch.allclose(taught[0], plain[0], atol=1e-3)  # the token of zeros is another one
 
 
-def test_dropout_stands_where_the_release_has_it():
-    net = small_student()
+def test_parameters_dropout_and_tokens_are_those_of_the_release():
+    net = small_student(width=400, depth=2, classes=5)
+    imitates = 400 + (400 * 5 + 5)
+    assert vit.parameters(net) == sum(p.numel() for p in net.parameters()) - imitates
     rates = {name: m.p for name, m in net.named_modules() if isinstance(m, nn.Dropout)}
     inside = {f"attention.{i}.{place}": 0.1 for i in (0, 1) for place in ("drop", "out.1")}
     assert rates == {"drop": 0.3} | inside
-
-
-def test_parameters_leave_out_what_only_imitates_the_teacher():
-    net = small_student(width=6, classes=5)
-    assert vit.parameters(net) == sum(p.numel() for p in net.parameters()) - 6 - (6 * 5 + 5)
-
-
-def test_the_tokens_start_as_in_the_release():
-    net = small_student(width=400, depth=1)
     for part in (net.positions, net.token, net.distillation):
         assert 0.8 < part.std().item() < 1.2  # normal, deviation one
     assert net.positions.shape == (1, vit.patches(8, 4) + 1, 400)
@@ -121,12 +109,10 @@ def test_pictures_are_split_without_overlap_and_scaled(stand_in):
 
 
 def test_a_tenth_of_enough_pictures_is_held_out(stand_in, monkeypatch):
-    data = vit.load(stand_in)
-    monkeypatch.setattr(vit, "some_of_each", lambda *_: (np.repeat(data.part("train")[0], 4, 0),
-                                                         np.repeat(data.part("train")[1], 4)))  # fmt: skip
+    x, y = vit.load(stand_in).part("train")
+    monkeypatch.setattr(vit, "some_of_each", lambda *_: (np.repeat(x, 4, 0), np.repeat(y, 4)))
     split = vit.pictures(stand_in, 400)
-    whole = 4 * len(data.part("train")[1])
-    assert (len(split.train[0]), len(split.val[0])) == (0.9 * whole, 0.1 * whole)
+    assert (len(split.train[0]), len(split.val[0])) == (0.9 * 4 * len(y), 0.1 * 4 * len(y))
 
 
 def test_pictures_of_another_size():
@@ -151,15 +137,17 @@ def test_a_teacher_answers_for_pictures_and_for_their_mirror_images(stand_in):
 
 def test_the_trained_teacher_learns_and_the_random_head_does_not(stand_in, monkeypatch):
     monkeypatch.setitem(vit.TEACHER, "rates", {1e-3: 15})
-    scores = {
-        teacher: vit.teacher_accuracy(teacher, stand_in, 100)["teacher_accuracy"]
+    learned, random = (
+        vit.teacher_accuracy(teacher, stand_in, 100)["teacher_accuracy"]
         for teacher in ("trained", "random head")
-    }
-    assert scores["trained"] > 0.5 > 0.35 > scores["random head"]
+    )
+    assert learned > 0.5 > 0.35 > random
+    learned, random = (vit.answers(t, stand_in, 100) for t in ("trained", "random head"))
+    assert F.softmax(random, -1).amax(-1).mean() < F.softmax(learned, -1).amax(-1).mean()
     assert vit.teacher_accuracy("none", stand_in, 100) == {}
-    said = {t: vit.answers(t, stand_in, 100) for t in ("trained", "random head")}
-    certain = {t: F.softmax(z, -1).amax(-1).mean().item() for t, z in said.items()}
-    assert certain["random head"] < certain["trained"]
+    assert vit.answers("none", stand_in, 100) is None
+    with pytest.raises(modes.LabError, match="'cnn' is not one of 'trained'"):
+        vit.answers("cnn", stand_in, 100)
 
 
 def test_answers_are_kept_and_a_damaged_file_is_made_anew(stand_in, monkeypatch, tmp_path):
@@ -181,32 +169,24 @@ def test_answers_are_kept_and_a_damaged_file_is_made_anew(stand_in, monkeypatch,
     assert len(made) == 3
 
 
-def test_answers_know_their_teachers(stand_in):
-    assert vit.answers("none", stand_in, 100) is None
-    with pytest.raises(modes.LabError, match="'cnn' is not one of 'trained'"):
-        vit.answers("cnn", stand_in, 100)
-
-
 def test_the_released_teacher_gets_large_pictures_and_a_new_head(stand_in, monkeypatch):
     class Big(nn.Module):
         def __init__(self):
             super().__init__()
-            self.heads = nn.Module()
-            self.heads.head = nn.Linear(7, 1000)
-            self.sizes = []
+            self.heads = nn.ModuleDict({"head": nn.Linear(7, 1000)})
+            self.sizes = set()
 
         def forward(self, images):
-            self.sizes.append(tuple(images.shape[2:]))
+            self.sizes.add(tuple(images.shape[2:]))
             return self.heads.head(images.mean((1, 2, 3))[:, None].expand(-1, 7))
 
-    big = Big()
-    zoo = types.SimpleNamespace(
-        vit_b_16=lambda weights: big,
-        ViT_B_16_Weights=types.SimpleNamespace(IMAGENET1K_V1="weights"),
-    )
-    monkeypatch.setattr(vit, "require", lambda name: types.SimpleNamespace(models=zoo))
+    big, torchvision = Big(), mock.Mock()
+    torchvision.models.vit_b_16.return_value = big
+    monkeypatch.setattr(vit, "require", lambda name: torchvision)
     assert vit.answers("vit-b-16", stand_in, 100).shape == (2, 50, 10)
-    assert set(big.sizes) == {(224, 224)} and big.heads.head.weight.shape == (10, 7)
+    assert big.sizes == {(224, 224)} and big.heads.head.weight.shape == (10, 7)
+    pretrained = torchvision.models.ViT_B_16_Weights.IMAGENET1K_V1
+    torchvision.models.vit_b_16.assert_called_once_with(weights=pretrained)
 
 
 # --- the training ---------------------------------------------------------------------------------
@@ -274,18 +254,17 @@ def test_a_student_learns_and_the_same_seed_gives_the_same_student(stand_in):
 
 
 def test_without_bfloat16_a_student_learns_in_float16_with_scaled_gradients(stand_in, monkeypatch):
-    seen, scalers = set(), []
+    seen, scales = set(), []
 
     class Scaler(torch.amp.GradScaler):
         def scale(self, outputs):
-            scalers.append(self.get_scale())
+            scales.append(self.get_scale())
             return super().scale(outputs)
 
-    def watched(logits, *others):
+    def watched(logits, *others, plain=vit.distilled):
         seen.add(logits[0].dtype)
         return plain(logits, *others)
 
-    plain = vit.distilled
     monkeypatch.setattr(vit, "distilled", watched)
     monkeypatch.setattr(torch.amp, "GradScaler", Scaler)
     monkeypatch.setattr(vit, "half_type", lambda device: torch.float16)
@@ -294,7 +273,7 @@ def test_without_bfloat16_a_student_learns_in_float16_with_scaled_gradients(stan
     curve, _ = vit.fitted(net, configuration())
     assert curve[-1]["train_loss"] < curve[0]["train_loss"] - 0.2
     assert seen == {torch.float16, torch.float32}  # inside and after autocast
-    assert min(scalers) > 1 and len(scalers) == 8 * 5  # epochs, batches
+    assert min(scales) > 1 and len(scales) == 8 * 5  # epochs, batches
 
 
 def test_the_half_type_follows_the_device(monkeypatch):
@@ -306,12 +285,10 @@ def test_the_half_type_follows_the_device(monkeypatch):
 
 def test_a_student_trains_the_same_whether_its_teacher_was_at_hand_or_not(stand_in):
     c = configuration(teacher="random head", epochs=1)
-    curves = [vit.fitted(student_of(c), c)[0] for _ in range(2)]  # the second finds it at hand
-    assert curves[0] == curves[1]
-    assert curves[0] != vit.fitted(student_of(c), configuration(epochs=1))[0]
-    net = student_of(c)
-    _, split = vit.fitted(net, c)
-    assert 0 <= vit.tested(net, split, c)["teacher_accuracy"] <= 1
+    nets = [student_of(c) for _ in range(2)]  # the second finds its teacher at hand
+    (first, split), (second, _) = (vit.fitted(net, c) for net in nets)
+    assert first == second != vit.fitted(student_of(c), configuration(epochs=1))[0]
+    assert 0 <= vit.tested(nets[0], split, c)["teacher_accuracy"] <= 1
 
 
 def test_a_rate_at_which_training_breaks_is_refused(stand_in):
@@ -341,12 +318,13 @@ def test_the_printed_gaps_are_differences_of_the_printed_cells():
 @pytest.fixture
 def runs() -> pd.DataFrame:
     made = [
-        {"arm": arm, "width": width, "seed": seed, "data": "cifar10", "lr": 1e-3,
-         "parameters": 1000 * width, "macs": 5 * width, "test_accuracy": score + seed / 100}
+        (arm, width, seed, 1000 * width, 5 * width, score + seed / 100)
         for arm, width, score in (("ndlinear", 50, 0.40), ("standard", 125, 0.42))
         for seed in range(3)
-    ]  # fmt: skip
-    return vit.with_student(pd.DataFrame(made))
+    ]
+    columns = ["arm", "width", "seed", "parameters", "macs", "test_accuracy"]
+    frame = pd.DataFrame(made, columns=columns).assign(data="cifar10", lr=1e-3)
+    return vit.with_student(frame)
 
 
 def test_students_are_compared_in_points_seed_by_seed(runs):
@@ -370,12 +348,3 @@ def test_students_are_compared_in_points_seed_by_seed(runs):
 def test_intervals_in_words(found, side, matter):
     assert vit.told(found) == side and vit.no_matter(found) == matter
     assert vit.in_points((1, 0.5, 1.5)) == "+1.0 [+0.5, +1.5]"
-
-
-def test_figures_show_every_seed_and_every_printed_cell(runs):
-    _, axes = plt.subplots(1, 3)
-    vit.draw_gaps(axes[:2], vit.printed_gaps())
-    vit.draw_students(axes[2], pd.concat([runs, runs[:1].assign(arm="dense twin", seed=9)]))
-    assert [len(axis.containers) for axis in axes[:2]] == [3, 3]
-    drawn = [len(line.get_xdata()) for line in axes[2].get_lines()]
-    assert sorted(drawn) == [0, 0, 0, 1, 1, 1, 1, 3, 3]  # names, means, seeds
