@@ -156,10 +156,10 @@ def macs_of(dims, hidden, order):
 
 @pytest.mark.parametrize(
     ("size", "factor", "folds"),
-    [(24, 8, (3, 8)), (36, 8, (6, 6)), (97, 8, (1, 97))],
+    [(24, 8, (3, 8)), (36, 10, (6, 6)), (97, 8, (1, 97))],
 )
 def test_lokr_folds_by_its_factor(page, size, factor, folds):
-    """8 divides 24; 36 has no 8, and 6 is its largest divisor up to 8; 97 is prime."""
+    """8 divides 24; of 36, which 10 does not divide, 9 would be the larger part; 97 is prime."""
     assert f"({folds[0]}, {folds[1]}) →" in peers(page, (size,), (7,), factor)[3]["layer"]
 
 

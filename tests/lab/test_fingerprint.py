@@ -49,15 +49,9 @@ def replaced(monkeypatch, file: str, old: str, new: str) -> None:
 
 # --- what kinds of things count ----------------------------------------------------------------------------------
 
-FACTOR = 2
-SETTINGS = {"rate": 0.1, "names": ("a", "b")}
-
 
 def scaled(x, by=1):
     return x * by
-
-
-HALF = functools.partial(scaled, by=0.5)
 
 
 @functools.lru_cache
