@@ -6,7 +6,6 @@ import gc
 import http.server
 import os
 import random
-import shutil
 import threading
 import zlib
 
@@ -37,27 +36,17 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-def chromium() -> str | None:
-    """A Chromium on this machine: NDL_CHROMIUM, else one on the path."""
-    names = (
-        os.environ.get("NDL_CHROMIUM", ""),
-        "chromium",
-        "chromium-browser",
-        "google-chrome",
-        "google-chrome-stable",
-    )
-    return next((found for name in names if name and (found := shutil.which(name))), None)
-
-
 @pytest.fixture(scope="session")
 def browser():
     """A running Chromium; without one the test is left out with the reason, or fails where NDL_REQUIRE_BROWSER=1."""
-    path = chromium()
-    if path is None:
-        reason = "no Chromium on the path: install it (Debian: apt-get install chromium) or set NDL_CHROMIUM"
-        if os.environ.get("NDL_REQUIRE_BROWSER") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
+    from lab import LabError
+    from lab.tools import report
+
+    try:
+        path = report.browser()
+    except LabError as error:
+        refuse = pytest.fail if os.environ.get("NDL_REQUIRE_BROWSER") == "1" else pytest.skip
+        refuse(str(error))
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:

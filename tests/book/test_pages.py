@@ -559,17 +559,3 @@ def test_a_lecture_leaves_judging_to_its_evidence():
     assert "belongs into the evidence" in next(lecture(page_of(notebook, has_evidence=True)))
     short = page_of(sound_notebook(), has_evidence=True)
     assert ["words" in complaint for complaint in lecture(short)] == [True]
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Section 3.2 and version 2.13.0 and [a](https://doi.org/10.1145/2512329) and `0.5`.",
-        "The bound is 0.25 by definition. <!-- fact: sec:analysis -->",
-        "$$\nx = 0.5\n$$",
-    ],
-)
-def test_decimals_that_are_no_results_are_left_alone(text):
-    notebook = sound_notebook()
-    text_added(text)(notebook)
-    assert not list(no_typed_results(page_of(notebook)))
