@@ -1,11 +1,11 @@
 """What tests share: the same random numbers in each run of a test, a browser, a web server."""
 
+import contextlib
 import functools
 import gc
 import http.server
 import os
 import random
-import shutil
 import threading
 import zlib
 
@@ -36,27 +36,17 @@ def pytest_collection_finish():
     gc.freeze()
 
 
-def chromium() -> str | None:
-    """A Chromium on this machine: NDL_CHROMIUM, else one on the path."""
-    names = (
-        os.environ.get("NDL_CHROMIUM", ""),
-        "chromium",
-        "chromium-browser",
-        "google-chrome",
-        "google-chrome-stable",
-    )
-    return next((found for name in names if name and (found := shutil.which(name))), None)
-
-
 @pytest.fixture(scope="session")
 def browser():
     """A running Chromium; without one the test is left out with the reason, or fails where NDL_REQUIRE_BROWSER=1."""
-    path = chromium()
-    if path is None:
-        reason = "no Chromium on the path: install it (Debian: apt-get install chromium) or set NDL_CHROMIUM"
-        if os.environ.get("NDL_REQUIRE_BROWSER") == "1":
-            pytest.fail(reason)
-        pytest.skip(reason)
+    from lab import LabError
+    from lab.tools import report
+
+    try:
+        path = report.browser()
+    except LabError as error:
+        refuse = pytest.fail if os.environ.get("NDL_REQUIRE_BROWSER") == "1" else pytest.skip
+        refuse(str(error))
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
@@ -65,15 +55,31 @@ def browser():
         running.close()
 
 
+class QuietHandler(http.server.SimpleHTTPRequestHandler):
+    def log_message(self, *arguments):
+        pass
+
+
+@contextlib.contextmanager
+def served(root):
+    handler = functools.partial(QuietHandler, directory=str(root))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as running:
+        shuts_down_within = 0.01
+        target = functools.partial(running.serve_forever, shuts_down_within)
+        threading.Thread(target=target, daemon=True).start()
+        yield f"http://127.0.0.1:{running.server_port}"
+        running.shutdown()
+
+
+@pytest.fixture(scope="session")
+def serving():
+    """Serves a folder on this machine while a block lasts; gives the address."""
+    return served
+
+
 @pytest.fixture
 def server(tmp_path_factory):
     """A folder and the address under which a web server on this machine serves it: stands for a publisher's site."""
     root = tmp_path_factory.mktemp("served")
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(root))
-    handler.log_message = lambda *a: None
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as http_server:
-        threading.Thread(
-            target=http_server.serve_forever, args=(0.01,), daemon=True
-        ).start()  # 0.01 s to shut down
-        yield root, f"http://127.0.0.1:{http_server.server_port}"
-        http_server.shutdown()
+    with served(root) as address:
+        yield root, address

@@ -29,6 +29,9 @@ EVIDENCE = ("Rules", "Runs", "Judgement", "Limits")
 BOX = ("**Paper.**", "**Released code.**", "**Here.**")
 HTML = {"details", "summary", "a", "br", "sub", "sup"}
 PRAISE = r"clearly|obviously|of course|trivially|dramatic\w*|remarkabl\w*|impressive\w*|amazing\w*|groundbreaking"
+NUMBERED = (
+    r"section|sect\.|§|appendix|theorem|lemma|proposition|corollary|python|torch|numpy|version|v"
+)
 FACT = "<!-- fact:"
 
 
@@ -147,12 +150,8 @@ def lecture(page):
 
 
 def setup_cell(page):
-    cells = page.notebook["cells"]
-    if (
-        len(cells) < 2
-        or cells[1]["cell_type"] != "code"
-        or "".join(cells[1]["source"]) != page.setup
-    ):
+    second = [(c["cell_type"], "".join(c["source"])) for c in page.notebook["cells"][1:2]]
+    if second != [("code", page.setup)]:
         yield "make the second cell the setup cell of 00_template.ipynb, byte for byte"
 
 
@@ -189,9 +188,7 @@ def plain_python(page):
 
 
 def something_is_checked(page):
-    if not any(
-        re.search(r"^\s*assert |lab\.(verdict|finding)\(", source, re.M) for source in page.code
-    ):
+    if not re.search(r"(?m)^\s*assert |lab\.(verdict|finding)\(", "\n".join(page.code)):
         yield "check something: an assertion or a verdict after each derived equation"
 
 
@@ -255,9 +252,8 @@ def exercises(page):
 
 
 def references(page):
-    if "References" in [title for _, title in headings(page)] and "https://doi.org/" not in section(
-        page, "References"
-    ):
+    named = "References" in [title for _, title in headings(page)]
+    if named and "https://doi.org/" not in section(page, "References"):
         yield "give each reference as a DOI link, https://doi.org/..."
     for doi in re.findall(r"https://doi\.org/([^\s<>\"]+)", page.prose):
         doi = doi.rstrip(".,;*]")
@@ -277,23 +273,18 @@ def links(page):
 def figures(page):
     for cell in page.notebook["cells"]:
         source, meta = "".join(cell["source"]), cell["metadata"].get("mystnb", {})
-        draws = cell["cell_type"] == "code" and re.search(
-            r"plt\.(show|subplots|figure|subplot_mosaic)\(", source
-        )
-        if not draws and not meta.get("figure"):
+        draws = re.search(r"plt\.(show|subplots|figure|subplot_mosaic)\(", source)
+        if not (draws and cell["cell_type"] == "code") and not meta.get("figure"):
             continue
         where = f"cell {cell.get('id')}"
         ends = source.rstrip().splitlines()[-1].strip() == "plt.show()"
         if source.count("plt.show(") != 1 or not ends:
             yield f"{where}: end a figure cell with one plt.show(), one figure per cell"
-        caption, name = (
-            meta.get("figure", {}).get("caption", ""),
-            meta.get("figure", {}).get("name", ""),
-        )
-        alt = meta.get("image", {}).get("alt", "")
+        figure, alt = meta.get("figure", {}), meta.get("image", {}).get("alt", "")
+        caption = figure.get("caption", "")
         if len(caption) < 15:
             yield f"{where}: add a caption of a few words as metadata mystnb.figure.caption"
-        if not re.fullmatch(r"fig-[a-z0-9]+(-[a-z0-9]+)*", name):
+        if not re.fullmatch(r"fig-[a-z0-9]+(-[a-z0-9]+)*", figure.get("name", "")):
             yield f"{where}: add a name such as fig-counts as metadata mystnb.figure.name"
         if len(alt) < 60 or alt == caption:
             yield f"{where}: say in at least 60 characters what is seen, as metadata mystnb.image.alt"
@@ -302,11 +293,7 @@ def figures(page):
 def no_typed_results(page):
     for block in re.split(r"\n\s*\n", re.sub(r"(?s)\$\$.*?\$\$", "", page.plain)):
         text = re.sub(r"\]\([^)]*\)|https?://\S+|\d+(\.\d+){2,}|10\.\d{4,}/\S+", "", block)
-        text = re.sub(
-            r"(?i)\b(section|sect\.|§|appendix|theorem|lemma|proposition|corollary|python|torch|numpy|version|v)\s?\d+\.\d+",
-            "",
-            text,
-        )
+        text = re.sub(rf"(?i)\b({NUMBERED})\s?\d+\.\d+", "", text)
         if (found := re.search(r"\d+[.]\d+", text)) and FACT not in block:
             yield (
                 f"print {found[0]} from code instead of typing it; if it is a definition or a fact of the paper, "
@@ -323,16 +310,10 @@ def equations(page):
 
 def glyphs(tex: str) -> int:
     """Roughly how many characters a line of TeX shows."""
-    tex = re.sub(
-        r"\\(begin|end|tag|label)\{[^}]*\}|\\(left|right|big\w*|Big\w*|limits|displaystyle)\b",
-        "",
-        tex,
-    )
-    tex = re.sub(
-        r"\\(text|mathrm|operatorname|mathbf|mathcal|mathbb|boldsymbol)\s*\{([^}]*)\}", r"\2", tex
-    )
-    tex = re.sub(r"\\qquad", "  ", tex)
-    tex = re.sub(r"\\(frac|tfrac|dfrac)\b", "", tex)
+    silent = r"(left|right|big\w*|Big\w*|limits|displaystyle|qquad|frac|tfrac|dfrac)\b"
+    faces = "text|mathrm|operatorname|mathbf|mathcal|mathbb|boldsymbol"
+    tex = re.sub(rf"\\(begin|end|tag|label)\{{[^}}]*\}}|\\{silent}", "", tex)
+    tex = re.sub(rf"\\({faces})\s*\{{([^}}]*)\}}", r"\2", tex)
     tex = re.sub(r"\\(log|min|max|sup|inf|dim|rank|vec)\b", "xxx", tex)
     return len(re.sub(r"[{}^_&\s]", "", re.sub(r"\\[a-zA-Z]+|\\.", "x", tex)))
 
@@ -364,16 +345,11 @@ MAIN_LINE = (answer_first, lecture)
 
 
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=modes.slug)
-@pytest.mark.parametrize("rule", RULES, ids=lambda r: r.__name__)
-def test_notebook_keeps_the_rule(rule, path):
-    if rule in MAIN_LINE and modes.slug(path).startswith("evidence/"):
-        return
-    complaints = list(rule(read_page(path)))
-    assert not complaints, f"notebooks/{path.name}:\n  " + "\n  ".join(complaints)
-
-
-def test_there_are_notebooks():
-    assert TEMPLATE in NOTEBOOKS and len(NOTEBOOKS) > 1
+def test_a_notebook_keeps_every_rule(path):
+    page = read_page(path)
+    rules = [rule for rule in RULES if not (page.is_evidence and rule in MAIN_LINE)]
+    complaints = [f"{rule.__name__}: {said}" for rule in rules for said in rule(page)]
+    assert not complaints, f"notebooks/{page.slug}.ipynb:\n  " + "\n  ".join(complaints)
 
 
 def test_figure_names_are_unique_in_the_book():
@@ -388,10 +364,9 @@ def test_figure_names_are_unique_in_the_book():
 
 
 def test_every_chapter_is_in_the_table_of_contents():
-    listed = set(
-        re.findall(r"file:\s*notebooks/([\w/]+)", (ROOT / "_toc.yml").read_text(encoding="utf8"))
-    )
-    written = {modes.slug(path) for path in NOTEBOOKS if path != TEMPLATE}
+    toc = (ROOT / "_toc.yml").read_text(encoding="utf8")
+    listed = {"00_template", *re.findall(r"file:\s*notebooks/([\w/]+)", toc)}
+    written = {modes.slug(path) for path in NOTEBOOKS}
     assert listed == written, f"_toc.yml and notebooks/ differ in {sorted(listed ^ written)}"
 
 
@@ -407,33 +382,32 @@ def as_script(notebook: dict) -> str:
     return "\n\n".join(code + folded_solutions(notebook))
 
 
+def run(*command: str, folder: pathlib.Path, **values: str) -> subprocess.CompletedProcess:
+    """A program of Python in a folder, with values in its environment."""
+    environ = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{TEMPLATE.parent}"} | values
+    command = [sys.executable, *command]
+    return subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True)
+
+
 @pytest.mark.parametrize("mode", ["smoke", "replay"])
-def test_the_template_and_its_solutions_run_as_a_script(mode, tmp_path, monkeypatch):
+def test_the_template_and_its_solutions_run_as_a_script(mode, tmp_path):
     """The template keeps all ways to run; the chapters run once in replay (the book) and once in smoke (nbmake)."""
-    for name, value in (("NDL_MODE", mode), ("MPLBACKEND", "Agg"), ("OMP_NUM_THREADS", "1")):
-        monkeypatch.setenv(name, value)
     script = tmp_path / "script.py"
     script.write_text(as_script(json.loads(TEMPLATE.read_text(encoding="utf8"))), encoding="utf8")
-    command = [sys.executable, str(script)]
-    done = subprocess.run(command, cwd=TEMPLATE.parent, capture_output=True, text=True)
+    values = {"NDL_MODE": mode, "MPLBACKEND": "Agg", "OMP_NUM_THREADS": "1"}
+    done = run(str(script), folder=TEMPLATE.parent, **values)
     assert done.returncode == 0, f"the template fails as a script:\n{done.stderr[-3000:]}"
 
 
 def test_nbmake_runs_the_solutions_of_exercises(tmp_path):
     """A wrong solution makes `pytest --nbmake` fail."""
     notebook = sound_notebook()
-    notebook["cells"] = [cell("code", "pass"), *notebook["cells"][20:21]]
+    notebook["cells"] = [notebook["cells"][4], notebook["cells"][20]]
     replaced(1, "assert True", "assert 1 == 2, 'the solution is wrong'")(notebook)
-    notebook |= {"nbformat": 4, "nbformat_minor": 5}
-    for number, one in enumerate(notebook["cells"]):
-        one["id"] = f"cell-{number}"
     (tmp_path / "wrong.ipynb").write_text(json.dumps(notebook))
     (tmp_path / "conftest.py").write_bytes((TEMPLATE.parent / "conftest.py").read_bytes())
-    command = [sys.executable, "-m", "pytest", "--nbmake", "-q", "-p", "no:cacheprovider"]
-    environ = os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{TEMPLATE.parent}"}
-    done = subprocess.run(
-        [*command, "wrong.ipynb"], cwd=tmp_path, env=environ, capture_output=True, text=True
-    )
+    command = ["-m", "pytest", "--nbmake", "-q", "-p", "no:cacheprovider", "wrong.ipynb"]
+    done = run(*command, folder=tmp_path)
     assert done.returncode == 1 and "the solution is wrong" in done.stdout
 
 
@@ -449,38 +423,26 @@ def cell(kind: str, source: str, **metadata) -> dict:
 
 def sound_notebook() -> dict:
     """A miniature that keeps every rule."""
-    figure = {
-        "figure": {"name": "fig-one", "caption": "One line, as an example."},
-        "image": {"alt": "A line. " * 9},
-    }
+    figure = {"name": "fig-one", "caption": "One line, as an example."}
+    drawn = {"figure": figure, "image": {"alt": "A line. " * 9}}
     box = "> **Paper.** Says this.\n>\n> **Released code.** Does that.\n>\n> **Here.** Both."
+    step = f"## A step\n\nA sentence with 95 % and $N = 2$.\n\n$$\na = b + c\n$$\n\n{box}"
     exercise = "1. Why?\n\n<details><summary>Solution</summary>\n\nSo, see $x$.\n\n```python\nassert True\n```\n\n</details>\n"
+    reference = "## References\n\n- [A](https://doi.org/10.1000/(a)b)"
     cells = [
         cell("markdown", "# What does it do?\n\nIt adds. It does so exactly."),
         cell("code", SETUP, tags=["hide-input"]),
         cell("code", 'lab.card("11_sound", read_first=[])'),
-        cell(
-            "markdown",
-            f"## A step\n\nA sentence with 95 % and $N = 2$.\n\n$$\na = b + c\n$$\n\n{box}",
-        ),
+        cell("markdown", step),
         *[cell("code", f"x = {i}\nassert x == {i}") for i in range(15)],
-        cell(
-            "code", "import matplotlib.pyplot as plt\n\nplt.subplots()\nplt.show()", mystnb=figure
-        ),
+        cell("code", "import matplotlib.pyplot as plt\nplt.subplots()\nplt.show()", mystnb=drawn),
         cell("markdown", "## Limits\n\nOne.\n\n## Exercises\n\n" + exercise * 2),
-        cell(
-            "markdown",
-            "## What next\n\n[Next](12_next.ipynb)\n\n## References\n\n- [A](https://doi.org/10.1000/(a)b)",
-        ),
+        cell("markdown", f"## What next\n\n[Next](12_next.ipynb)\n\n{reference}"),
     ]
     for number, entry in enumerate(cells):
         entry["id"] = f"c{number}"
-    return {
-        "cells": cells,
-        "metadata": {"kernelspec": {"name": "python3"}},
-        "nbformat": 4,
-        "nbformat_minor": 5,
-    }
+    metadata = {"kernelspec": {"name": "python3"}}
+    return {"cells": cells, "metadata": metadata, "nbformat": 4, "nbformat_minor": 5}
 
 
 def page_of(notebook: dict, slug: str = "11_sound", has_evidence: bool = False) -> Page:
@@ -532,13 +494,8 @@ BREAKS = [
     (card_cell, replaced(2, "lab.card", "lab.say"), "third cell"),
     (cell_lengths, with_cell(4, source="x = 1\n" * 31), "at most 30"),
     (plain_python, with_cell(4, source="!pip install torch"), "no magics"),
-    (plain_python, with_cell(4, source="%matplotlib inline"), "no magics"),
     (plain_python, with_cell(4, source="from IPython.display import Markdown"), "lab.say"),
-    (
-        something_is_checked,
-        lambda nb: [c.update(source="x = 1") for c in nb["cells"][4:19]],
-        "assertion",
-    ),
+    (something_is_checked, lambda nb: [c.update(source="x") for c in nb["cells"][4:19]], "assert"),
     (colab_markdown, text_added("```{note}\nx\n```"), "directive"),
     (colab_markdown, text_added(":::{note}\nx\n:::"), "colon fence"),
     (colab_markdown, text_added("see {numref}`fig-one`"), "role"),
@@ -559,7 +516,6 @@ BREAKS = [
     (references, replaced(21, "10.1000/(a)b", "10.1000/(a)c"), "references.bib"),
     (links, replaced(21, "12_next.ipynb", "13_absent.ipynb"), "leads nowhere"),
     (figures, figure_without("image", "alt"), "image.alt"),
-    (figures, figure_without("image"), "image.alt"),
     (figures, figure_without("figure", "caption"), "caption"),
     (figures, figure_without("figure", "name"), "figure.name"),
     (figures, replaced(19, "plt.show()", ""), "plt.show()"),
@@ -601,20 +557,5 @@ def test_a_lecture_leaves_judging_to_its_evidence():
     assert list(lecture(good)) == []
     notebook["cells"][4]["source"] = "lab.verdict('a', holds=True)"
     assert "belongs into the evidence" in next(lecture(page_of(notebook, has_evidence=True)))
-    assert any(
-        "words" in complaint for complaint in lecture(page_of(sound_notebook(), has_evidence=True))
-    )
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "Section 3.2 and version 2.13.0 and [a](https://doi.org/10.1145/2512329) and `0.5`.",
-        "The bound is 0.25 by definition. <!-- fact: sec:analysis -->",
-        "$$\nx = 0.5\n$$",
-    ],
-)
-def test_decimals_that_are_no_results_are_left_alone(text):
-    notebook = sound_notebook()
-    text_added(text)(notebook)
-    assert not list(no_typed_results(page_of(notebook)))
+    short = page_of(sound_notebook(), has_evidence=True)
+    assert ["words" in complaint for complaint in lecture(short)] == [True]

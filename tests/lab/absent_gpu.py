@@ -20,18 +20,9 @@ NAME = "absent"
 aten = torch.ops.aten
 BETWEEN_DEVICES = (aten.copy_.default, aten._to_copy.default)
 INDEXED = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)  # CUDA takes both
-SMALL = {
-    "images": 200,
-    "held": 100,
-    "epochs": 1,
-    "steps": 1,
-    "rounds": 1,
-    "batch": 4,
-}
+SMALL = {"images": 200, "held": 100, "epochs": 1, "steps": 1, "rounds": 1, "batch": 4}
 KINDS = ("network", "behaviour")  # one run of each value
-CRASHES = {
-    "network": "RNN"
-}  # torch's own recurrent layer ends the process on a device written in Python
+CRASHES = ("network", "RNN")  # torch's own recurrent layer ends the process on such a device
 
 
 class There(torch.Tensor):
@@ -92,9 +83,11 @@ def compute(function, args, kwargs):
     if not goes:
         return found
     known = {id(t.numbers): t for t in there}  # an operation in place returns its argument
-    return tree_map_only(
-        torch.Tensor, lambda t: known[id(t)] if id(t) in known else There(t), found
-    )
+
+    def wrapped(t):
+        return known[id(t)] if id(t) in known else There(t)
+
+    return tree_map_only(torch.Tensor, wrapped, found)
 
 
 def prepare(folder: str, constants: str) -> None:
@@ -134,7 +127,7 @@ def lead_there(experiments: list[str]) -> None:
         if experiment.name not in experiments:
             return read(experiment, grid, only)
         kinds = {}
-        grid = [c for c in grid if not c.items() & CRASHES.items()]
+        grid = [c for c in grid if CRASHES not in c.items()]
         for config in grid:
             kind = tuple(config.get(name) for name in KINDS)
             kinds.setdefault(kind, config | {k: v for k, v in SMALL.items() if k in config})

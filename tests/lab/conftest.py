@@ -5,6 +5,7 @@ import sys
 
 import pytest
 import torch
+from lab import data
 from torch import nn
 
 
@@ -61,3 +62,13 @@ def starts_as_torch_does():
             assert largest >= bound * (1 - 10 / values.numel()), f"{name}: {largest}, not {bound}"
 
     return check
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """An empty data folder, in replay: nothing that was loaded before is known."""
+    monkeypatch.setenv("NDL_DATA", str(tmp_path))
+    monkeypatch.setenv("NDL_MODE", "replay")
+    data._load.cache_clear()
+    yield tmp_path
+    data._load.cache_clear()

@@ -87,39 +87,48 @@ def made(source):
     return scope["run"]
 
 
-def record(run, mode, monkeypatch):
-    monkeypatch.setenv("NDL_MODE", mode)
-    return lab.record("made-up", GRID, run, smoke={"steps": 3})
+@pytest.fixture
+def record(monkeypatch):
+    """Runs or reads the rows of the experiment in a mode."""
 
+    def called(run, mode):
+        monkeypatch.setenv("NDL_MODE", mode)
+        return lab.record("made-up", GRID, run, smoke={"steps": 3})
 
-def small_run(run, folder, monkeypatch) -> dict:
-    """What a smoke run finds, as `make canaries` asks for it."""
-    with monkeypatch.context() as patch:
-        patch.setenv("NDL_CANARIES", str(folder))
-        record(run, "smoke", patch)
-    return json.loads((folder / "made-up.json").read_text())
+    return called
 
 
 @pytest.fixture
-def recorded(tmp_path, monkeypatch):
+def small_run(record, tmp_path_factory, monkeypatch):
+    """What a smoke run finds, as `make canaries` asks for it."""
+
+    def found(run) -> dict:
+        folder = tmp_path_factory.mktemp("found")
+        with monkeypatch.context() as patch:
+            patch.setenv("NDL_CANARIES", str(folder))
+            record(run, "smoke")
+        return json.loads((folder / "made-up.json").read_text())
+
+    return found
+
+
+@pytest.fixture
+def recorded(record, small_run, tmp_path, monkeypatch):
     """An experiment with rows and a canary; gives a function that tries another source in smoke and in replay."""
-    monkeypatch.setattr(modes, "RESULTS", tmp_path / "results")
-    (tmp_path / "results").mkdir()
+    monkeypatch.setattr(modes, "RESULTS", tmp_path)
     monkeypatch.setattr(canary, "shaken", lambda: [])
     run = made(CODE)
-    record(run, "full", monkeypatch)
-    found = small_run(run, tmp_path / "found", monkeypatch)
-    settled(run, found, {})
+    record(run, "full")
+    settled(run, small_run(run), {})
 
-    def tried(source, number=[0]):  # noqa: B006  (counts the calls)
-        number[0] += 1
+    def tried(source):
         other = made(source)
-        again = small_run(other, tmp_path / str(number[0]), monkeypatch)
+        again = small_run(other)
         monkeypatch.setattr(canary, "observed", lambda name: again)
         refused = []
         for mode in ("smoke", "replay"):
             try:
-                record(other, mode, monkeypatch)
+                record(other, mode)
             except RecordError as error:
                 refused.append(str(error))
         return refused
@@ -151,10 +160,10 @@ def test_the_message_names_experiment_metric_both_values_and_the_command(recorde
 
 
 def test_rows_made_by_code_that_does_the_same_stand_beside_the_earlier_ones(
-    recorded, tmp_path, monkeypatch
+    recorded, small_run, monkeypatch
 ):
     other = made(CODE.replace("total", "amount"))
-    again = small_run(other, tmp_path / "again", monkeypatch)
+    again = small_run(other)
     monkeypatch.setattr(canary, "observed", lambda name: again)
     monkeypatch.setenv("NDL_MODE", "full")
     more = [*GRID, {"width": 7, "speed": "slow", "steps": 1000, "seed": 0}]
@@ -164,18 +173,17 @@ def test_rows_made_by_code_that_does_the_same_stand_beside_the_earlier_ones(
     assert len({store.current("made-up", row)[0] for row in rows}) == 1
 
 
-def test_what_was_judged_once_is_written_down(recorded, tmp_path, monkeypatch):
+def test_what_was_judged_once_is_written_down(recorded, record, small_run, monkeypatch):
     other = made(CODE.replace("grown", "trained"))
-    again = small_run(other, tmp_path / "again", monkeypatch)
-    assert settled(other, again, None) == "made-up: stands"
+    assert settled(other, small_run(other), None) == "made-up: stands"
     monkeypatch.setattr(canary, "observed", lambda name: pytest.fail("it is known by now"))
-    assert len(record(other, "replay", monkeypatch)) == 4
+    assert len(record(other, "replay")) == 4
 
 
-def test_a_canary_of_the_same_code_keeps_its_first_values(recorded, tmp_path, monkeypatch):
+def test_a_canary_of_the_same_code_keeps_its_first_values(recorded, small_run):
     """So a neighbour's file does not change with each machine, and values cannot drift within the tolerance."""
     before = canary.place("made-up").read_text()
-    again = small_run(made(CODE), tmp_path / "again", monkeypatch)
+    again = small_run(made(CODE))
     for _, numbers in again["values"]:
         numbers.update({k: v * (1 + 1e-7) for k, v in numbers.items() if isinstance(v, float)})
     assert settled(made(CODE), again, None) == "made-up: stands"
@@ -185,7 +193,7 @@ def test_a_canary_of_the_same_code_keeps_its_first_values(recorded, tmp_path, mo
     assert len(canary.kept("made-up")["values"]) == 1
 
 
-def test_make_canaries_refuses_what_replay_refuses(recorded, tmp_path, monkeypatch):
+def test_make_canaries_refuses_what_replay_refuses(recorded, small_run):
     before = canary.place("made-up").read_text()
     for edit in (
         "a number",
@@ -193,20 +201,17 @@ def test_make_canaries_refuses_what_replay_refuses(recorded, tmp_path, monkeypat
         "a limit that no small run meets",
     ):
         other = made(CODE.replace(*HARMFUL[edit]))
-        again = small_run(other, tmp_path / edit, monkeypatch)
-        assert "STALE" in settled(other, again, None)
+        assert "STALE" in settled(other, small_run(other), None)
     assert canary.place("made-up").read_text() == before
 
 
-def test_a_canary_follows_rows_that_were_run_again(recorded, tmp_path, monkeypatch):
+def test_a_canary_follows_rows_that_were_run_again(recorded, record, small_run, monkeypatch):
     other = made(CODE.replace("* x + 2", "* x + 3"))
     with monkeypatch.context() as patch:
         patch.setattr(canary, "observed", lambda name: None)
-        record(other, "full", patch)
-    assert settled(other, small_run(other, tmp_path / "again", monkeypatch), None).endswith(
-        "stands"
-    )
-    assert len(record(other, "replay", monkeypatch)) == 4
+        record(other, "full")
+    assert settled(other, small_run(other), None).endswith("stands")
+    assert len(record(other, "replay")) == 4
     assert store.current("made-up", store.read("made-up")[0])[0] != canary.kept("made-up")["code"]
 
 
@@ -217,30 +222,21 @@ def test_the_layer_and_torch_do_what_they_did():
     assert canary.moved(canary.WORLD, canary.world()) == []
 
 
-def tripled(layer):
-    start = layer.reset_parameters
-
-    def triple(self, *args, **more):
-        start(self, *args, **more)
-        with torch.no_grad():
-            for parameter in self.parameters(recurse=True):
-                parameter.mul_(3)
-
-    return triple
+def filled(layer, *_, **__) -> None:
+    """Another start of a layer."""
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.fill_(0.1)
 
 
+FORWARD = ndlinear.NdLinear.forward
 PATCHES = {
-    "start of the layer": (ndlinear.NdLinear, "reset_parameters", tripled(ndlinear.NdLinear)),
-    "start of Linear": (torch.nn.Linear, "reset_parameters", tripled(torch.nn.Linear)),
-    "forward of the layer": (
-        ndlinear.NdLinear,
-        "forward",
-        lambda self, x: 1.001 * FORWARD(self, x),
-    ),
+    "start of the layer": (ndlinear.NdLinear, "reset_parameters", filled),
+    "start of Linear": (torch.nn.Linear, "reset_parameters", filled),
+    "forward": (ndlinear.NdLinear, "forward", lambda self, x: 1.001 * FORWARD(self, x)),
     "activation": (torch.nn.ReLU, "forward", lambda self, x: torch.nn.functional.leaky_relu(x)),
     "optimiser": (torch.optim.Adam, "step", lambda self, *a: None),
 }
-FORWARD = ndlinear.NdLinear.forward
 
 
 @pytest.mark.parametrize("what", PATCHES)
@@ -273,11 +269,11 @@ def test_global_settings_of_torch_are_part_of_a_canary(recorded, change):
 
 
 def test_settings_that_a_training_function_makes_itself_are_not_those_that_it_finds(
-    recorded, tmp_path, monkeypatch
+    recorded, small_run
 ):
     sets = "import torch\n\ndef run(config):\n    torch.set_default_dtype(torch.float64)"
     try:
-        found = small_run(made(CODE.replace("def run(config):", sets)), tmp_path, monkeypatch)
+        found = small_run(made(CODE.replace("def run(config):", sets)))
         assert torch.get_default_dtype() == torch.float64 and found["state"][0] == "torch.float32"
     finally:
         torch.set_default_dtype(torch.float32)
@@ -285,8 +281,7 @@ def test_settings_that_a_training_function_makes_itself_are_not_those_that_it_fi
 
 def test_differences_are_relative_and_words_differ_or_do_not():
     one = {"a": {"loss": 2.0, "gap": 1e-9, "word": "x", "count": 3}}
-    same = {"a": {"loss": 2.0, "gap": 1e-9, "word": "x", "count": 3}}
-    assert {size for size, _ in canary.differences(one, same).values()} == {0.0}
+    assert {size for size, _ in canary.differences(one, one).values()} == {0.0}
     other = {"a": {"loss": 2.02, "gap": 1e-9, "word": "y"}}
     found = {metric: size for metric, (size, _) in canary.differences(one, other).items()}
     assert found["loss"] == pytest.approx(0.02 / 2.02)
@@ -302,15 +297,13 @@ def test_a_curve_gives_its_mean_and_end_and_a_table_of_times_nothing():
 
 
 def test_tolerances_are_ten_times_what_was_measured_and_times_are_not_compared():
-    assert canaries.tolerances({"loss": 2e-5, "seconds": 0.4, "exact": 0.0}) == {
-        "loss": 2e-4,
-        "seconds": None,
-    }
+    measured = canaries.tolerances({"loss": 2e-5, "seconds": 0.4, "exact": 0.0})
+    assert measured == {"loss": 2e-4, "seconds": None}
 
 
-def test_an_experiment_known_by_its_code_alone_gets_a_canary(recorded, tmp_path, monkeypatch):
+def test_an_experiment_known_by_its_code_alone_gets_a_canary(recorded, small_run):
     run = made(CODE)
     canary.write("made-up", {"code": lab.records.Experiment("made-up", run).code(), "earlier": []})
-    found = small_run(run, tmp_path / "first", monkeypatch)
+    found = small_run(run)
     assert settled(run, found, {}) == "made-up: stands"
     assert canary.kept("made-up")["values"] == found["values"]

@@ -1,6 +1,5 @@
 """`make gpu` on a processor: what it keeps when it is killed, when its time is up, and what it refuses to bring home."""
 
-import hashlib
 import json
 import os
 import pathlib
@@ -18,7 +17,6 @@ from lab.tools import cells, gpu, merge, parcel, plan
 GPU = "NVIDIA H200"
 HERE = pathlib.Path(__file__).parent
 TRAIN = """
-import os, time
 import missing_library
 ---
 import lab, os, time
@@ -55,24 +53,20 @@ def write_notebook(folder: pathlib.Path, text: str, name: str = "90_mini") -> pa
 def row(x=0, seed=0, **more) -> dict:
     """A row as a full run writes it, with its checksum."""
     config = more.pop("config", {"x": x, "seed": seed})
-    made = {
-        "experiment": "mini",
-        "code": "now",
-        "config": config,
-        "key": store.canonical(config),
-        "seed": seed,
-        "status": "ok",
-        "metrics": {"y": 1.0},
-        "seconds": 0.1,
-        "device": GPU,
-        "data": {"digits": "known"},
-        "versions": {"ndlinear": "1"},
-    } | more
+    made = {"experiment": "mini", "code": "now", "config": config, "key": store.canonical(config)}
+    made |= {"seed": seed, "status": "ok", "metrics": {"y": 1.0}, "seconds": 0.1, "device": GPU}
+    made |= {"data": {"digits": "known"}, "versions": {"ndlinear": "1"}} | more
     return made | {"digest": store.digest(made)}
 
 
 def written(rows) -> str:
     return "".join(store.canonical(r) + "\n" for r in rows)
+
+
+def note_of(xs, **more) -> dict:
+    """What a notebook notes of an experiment: the keys of its grid."""
+    keys = [row(x)["key"] for x in xs]
+    return {"experiment": "mini", "code": "now", "keys": keys, "data": []} | more
 
 
 @pytest.fixture
@@ -95,13 +89,12 @@ def writers(monkeypatch):
     """Processes that write given rows at a given pace stand for notebooks; returns what they were told."""
     told = []
 
-    def prepare(rows, pace=0.0, keys=None):
+    def prepare(rows, pace=0.0):
         def start(notebook, experiment, folder, values, **more):
             told.append(more)
             number, of = map(int, more["NDL_SHARE"].split("/"))
             (folder / "said.txt").write_text("a last word")
-            keys_of_all = keys or [r["key"] for r in rows]
-            note = {"experiment": "mini", "code": "now", "keys": keys_of_all, "data": []}
+            note = note_of([], keys=[r["key"] for r in rows])
             (folder / f"mini{gpu.NOTE}").write_text(json.dumps(note))
             there = {r["digest"] for r in store.parse(folder / "mini.jsonl")[0]}
             own = [r for r in rows if r["digest"] not in there][number::of]
@@ -120,28 +113,28 @@ def said(out: pathlib.Path) -> str:
     return (out / "log.txt").read_text(encoding="utf-8")
 
 
+def finished(out: pathlib.Path) -> list[dict]:
+    return store.parse(out / "rows-1.jsonl")[0]
+
+
 # ----------------------------------------------------------------------------------------------------------------- runs
+
+
 def test_rows_of_several_processes_come_together_once(results, writers, tmp_path, monkeypatch):
     monkeypatch.setitem(profiles.PROFILES, "CPU", gpu.profiles.PROFILES["A100"])
     told = writers([row(x, s) for x in range(3) for s in range(5)])
     out = tmp_path / "out"
     gpu.run(out, 30, "cpu")
-    rows = store.parse(out / "rows-1.jsonl")[0]
-    assert len({r["digest"] for r in rows}) == len(rows) == 15
+    assert len({r["digest"] for r in finished(out)}) == len(finished(out)) == 15
     assert [t["NDL_SHARE"] for t in told] == ["0/4", "1/4", "2/4", "3/4"]
     assert gpu.Out(out).state()["mini"]["missing"] == 0
     assert told[0]["TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"] == "1" and told[0]["NDL_DEVICE"] == "cpu"
     gpu.run(out, 30, "cpu")
     assert len(told) == 4 and "mini: complete" in said(out), "nothing is started a second time"
     assert {p.name for p in out.iterdir()} == {"rows-1.jsonl", "log.txt", "state.json"}
-
-
-def test_what_is_complete_is_asked_again_when_code_has_changed(results, writers, tmp_path):
-    told = writers([row()])
-    gpu.run(tmp_path / "out", 30, "cpu")
     write_notebook(tmp_path, TRAIN.replace("2.0", "3.0"))
-    gpu.run(tmp_path / "out", 30, "cpu")
-    assert len(told) == 2
+    gpu.run(out, 30, "cpu")
+    assert len(told) == 8, "it is asked again when code has changed"
 
 
 def test_the_budget_ends_a_run_in_time_and_keeps_what_is_done(results, writers, tmp_path):
@@ -175,6 +168,8 @@ def test_what_chooses_settings_comes_first(results, writers, tmp_path, monkeypat
     monkeypatch.setattr(plan, "PLAN", (item,))
     gpu.run(tmp_path / "out", 20, "cpu")
     assert len(told) == 1 and "what follows needs all rows of mini" in said(tmp_path / "out")
+    assert "1 rows in" in said(tmp_path / "out") and "1 failed, the first" in said(tmp_path / "out")
+    assert gpu.Out(tmp_path / "out").state()["mini"]["missing"] == 1
 
 
 def test_a_survey_knows_the_rows_that_are_on_their_way(tmp_path, monkeypatch):
@@ -202,15 +197,6 @@ def test_a_process_that_fails_is_reported_and_the_plan_goes_on(results, tmp_path
     assert gpu.Out(tmp_path / "out").state()["mini"]["missing"] is None
 
 
-def test_failed_runs_are_kept_and_counted(results, writers, tmp_path):
-    bad = row(1, status="failed", error="MemoryError: too large", metrics={})
-    writers([row(), bad])
-    gpu.run(tmp_path / "out", 20, "cpu")
-    assert "1 rows in" in said(tmp_path / "out")
-    assert "1 failed, the first with" in said(tmp_path / "out")
-    assert gpu.Out(tmp_path / "out").state()["mini"]["missing"] == 1
-
-
 def test_rows_fill_few_files_of_limited_size(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "LARGEST", 1500)
     out = gpu.Out(tmp_path)
@@ -228,10 +214,6 @@ def test_without_a_gpu_it_says_how_to_try(tmp_path, monkeypatch):
         gpu.main(["run", str(tmp_path / "out")])
     monkeypatch.setenv("NDL_DEVICE", "cpu")
     assert gpu.place("")[0] == "cpu"
-
-
-def finished(out: pathlib.Path) -> list[dict]:
-    return store.parse(out / "rows-1.jsonl")[0]
 
 
 def gone(pid: int) -> bool:
@@ -273,7 +255,6 @@ def test_kill_minus_nine_in_the_middle_loses_nothing(results, tmp_path, monkeypa
     assert (out / "rows-1.jsonl").read_bytes().startswith(before), "no finished row changed"
     assert len(rows) == len({r["key"] for r in rows}) == 12, "none lost, none doubled"
     assert (out / "rows-1.jsonl.torn").is_file()
-    assert len(list(out.iterdir())) <= 8
     with pytest.raises(LabError, match="made on a processor"):
         merge.merge(out)
     merge.merge(out, device="cpu")
@@ -304,35 +285,24 @@ def test_a_notebook_can_be_given_other_constants():
     assert cells.replaced(source, {}) == source
     new = cells.replaced(source, {"LARGE": "SCALE | dict(x=1)", "OTHER": "2", "print": "3"})
     assert new == "é = 1; LARGE = SCALE | dict(x=1)  # for a GPU\nOTHER = 2\nprint(LARGE == None)"
-    assert plan.constants_of(modes.NOTEBOOKS / "evidence/50_vit_distillation.ipynb") == {
-        "LARGE": "GPU_SCALE"
-    }
+    notebook = modes.NOTEBOOKS / "evidence/50_vit_distillation.ipynb"
+    assert plan.constants_of(notebook) == {"LARGE": "GPU_SCALE"}
 
 
 def test_experiments_are_read_from_the_calls_that_record_them(tmp_path):
-    text = (
-        "lab.record('one', g, f)\nlab.at_scale('two', g, f)\n---\nrecord(name, g)\nf('three', 1)\n"
-    )
-    path = write_notebook(
-        tmp_path, text + "p = lab.on_devices('one', g)\nlab.on_devices('four', g)"
-    )
+    text = "lab.record('one', g, f)\nlab.at_scale('two', g, f)\n---\nrecord(name, g)\n"
+    text += "f('three', 1)\np = lab.on_devices('one', g)\nlab.on_devices('four', g)"
+    path = write_notebook(tmp_path, text)
     assert cells.experiments(path) == ["one", "two", "four"]
     assert cells.words(path) == {"one", "two", "three", "four"}
 
 
 # ---------------------------------------------------------------------------------------------------------------- merge
-NOTE = {
-    "experiment": "mini",
-    "code": "now",
-    "keys": [row(x)["key"] for x in range(9)],
-    "data": ["digits"],
-}
-
-
 @pytest.fixture
 def home(results, tmp_path, monkeypatch):
     """Merges rows into records with a given note in place of a notebook; returns what it prints or says."""
-    monkeypatch.setattr(merge, "noted", lambda experiments, rows: {"mini": NOTE})
+    note = note_of(range(9), data=["digits"])
+    monkeypatch.setattr(merge, "noted", lambda experiments, rows: {"mini": note})
     monkeypatch.setattr(merge, "known_forms", lambda name: {"known"})
 
     def bring(rows, **options):
@@ -458,11 +428,6 @@ def test_a_record_that_changes_meanwhile_is_not_overwritten(results, monkeypatch
     assert [r["config"]["x"] for r in store.parse(results / "mini.jsonl")[0]] == [1, 5]
 
 
-def test_a_refusal_shows_some_problems_and_counts_the_others():
-    text = merge.refusal(pathlib.Path("out"), [f"problem {i}" for i in range(13)])
-    assert "problem 9" in text and "problem 10" not in text and "and 3 more" in text
-
-
 def test_forms_of_data_are_known_from_the_registry_and_the_records(results):
     (results / "a.jsonl").write_text(written([row(data={"cifar100": "recorded"})]))
     known = merge.known_forms("cifar100")
@@ -471,15 +436,11 @@ def test_forms_of_data_are_known_from_the_registry_and_the_records(results):
 
 
 # --------------------------------------------------------------------------------------------------------- plan and list
-def test_every_line_of_the_plan_has_a_reason_and_finds_its_experiments():
+def test_every_line_of_the_plan_finds_its_experiments():
     for item in plan.PLAN:
-        assert item.why.endswith(".") and len(item.why.split()) > 8
         if item.path.is_file():
             assert set(item.experiments) <= set(item.names()), item
             assert item.names() and item.obstacle(profiles.PROFILES["H200"]) == ""
-    first = [name for item in plan.PLAN for name in item.experiments][:3]
-    assert first == ["behaviour-gpu", "overhead-gpu", "ablation-cifar-whole"]
-    assert plan.PLAN[-1].experiments == ("speed-gpu",)
     assert plan.chosen(["cnn-sweep"])[0].notebook == "evidence/40_cnn"
     with pytest.raises(LabError, match="nothing in the plan begins with zzz"):
         plan.chosen(["zzz"])
@@ -539,8 +500,7 @@ def test_what_a_device_cannot_run_is_left_out_with_the_reason(results):
 def test_the_list_says_what_is_missing_and_how_long_it_takes(
     results, tmp_path, monkeypatch, capsys
 ):
-    keys = [row(x)["key"] for x in range(10)]
-    note = {"experiment": "mini", "code": "now", "keys": keys, "data": []}
+    note = note_of(range(10))
     monkeypatch.setattr(cells, "survey", lambda path, constants, rows: {"mini": note})
     (line,) = gpu.show(None, asked="cpu")
     assert line["missing"] == 10 and line["seconds"] == pytest.approx(10 * 0.01 * 10)
@@ -593,13 +553,8 @@ def store_of_files(tmp_path, monkeypatch):
     for name, mib in sizes.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(bytes(mib * 2**20))
-    sets = {
-        "big": source("big", "big/a.npz", "big/b.npz"),
-        "middle": source("middle", "middle.npz"),
-        "small": source("small", "small.npz"),
-        "absent": source("absent", "absent.npz"),
-        "bundled": source("bundled"),
-    }
+    sets = {name: source(name, f"{name}.npz") for name in ("middle", "small", "absent")}
+    sets = {"big": source("big", "big/a.npz", "big/b.npz"), **sets, "bundled": source("bundled")}
     monkeypatch.setattr(parcel.data, "SOURCES", sets)
     monkeypatch.setattr(parcel, "wanted", lambda names: [(name, "mini") for name in sets])
     monkeypatch.setenv("NDL_DATA", str(folder))
@@ -617,11 +572,8 @@ def test_a_parcel_takes_whole_data_sets_in_the_order_of_worth(store_of_files, tm
     assert packed == {"big/a.npz", "big/b.npz", "small.npz"}
     assert "4.0 MiB of data" in capsys.readouterr().out
     rest = parcel.pack(tmp_path / "second", limit=4.5, have=[tmp_path / "parcel"])
-    assert list(rest["what becomes of it"])[:3] == [
-        "in an earlier parcel",
-        "packed",
-        "in an earlier parcel",
-    ]
+    earlier = "in an earlier parcel"
+    assert list(rest["what becomes of it"])[:3] == [earlier, "packed", earlier]
     with pytest.raises(LabError, match="is not empty"):
         parcel.pack(tmp_path / "parcel")
 
@@ -639,10 +591,10 @@ def test_the_released_package_travels_and_the_tree_counts(store_of_files, tmp_pa
 
 def test_the_tree_is_what_is_under_version_control(tmp_path, monkeypatch):
     monkeypatch.setattr(parcel, "ROOT", tmp_path)
-    subprocess.run(["git", "init", "-q", tmp_path], check=True)
     (tmp_path / "kept").write_bytes(bytes(1000))
     (tmp_path / "other").write_bytes(bytes(5000))
-    subprocess.run(["git", "-C", tmp_path, "add", "kept"], check=True)
+    for command in (["init", "-q"], ["add", "kept"]):
+        subprocess.run(["git", "-C", tmp_path, *command], check=True)
     assert parcel.tree_bytes() == 1000
 
 
@@ -671,5 +623,4 @@ def test_the_digest_of_the_tree_follows_the_code(tmp_path):
     path = write_notebook(tmp_path, "x = 1")
     first = gpu.tree(path)
     write_notebook(tmp_path, "x = 2")
-    assert gpu.tree(path) != first and len(first) == 16
-    assert hashlib.sha256(path.read_bytes()).hexdigest()[:16] != first
+    assert gpu.tree(path) != first

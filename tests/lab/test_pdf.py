@@ -1,8 +1,6 @@
 """The chapters as one PDF: ids and links of the one page of all, and what a browser makes of it."""
 
-import os
 import re
-import shutil
 
 import pytest
 from lab.tools import pdf, report
@@ -61,11 +59,7 @@ def test_a_title_that_was_written_twice_stands_once_and_no_byte_moves():
     assert pdf.once(b"/Title (Limits) /Title <FEFF0041>") == b"/Title (Limits) /Title <FEFF0041>"
 
 
-@pytest.mark.skipif(
-    not any(map(shutil.which, [os.environ.get("NDL_CHROMIUM", ""), *report.BROWSERS])),
-    reason="no Chromium here",
-)
-def test_the_pdf_has_outlines_and_links(html, tmp_path):
+def test_the_pdf_has_outlines_and_links(browser, html, tmp_path):
     pdf.print_book(html, tmp_path / "book.pdf", PAGES)
     written = (tmp_path / "book.pdf").read_bytes()
     assert len(report.sheets(written)) == 2

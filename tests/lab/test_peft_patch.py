@@ -13,10 +13,8 @@ if not peft.__version__.startswith("0.21.") or shutil.which("git") is None:
 
 OPTIONS = [
     {"r": 100},
-    {"r": 2},
     {"r": 2, "decompose_both": True},
     {"r": 4, "decompose_factor": 4},
-    {"r": 100, "rank_dropout": 0.5},
     {"r": 100, "rank_dropout": 0.5, "rank_dropout_scale": True},
 ]
 

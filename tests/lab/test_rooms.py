@@ -65,6 +65,16 @@ def test_imports_of_the_lab_go_down_only():
     assert violations(LAB) == []
 
 
+@pytest.fixture
+def lab_folder(tmp_path):
+    """A lab of empty files."""
+    names = ["modes", "chapters/two", "tools/upkeep", "train/loop", "train/scores"]
+    for name in [*names, "data/__init__", "page/show", "records/store"]:
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / f"{name}.py").touch()
+    return tmp_path
+
+
 @pytest.mark.parametrize(
     ("place", "line", "found"),
     [
@@ -80,26 +90,13 @@ def test_imports_of_the_lab_go_down_only():
         ("ground.py", "from .chapters.two import thing", "lab.ground -> lab.chapters.two"),
     ],
 )
-def test_an_import_upwards_or_aside_is_found(tmp_path, place, line, found):
-    for name in (
-        "chapters/two.py",
-        "tools/upkeep.py",
-        "train/loop.py",
-        "data/__init__.py",
-        "page/show.py",
-    ):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
-    (tmp_path / place).parent.mkdir(exist_ok=True)
-    (tmp_path / place).write_text(line + "\n")
-    assert violations(tmp_path) == [found]
+def test_an_import_upwards_or_aside_is_found(lab_folder, place, line, found):
+    (lab_folder / place).write_text(line + "\n")
+    assert violations(lab_folder) == [found]
 
 
-def test_an_import_downwards_is_none(tmp_path):
-    for name in ("chapters/one.py", "page/show.py", "train/loop.py", "train/scores.py", "modes.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).touch()
+def test_an_import_downwards_is_none(lab_folder):
     lines = "from ..page import show\nfrom ..train.loop import fit\nfrom .. import modes\nimport torch\n"
-    (tmp_path / "chapters/one.py").write_text(lines)
-    (tmp_path / "train/loop.py").write_text("from . import scores\nfrom ..modes import mode\n")
-    assert violations(tmp_path) == []
+    (lab_folder / "chapters/one.py").write_text(lines)
+    (lab_folder / "train/loop.py").write_text("from . import scores\nfrom ..modes import mode\n")
+    assert violations(lab_folder) == []

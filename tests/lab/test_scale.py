@@ -29,6 +29,19 @@ def results(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def asked(tmp_path_factory, monkeypatch):
+    """Asks for one experiment by name, as `make reproduce` does; gives the folder of what comes."""
+
+    def ask(experiment, **values):
+        folder = tmp_path_factory.mktemp("only")
+        only = {"experiment": experiment, "values": values, "folder": str(folder)}
+        monkeypatch.setenv("NDL_ONLY", json.dumps(only))
+        return folder
+
+    return ask
+
+
 SMALL = pd.DataFrame({"x": [-1], "device": ["AMD EPYC, 2 threads"]})
 
 
@@ -90,10 +103,8 @@ def test_the_larger_scale_is_run_only_when_asked_for(results, monkeypatch):
     assert decides()[0]
 
 
-def test_by_name_it_runs_and_ends_there(results, monkeypatch, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("only")
-    asked = {"experiment": "large", "values": {}, "folder": str(folder)}
-    monkeypatch.setenv("NDL_ONLY", json.dumps(asked))
+def test_by_name_it_runs_and_ends_there(results, asked):
+    folder = asked("large")
     with pytest.raises(budget.Done):
         decides()
     assert len(store.parse(folder / "large.jsonl")[0]) == 3
@@ -102,15 +113,20 @@ def test_by_name_it_runs_and_ends_there(results, monkeypatch, tmp_path_factory):
     assert note["code"] == runs.Experiment("large", double).code()
 
 
+def test_of_rows_beyond_its_grid_it_runs_none_and_ends_there(results, asked):
+    folder = asked("large", x="99")
+    with pytest.raises(budget.Done):
+        decides()
+    assert store.parse(folder / "large.jsonl")[0] == []
+
+
 def traced(config):
     return {"metrics": {"traced": float(sys.gettrace() is not None)}}
 
 
 @pytest.mark.parametrize("timed", [False, True])
-def test_nothing_watches_a_run_that_is_timed(results, monkeypatch, tmp_path_factory, timed):
-    folder = tmp_path_factory.mktemp("only")
-    asked = {"experiment": "watched", "values": {}, "folder": str(folder)}
-    monkeypatch.setenv("NDL_ONLY", json.dumps(asked))
+def test_nothing_watches_a_run_that_is_timed(results, asked, timed):
+    folder = asked("watched")
     before = sys.gettrace()
     sys.settrace(None)
     try:
@@ -123,10 +139,8 @@ def test_nothing_watches_a_run_that_is_timed(results, monkeypatch, tmp_path_fact
     assert (folder / f"watched{budget.DARK}").is_file()
 
 
-def test_a_survey_notes_every_experiment_and_runs_none(results, monkeypatch, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("only")
-    asked = {"experiment": budget.EVERY, "values": {}, "folder": str(folder)}
-    monkeypatch.setenv("NDL_ONLY", json.dumps(asked))
+def test_a_survey_notes_every_experiment_and_runs_none(results, asked):
+    folder = asked(budget.EVERY)
     records.record("small", grid(1), double)
     records.record("small", grid(2)[1:], double)  # in parts
     assert not decides()[0]

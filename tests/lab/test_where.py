@@ -45,13 +45,12 @@ def scheduler():
 def full(tmp_path, monkeypatch):
     import cloudpickle
 
-    cloudpickle.register_pickle_by_value(
-        sys.modules[__name__]
-    )  # as for a function typed into a notebook
+    here = sys.modules[__name__]
+    cloudpickle.register_pickle_by_value(here)  # as for a function typed into a notebook
     monkeypatch.setattr(modes, "RESULTS", tmp_path)
     monkeypatch.setenv("NDL_MODE", "full")
     yield tmp_path
-    cloudpickle.unregister_pickle_by_value(sys.modules[__name__])
+    cloudpickle.unregister_pickle_by_value(here)
 
 
 def test_same_rows_as_in_process(full, scheduler, monkeypatch):
@@ -83,9 +82,7 @@ def test_a_worker_with_another_lab_is_refused_and_both_are_shown(full, scheduler
     file = lab.stats.__file__
     source = [line.replace("low > bound", "low > 2 * bound") for line in linecache.getlines(file)]
     monkeypatch.setitem(linecache.cache, file, (0, None, source, file))
-    with pytest.raises(
-        records.RecordError, match=r"lab\.stats:above is \w+ on the worker and \w+ here"
-    ):
+    with pytest.raises(records.RecordError, match=r"stats:above is \w+ on the worker and \w+ here"):
         records.record("poisoned", [{"seed": 0}, {"seed": 1}], with_helper)
     assert not (full / "poisoned.jsonl").exists() or not records.read("poisoned")
 
@@ -113,14 +110,14 @@ def test_unreachable_scheduler_says_what_to_do(monkeypatch):
         pass
 
 
-def test_in_process_executor_hands_errors_on():
-    future = cluster.InProcess().submit(lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        future.result()
-
-
 def test_missing_dask_says_what_to_install(monkeypatch):
     monkeypatch.setenv("NDL_CLUSTER", "tcp://127.0.0.1:1")
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(LabError, match="pip install"), cluster.executor():
         pass
+
+
+def test_in_process_executor_hands_errors_on():
+    future = cluster.InProcess().submit(lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        future.result()
