@@ -275,21 +275,6 @@ def test_percent_is_of_the_geometric_mean_and_paired():
     assert step_size.percent(a, b, "loss") == pytest.approx((10, 10, 10))
 
 
-def test_the_best_rate_and_its_distance():
-    rows = [
-        ("a", 1, 0.0),
-        ("a", 1, 3.0),
-        ("a", 2, 1.0),
-        ("a", 4, 2.0),
-        ("b", 4, 1.0),
-        ("b", 8, 0.0),
-    ]
-    runs = pd.DataFrame(rows, columns=["arm", "lr", "loss"])
-    best = step_size.best_rates(runs, ["arm"], "loss")
-    assert list(best["lr"]) == [2, 8] and list(best["edge"]) == [False, True]
-    assert step_size.steps_apart(2, 8, [8, 1, 4, 2]) == 2
-
-
 def test_rows_of_other_chapters_are_the_newest_finished_ones(monkeypatch):
     told = [
         {"status": status, "key": arm, "config": {"arm": arm}, "metrics": {"score": value}}
