@@ -450,10 +450,9 @@ def draw_factors(axis, runs: pd.DataFrame, printed: pd.DataFrame) -> None:
     Filled marks: chronological; pale ones: NdLinear started as the text says, where it was run; open ones: shuffled; stars: printed.
     """
     cells = list(dict.fromkeys((family, dataset) for family, dataset, _ in printed.index))
-    by_cell = runs.set_index(["protocol", "family", "dataset"]).sort_index()
     for y, cell in enumerate(cells):
         for protocol, arm, shift, fill, name in DRAWN:
-            at = by_cell.loc[(protocol, *cell)]
+            at = runs[(runs[["protocol", "family", "dataset"]] == [protocol, *cell]).all(axis=1)]
             if arm in set(at["model"]):
                 _draw_factor(axis, at, arm, y + shift, fill, None if y else name)
         factor = 1 / (1 - printed["reduction"][(*cell, "mse")])
