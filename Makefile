@@ -28,7 +28,7 @@ book: $(VENV)/book.installed
 	@echo "The book: $(CURDIR)/book/_build/html/index.html"
 
 test: $(VENV)/test.installed lint
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 3 --dist loadgroup --nbmake --cov --cov-report=term tests notebooks
+	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 3 --dist loadgroup --nbmake --durations=30 --cov --cov-report=term tests notebooks
 
 # Before each commit, in under two minutes: lint, the layer, the ground of the lab, one notebook, the rules of pages and the ledger.
 check: lint
