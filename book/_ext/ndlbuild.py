@@ -30,7 +30,8 @@ PACKAGES = (
     "ipykernel",
     "myst-nb",
 )
-SOURCES = ("ndlinear.py", "ndlinear_lora.py", "notebooks/lab", "notebooks/results", "book/paper")
+LAYER = ("ndlinear.py", "ndlinear_lora.py", "ndlinear_lokr.py", "ndlinear_peft.py")
+SOURCES = (*LAYER, "notebooks/lab", "notebooks/results", "book/paper")
 MATHJAX = (
     "tex-chtml.js",
     "output/chtml/fonts/woff-v2",

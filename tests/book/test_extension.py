@@ -366,7 +366,7 @@ def test_first_sentence(text, sentence):
 # --- cache -------------------------------------------------------------------------------------------------------
 
 
-SOURCES = ["ndlinear.py", "ndlinear_lora.py", "notebooks/lab/a.py", "notebooks/results/x.jsonl"]
+SOURCES = ["ndlinear.py", "ndlinear_lokr.py", "notebooks/lab/a.py", "notebooks/results/x.jsonl"]
 SOURCES += ["book/paper/claims.yml"]
 
 

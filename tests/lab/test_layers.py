@@ -85,6 +85,11 @@ def test_the_start_is_the_one_of_the_sizes(layer):
     assert not layer.bias.any()
 
 
+def test_the_last_mode_of_a_sum_is_read_as_one_matrix_of_all_terms():
+    layer = layers.Kronecker((4, 3), (2, 5), terms=2)
+    assert [inputs for _, inputs, _ in layer.matrices()] == [4, 6, 4, 6]
+
+
 def test_without_its_last_weights_a_layer_answers_its_bias(layer):
     layer.bias.data.normal_()
     for weight in layer.last():

@@ -182,6 +182,7 @@ def test_roofline_is_the_larger_of_work_and_traffic():
     assert bench.roofline(config | {"gemm": 0.0, "copy": 7.0}) == 7
     training = config | {"pass": "training", "gemm": 0.0, "copy": 1.0}
     assert bench.roofline(training) == pytest.approx((3 * 22400 + 2 * 768) / (22400 + 768))
+    assert bench.roofline(training | {"gemm": 1000.0}) == pytest.approx(3 * bound)
     slow = config | {"gemm": 0.0, "copy": 5.0, "seed": 0}
     frame = pd.DataFrame([slow | {"ndlinear": us} for us in (10.0, 20.0, 20.0)])
     assert bench.closeness(frame, ["ndlinear"])["ndlinear, forward"].tolist() == [0.25]
