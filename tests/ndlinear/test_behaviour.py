@@ -368,7 +368,7 @@ EXECUTIONS = ["planned", "recompute", "sequential"]
 SHAPES = [
     ((4, 5, 6), (8, 5, 3)),
     ((32, 48), (24, 40)),
-    ((64, 8, 8), (64, 8, 8)),
+    ((16, 8, 8), (16, 8, 8)),
     ((1, 1, 20), (64, 8, 1)),
     ((3, 2, 4), (2, 5, 1)),
 ]
@@ -379,7 +379,7 @@ SHAPES = [
 @pytest.mark.parametrize("size", [1, 3, 300, 2500])
 @pytest.mark.parametrize("dims, hidden", SHAPES, ids=str)
 def test_values_and_gradients_at_all_batch_sizes(dims, hidden, size, bias, execution):
-    """Plans differ with the batch size, and large batches run in blocks."""
+    """Plans differ with the batch size."""
     torch.manual_seed(0)
     layer = randomise(
         nd.NdLinear(dims, hidden, bias=bias, execution=execution, dtype=torch.float64)

@@ -441,7 +441,8 @@ def situations() -> list[Situation]:
 @functools.cache
 def measured() -> pd.DataFrame:
     """All situations of the page, one row each; `decides` marks the largest scale of a task, at own rates if there is one."""
-    rows = pd.DataFrame([compare(situation) for situation in situations()])
+    read = functools.cache(recorded)  # several situations rest on one record
+    rows = pd.DataFrame([compare(situation, read) for situation in situations()])
     for name, rule in (("better", better), ("smaller", smaller), ("faster", faster)):
         rows[name] = [rule(row) for row in rows.to_dict("records")]
     order = rows.sort_values(["counts", "examples"])

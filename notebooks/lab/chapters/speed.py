@@ -597,7 +597,7 @@ def result(
 
 def still_open(name: str, grid: list[dict]) -> bool:
     """In replay: whether rows of an experiment are not recorded yet; says so. Other modes run what is missing."""
-    found = [store.current(name, row) for row in store.read(name) if row["status"] == "ok"]
+    found = store.counted(name, [row for row in store.read(name) if row["status"] == "ok"])
     recorded = {key for code, key in found if code == found[-1][0]}
     missing = sum(store.canonical(config) not in recorded for config in grid)
     if mode() == "replay" and missing:

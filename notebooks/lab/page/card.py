@@ -82,7 +82,7 @@ def full_line(names: list[str]) -> list[str]:
     rows = []
     for name in names:
         found = [row for row in store.read(name) if row["status"] == "ok"]
-        codes = [store.current(name, row)[0] for row in found]
+        codes = [code for code, _ in store.counted(name, found)]
         rows += [row for row, code in zip(found, codes) if code == codes[-1]]  # not earlier code
     minutes = sum(row["seconds"] for row in rows) / 60
     devices = ", ".join(sorted({row["device"] for row in rows}))

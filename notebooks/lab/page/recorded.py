@@ -19,7 +19,7 @@ def recorded(*names: str) -> pd.DataFrame:
         found = [row for row in store.read(name) if row["status"] == "ok"]
         if not found:
             raise LabError(f"results/{name}.jsonl holds no runs; run the chapter in full mode")
-        counted = [store.current(name, row) for row in found]
+        counted = store.counted(name, found)
         newest = counted[-1][0]
         latest = {key: row for row, (code, key) in zip(found, counted) if code == newest}
         frames.append(runs.frame(list(latest.values())))

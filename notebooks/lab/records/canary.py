@@ -250,24 +250,24 @@ def moved(name: str, found: list[list]) -> list[str]:
 def watched(experiment):
     """Watches what of an experiment's code runs in the block, if asked; gives a function that takes down its rows at the end."""
     asked = os.environ.get("NDL_CANARIES") and not experiment.timed
-    with Watch({d.file for d in experiment.closure().definitions} if asked else ()) as watch:
+    with Watch({d.file for d in experiment.closure.definitions} if asked else ()) as watch:
         settings = state()  # before a training function sets its own
         yield lambda rows: _take(experiment, rows, watch, settings)
 
 
 def _take(experiment, rows: list[dict], watch: Watch, settings: list[str]) -> None:
     """Write down what a smoke run found where NDL_CANARIES asks for it, else compare it with what is kept."""
-    reached = experiment.closure()
-    found = {"values": values(rows), "shape": reached.shape(), "state": settings}
-    if watch.lines:
-        found["dark"] = dark(reached.definitions, watch.lines)
-    folder = os.environ.get("NDL_CANARIES", "")
+    folder, found = os.environ.get("NDL_CANARIES", ""), values(rows)
     if folder:
-        note(pathlib.Path(folder, f"{experiment.name}.json"), found)
+        reached = experiment.closure
+        seen = {"values": found, "shape": reached.shape(), "state": settings}
+        if watch.lines:
+            seen["dark"] = dark(reached.definitions, watch.lines)
+        note(pathlib.Path(folder, f"{experiment.name}.json"), seen)
         return
     known = kept(experiment.name)
     if known.get("values"):
-        problems = moved(experiment.name, found["values"]) + shaken()
+        problems = moved(experiment.name, found) + shaken()
         answer(experiment.name, problems + unset(known, settings))
 
 

@@ -263,10 +263,18 @@ class _Reached:
         self.definitions: list[Definition] = []
         self.atoms: set[str] = set()  # numbers, texts and arrays in constants
 
+    def code(self) -> str:
+        """A hash of all of it."""
+        return _digest(repr(sorted(set(self.entries))))
+
     def shape(self) -> str:
         """A hash of the code alone: the same when a notebook runs small, with other constants."""
         code = sorted({entry[1:] for entry in self.entries if entry[0] == "code"})
         return _digest(repr(code))
+
+    def in_lab(self) -> dict[str, str]:
+        """What it reaches in the lab: "module:name" -> hash of its definition."""
+        return {f"{module}:{name}": found for (module, name), found in sorted(self.places.items())}
 
     def numbers(self) -> set[str]:
         """All numbers in the code and the constants, with the texts and arrays that are constants; -1, 0 and 1 are free."""
@@ -482,18 +490,11 @@ def code_hash(run, also=(), *, layer: bool = False) -> str:
     Raises:
         FingerprintError: it reads a value that has no content that can be told, such as a random generator.
     """
-    entries = sorted(set(closure(run, also, layer=layer).entries))
-    return _digest(repr(entries))
-
-
-def reached(run, also=(), *, layer: bool = False) -> dict[str, str]:
-    """What a training function reaches in the lab: "module:name" -> hash of its definition."""
-    places = closure(run, also, layer=layer).places
-    return {f"{module}:{name}": found for (module, name), found in sorted(places.items())}
+    return closure(run, also, layer=layer).code()
 
 
 def here(places) -> dict[str, str]:
-    """The same names, as `reached` gives them, in this process: -> hash of the definition, or "absent"."""
+    """The same names, as `in_lab` gives them, in this process: -> hash of the definition, or "absent"."""
     found = {}
     for place in places:
         module, _, name = place.partition(":")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import datetime
+import functools
 import os
 import pathlib
 import re
@@ -49,22 +50,23 @@ class Experiment:
 
         return tuple(SOURCES[name] for name in self.data)
 
+    @functools.cached_property
+    def closure(self):
+        """Everything that it reaches, as it was when first asked."""
+        return fingerprint.closure(self.run, self.also(), layer=self.timed)
+
+    def __getstate__(self) -> dict:
+        """What a worker on another machine gets: it looks for itself what its code reaches."""
+        return {name: value for name, value in vars(self).items() if name != "closure"}
+
     def code(self) -> str:
         """The fingerprint that its rows carry."""
-        return fingerprint.code_hash(self.run, self.also(), layer=self.timed)
-
-    def closure(self):
-        """Everything that it reaches."""
-        return fingerprint.closure(self.run, self.also(), layer=self.timed)
+        return self.closure.code()
 
     def facts(self) -> dict[str, object]:
         """What its code is, for the tools."""
-        closure = self.closure()
-        return {"code": self.code(), "shape": closure.shape(), "numbers": sorted(closure.numbers())}
-
-    def reached(self) -> dict[str, str]:
-        """What a worker on another machine must have alike: the lab's definitions that it reaches."""
-        return fingerprint.reached(self.run, self.also(), layer=self.timed)
+        shape, numbers = self.closure.shape(), self.closure.numbers()
+        return {"code": self.code(), "shape": shape, "numbers": sorted(numbers)}
 
 
 # --------------------------------------------------------------------------------------------------------------- running
@@ -172,7 +174,7 @@ def _one_by_one(experiment: Experiment, groups) -> Iterator[tuple[list, list]]:
 
 
 def _as_completed(pool, experiment: Experiment, groups, data) -> Iterator[tuple[list, list]]:
-    origin = Origin(experiment.reached(), _versions_that_count(), data)
+    origin = Origin(experiment.closure.in_lab(), _versions_that_count(), data)
     futures = {pool.submit(run_group, experiment, group, mode(), origin): group for group in groups}
     try:
         for future in where.as_completed(pool, futures):
@@ -290,7 +292,7 @@ def _reproduced(experiment: Experiment, grid: list[dict], only: budget.Only) -> 
     if experiment.name == only.experiment:
         chosen = [config for config in grid if only.chosen(config)]
         place = only.folder / f"{experiment.name}.jsonl"
-        definitions = [] if experiment.timed else experiment.closure().definitions
+        definitions = [] if experiment.timed else experiment.closure.definitions
         with canary.Watch({d.file for d in definitions}) as watch:  # it would slow what is timed
             rows = complete(place, experiment, chosen)
         only.leave(experiment.name, canary.dark(definitions, watch.lines))
@@ -364,7 +366,7 @@ def _select(name: str, rows: list[dict], grid: list[dict], code: str) -> list[di
         _check_origin(name, chosen)
         return chosen
     keys = {canonical(c) for c in absent}
-    found = [(row, *store.current(name, row)) for row in rows]
+    found = [(row, *made) for row, made in zip(rows, store.counted(name, rows))]
     theirs = [each for each in found if each[2] in keys]
     failed = [r["error"] for r, made, _ in theirs if r["status"] == "failed" and made == code]
     stale = {key for _, made, key in theirs if made != code}

@@ -145,11 +145,11 @@ def elsewhere(experiment: str, device: str, keys: list[str] | None = None) -> st
         keys: of the grid, where it is known; else all current rows of the experiment are taken for it.
     """
     rows = [row for row in store.read(experiment) if row["status"] == "ok"]
-    rows = [row for row in rows if keys is None or store.current(experiment, row)[1] in keys]
-    if not rows or "machine" in rows[-1]["config"]:
+    made = zip(rows, store.counted(experiment, rows))
+    made = [(row, code) for row, (code, key) in made if keys is None or key in keys]
+    if not made or "machine" in made[-1][0]["config"]:
         return ""
-    newest = store.current(experiment, rows[-1])[0]
-    current = [row["device"] for row in rows if store.current(experiment, row)[0] == newest]
+    current = [row["device"] for row, code in made if code == made[-1][1]]
     other = [name for name in current if on_gpu(name) != on_gpu(device)]
     return f"{len(other)} of its rows are from {other[0]}" if other else ""
 
