@@ -134,26 +134,22 @@ def test_setup_cell_in_an_empty_folder_fetches_the_book(tmp_path):
         assert (empty / "ndlinear-book" / "notebooks" / "lab").is_dir()
 
 
-def test_setup_cell_without_an_address_says_what_to_do(tmp_path):
-    done = run_setup(tmp_path, "")
-    assert done.returncode != 0 and "set BOOK above to the address" in done.stderr
-
-
 def test_setup_cell_passes_on_what_git_says(tmp_path):
-    """A wrong address, another repository, and the folder of an interrupted attempt: one message each, no traceback of ours."""
-    nothing, other, half = (tmp_path / name for name in ("nothing", "other", "half"))
-    for folder in (nothing, other, half / "ndlinear-book" / ".git"):
+    """No address, a wrong one, another repository, and the folder of an interrupted attempt: one message each, no traceback of ours."""
+    none, nothing, other, half = (tmp_path / name for name in ("none", "nothing", "other", "half"))
+    for folder in (none, nothing, other, half / "ndlinear-book" / ".git"):
         folder.mkdir(parents=True)
     (half / "ndlinear-book" / "README.md").write_text("the checkout stopped here")
     subprocess.run(["git", "init", "-q", "--bare", tmp_path / "other.git"], check=True)
     missing, empty = f"file://{tmp_path}/missing.git", f"file://{tmp_path}/other.git"
     expected = {
+        (none, ""): "BOOK = '' did not bring it",
         (nothing, missing): "does not appear to be a git repository",
-        (other, empty): "did not bring the book",
+        (other, empty): "did not bring it",
         (half, missing): "already exists and is not an empty directory",
     }
     for (folder, book), words in expected.items():
         done = run_setup(folder, book)
         assert done.returncode != 0 and words in done.stderr, done.stderr
-        assert "Correct BOOK" in done.stderr and "Traceback" not in done.stderr
+        assert "Set BOOK to its git repository" in done.stderr and "Traceback" not in done.stderr
     assert (half / "ndlinear-book" / "README.md").is_file(), "nothing of the reader's is removed"
