@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import html as html_
 import json
 import re
@@ -144,5 +145,6 @@ def start(seed: int = 0) -> None:
 
     seed_everything(seed)
     style()
+    gc.freeze()  # what was imported stays: a collection of garbage that walks through it takes 0.2 s
     device = f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"
     print(f"{mode()} · {device} · torch {torch.__version__} · ndlinear.py {module_version()}")
