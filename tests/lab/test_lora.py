@@ -280,13 +280,13 @@ def test_tables_pair_by_seed():
 
 
 def test_losses_are_paired_by_seed_and_put_into_words():
-    runs = made_up_runs(("ndlinear", "lora-1", "all"))
+    runs = made_up_runs(("ndlinear", "lora-1", "all")).drop(columns="accuracy")
     runs["loss"] += 0.2 * runs["seed"]  # the seeds cancel in differences
-    table = lora.losses_against(runs, margin=0.015)
+    table = lora.against(runs, margin=0.015)
     assert table["against"].tolist() == ["LoRA, rank 1", "all weights"]
     assert table["loss"].tolist() == ["+0.010 [+0.010, +0.010]", "+0.020 [+0.020, +0.020]"]
-    assert table["by the rule"].tolist() == ["higher, equivalent", "higher"]
-    alone = lora.losses(runs)
+    assert table["by loss"].tolist() == ["higher, equivalent", "higher"]
+    alone = lora.overview(runs)
     assert alone["loss"].tolist() == pytest.approx([0.7, 0.69, 0.68])
     spread = 0.2 * 4.302653 / math.sqrt(3)  # Student's t with two degrees of freedom
     assert (alone["loss_high"] - alone["loss"]).tolist() == pytest.approx([spread] * 3, rel=1e-5)

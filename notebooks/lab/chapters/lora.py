@@ -379,13 +379,11 @@ def _style(arm: str) -> dict:
 
 
 def overview(runs: pd.DataFrame) -> pd.DataFrame:
-    """Of each arm the parameters, the rate, and loss and accuracy on the test part with the ends of their intervals."""
-    return losses(runs.assign(accuracy=100 * runs["accuracy"]), ["accuracy", "loss"])
-
-
-def losses(runs: pd.DataFrame, metrics: str | list[str] = "loss") -> pd.DataFrame:
-    """Of each arm the parameters, the rate, and the loss on the test part with the ends of its interval."""
+    """Of each arm the parameters, the rate, and accuracy, if any, and loss on the test part with the ends of their intervals."""
+    metrics = [metric for metric in ("accuracy", "loss") if metric in runs]
     named = runs.assign(arm=runs["arm"].map(NAMES))
+    if "accuracy" in runs:
+        named["accuracy"] *= 100
     found = summary(named, ["arm", "parameters", "lr"], metrics)
     return found.rename(columns={"parameters": "trained", "lr": "rate", "n": "seeds"})
 
@@ -414,28 +412,20 @@ def loss_word(found: tuple[float, float, float], margin: float = 0.0) -> str:
     return ", ".join(words) or "undecided"
 
 
-def losses_against(runs: pd.DataFrame, arm: str = "ndlinear", margin: float = 0.0) -> pd.DataFrame:
-    """Loss of an arm minus that of each other arm, seed by seed, and what that means by the rule."""
-    rows = []
-    for other in dict.fromkeys(runs["arm"]):
-        if other != arm:
-            found = paired(runs, "loss", arm, other)
-            nats = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*found)
-            rows.append((NAMES[other], nats, loss_word(found, margin)))
-    return pd.DataFrame(rows, columns=["against", "loss", "by the rule"])
-
-
-def against(runs: pd.DataFrame, arm: str = "ndlinear") -> pd.DataFrame:
-    """Accuracy and loss of an arm minus those of each other arm, seed by seed, and what that means by the rule."""
+def against(runs: pd.DataFrame, arm: str = "ndlinear", margin: float = 0.0) -> pd.DataFrame:
+    """Accuracy, if any, and loss of an arm minus those of each other arm, seed by seed, and what that means by the rule."""
     rows = []
     for other in dict.fromkeys(runs["arm"]):
         if other == arm:
             continue
-        points = tuple(100 * end for end in paired(runs, "accuracy", arm, other))
+        row = {"against": NAMES[other]}
+        if "accuracy" in runs:
+            points = tuple(100 * end for end in paired(runs, "accuracy", arm, other))
+            row["points"] = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*points)
+            row["by accuracy"] = word(points)
         nats = paired(runs, "loss", arm, other)
-        row = {"against": NAMES[other], "points": "{:+.1f} [{:+.1f}, {:+.1f}]".format(*points)}
         row["loss"] = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*nats)
-        rows.append(row | {"by accuracy": word(points)})
+        rows.append(row | {"by loss": loss_word(nats, margin)})
     return pd.DataFrame(rows)
 
 
