@@ -521,27 +521,3 @@ def draw_behind(axes, runs: pd.DataFrame, datasets) -> None:
         axis.set_xticks(range(4), ["Base", "Base*", "NdLinear", "NdLinear over\ntime, channel"])
         axis.tick_params(axis="x", labelsize=8, rotation=45)
     axes[0].set_ylabel("points of F1 above raw series")
-
-
-def draw_f1(axes, runs: pd.DataFrame, datasets) -> None:
-    """F1 of every run, macro above and weighted below, a column for each data set; stars: printed."""
-    lines = {"linear": "-", "sorted": "--", "majority": ":"}
-    for column, dataset in enumerate(datasets):
-        by_arm = runs[runs["data"] == dataset].groupby("arm")
-        for axis, reading in zip(axes[:, column], ("macro", "weighted")):
-            values = by_arm[READINGS[reading]].apply(list)
-            for place, (arm, look) in enumerate(LOOKS.items()):
-                figures.seeds(axis, place, values[arm], look, *interval(values[arm])[1:])
-            for arm, value in stated(dataset).items():
-                at = [*LOOKS].index(arm) - 0.22
-                axis.plot(at, value, ms=9, ls="none", **figures.key("paper"))
-            for arm, style in lines.items():
-                axis.axhline(values[arm][0], color="0.5", linestyle=style, label=NAMES[arm])
-        axes[0, column].set_title(dataset, fontsize=10)
-        names = [NAMES[arm] for arm in LOOKS]
-        axes[1, column].set_xticks(range(len(LOOKS)), names, rotation=90, fontsize=8)
-    for axis, reading in zip(axes[:, 0], ("macro", "weighted")):
-        axis.set_ylabel(f"F1, {reading}")
-    axes[0, 0].figure.legend(
-        *axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8
-    )

@@ -421,9 +421,9 @@ def over_readings(answers: dict[str, bool | None]) -> tuple[bool | None, bool | 
     return (False, True) if one else (one, None)
 
 
-def along(runs: pd.DataFrame, reading: str) -> pd.DataFrame:
-    """Error of NdLinear over that of the dense network at each alpha: geometric mean and 95 % t interval over seeds."""
-    gaps = log_ratios(runs, reading)
+def along(runs: pd.DataFrame, reading: str, over: str = "ndlinear") -> pd.DataFrame:
+    """Error of a model over that of the dense network at each alpha: geometric mean and 95 % t interval over seeds."""
+    gaps = log_ratios(runs, reading, over)
     spans = np.exp([interval(gaps[alpha]) for alpha in gaps])
     return pd.DataFrame(spans, index=gaps.columns, columns=["ratio", "low", "high"])
 
