@@ -22,6 +22,7 @@ ELSEWHERE = {  # runs on the data of a situation that are not its evidence
     "cnn-structured": "TCL, TRL and TT heads, larger than NdLinear, at a smaller scale",
     "cnn-structured-search": "the starts of those heads",
     "cnn-structured-check": "the same check again",
+    "cnn-structured-whole-search": "the starts of those heads with all pictures",
     "cnn-sweep-batches": "NdLinear and dense at other batch sizes",
     "cnn-sweep-trained": "NdLinear at other hyper-parameters",
     "cnn-printed-cifar100-chosen": "an epoch chosen on held-out pictures, for NdLinear and dense alone",
