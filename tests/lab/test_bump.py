@@ -4,7 +4,6 @@ import itertools
 import math
 
 import lab
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -213,20 +212,6 @@ def test_normalisers_are_those_of_the_entropy(arm, width, units):
         assert found[name] == pytest.approx(entropy.entropy(z, normaliser=name)), name
     others = found[["nats", "not centred", "unit rows", "AveEntropy"]].tolist()
     assert others == [values["entropy"], 1.0, 0.5, 0.3]
-
-
-def test_the_figure_has_a_point_for_every_run_and_a_line_for_zero():
-    cells = itertools.product(bump.SIGMAS, ("dense", "ndlinear"), [16], (2, 3), (0, 1))
-    runs = pd.DataFrame(cells, columns=[*bump.GROUP, "seed"])
-    runs = runs.assign(end_test=0.01 + runs["seed"], parameters=7)
-    _, axes = plt.subplots(2, 3)
-    bump.draw_errors(axes, runs)
-    for axis, sigma in zip(axes[1], bump.SIGMAS):
-        drawn = [line for line in axis.lines if line.get_alpha() == 0.4]
-        assert [line.get_ydata().tolist() for line in drawn] == [[0.01, 1.01]] * 4
-        macs = bump.costs("ndlinear", (4, 4), 3)["cheapest"]
-        assert drawn[3].get_xdata().tolist() == [macs] * 2
-        assert axis.lines[-1].get_ydata()[0] == bump.constant_errors(sigma)["zero"]
 
 
 def test_the_grid_has_narrow_networks_first():

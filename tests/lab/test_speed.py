@@ -265,17 +265,6 @@ def test_on_a_gpu():
     assert "threads" not in machine.machine("cuda")
 
 
-def test_what_is_not_recorded_yet_is_said_to_be_open(monkeypatch, capsys):
-    rows = [{"code": "a", "config": {"seed": 0}, "status": "ok"}]
-    monkeypatch.setattr(bench.store, "read", lambda name: rows)
-    monkeypatch.setenv("NDL_MODE", "replay")
-    assert not bench.still_open("x", [{"seed": 0}]) and capsys.readouterr().out == ""
-    assert bench.still_open("x", [{"seed": 0}, {"seed": 1}])
-    assert "1 of 2 rows" in capsys.readouterr().out
-    monkeypatch.setenv("NDL_MODE", "full")
-    assert not bench.still_open("x", [{"seed": 1}])
-
-
 def test_growth_is_drawn_over_the_multiply_adds_of_a_step():
     cubes = bench.cubes({4: 2})
     assert [case.dims for case in cubes] == [(4,), (4, 4)]

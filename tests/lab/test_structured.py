@@ -294,16 +294,6 @@ def test_gaps_are_percent_of_the_other_loss():
     assert found[["mean", "low", "high"]].iloc[0].tolist() == pytest.approx(wanted)
 
 
-def test_the_best_rate_of_each_arm_is_marked():
-    made = runs(monarch=0.0)
-    tuning = pd.concat([made.assign(lr=lr, width=w) for lr in (0.1, 0.2) for w in (64, 256)])
-    tuning.loc[tuning["lr"] == 0.1, "test_loss"] /= 2
-    _, axes = plt.subplots(1, 2)
-    structured.draw_rates(axes, tuning, ["monarch"])
-    marks = [line.get_xdata().tolist() for line in axes[1].lines if line.get_marker() != "None"]
-    assert marks == [[0.1]]
-
-
 # ----------------------------------------------------------------------------------------------------- times
 @pytest.mark.parametrize("arm", structured.TIMED)
 def test_timed_layers_are_those_of_the_networks(arm):

@@ -400,31 +400,6 @@ def stopping(runs: pd.DataFrame) -> pd.DataFrame:
 
 
 # ----------------------------------------------------------------------------------------------------------- figures
-def cheapest_macs(runs: pd.DataFrame) -> list[int]:
-    """Multiply-adds per sample of each run's network, in the cheapest order."""
-    sizes = {"dense": lambda width: width, "ndlinear": lambda width: (width // 4,) * 2}
-    cells = zip(runs["arm"], runs["width"], runs["depth"])
-    return [costs(arm, sizes[arm](width), depth)["cheapest"] for arm, width, depth in cells]
-
-
-def draw_errors(axes, runs: pd.DataFrame) -> None:
-    """Test error against parameters (first row of axes) and multiply-adds (second row), a column for each difficulty."""
-    runs = runs.assign(macs=cheapest_macs(runs))
-    for (row, cost), (column, sigma) in itertools.product(
-        enumerate(("parameters", "macs")), enumerate(SIGMAS)
-    ):
-        axis, some = axes[row, column], runs[runs["sigma"] == sigma]
-        for (name, depth), group in some.groupby(["arm", "depth"]):
-            _draw_networks(axis, group, cost, name, depth)
-            _draw_printed(axis, group, cost, printed("test_mse").loc[sigma], name, depth)
-        axis.axhline(constant_errors(sigma)["zero"], color=colour("constant"))
-        axis.set(xscale="log", yscale="log", xlabel={"macs": "multiply-adds"}.get(cost, cost))
-        axis.set_title(f"σ = {sigma}" if row == 0 else "", fontsize=10)
-        _plain_ticks(axis)
-    for axis in axes[:, 0]:
-        axis.set(ylabel="test error")
-
-
 def draw_gaps(axes, runs: pd.DataFrame, opponents: dict[str, str]) -> None:
     """Test error of NdLinear minus that of dense networks in percent of theirs, mean and 95 % interval, an axis for each difficulty.
 
@@ -465,27 +440,3 @@ def draw_entropy_gaps(axes, runs: pd.DataFrame) -> None:
         axis.set(xlabel="gap, untrained")
         axis.set_title(f"σ = {sigma}", fontsize=10)
     axes[0].set(ylabel="gap, trained")
-
-
-def _draw_networks(axis, group: pd.DataFrame, cost: str, name: str, depth: int) -> None:
-    """Every seed as a point, and a line through the means of the networks that the paper has."""
-    look = {"color": colour(name), "marker": marker(name)}
-    fill = colour(name) if depth == 2 else "none"
-    axis.plot(group[cost], group["end_test"], ls="", ms=3.5, alpha=0.4, mfc=fill, **look)
-    mean = group[group["width"].isin((16, 32, 64, 128))].groupby(cost)["end_test"].mean()
-    axis.plot(mean, color=colour(name), ls="-" if depth == 2 else "--", lw=1)
-
-
-def _draw_printed(axis, group: pd.DataFrame, cost: str, table: pd.DataFrame, name, depth) -> None:
-    """The paper's values as stars, each at the cost of its network."""
-    stars = table.xs((depth, name), level=("depth", "arm"))["value"]
-    at = group.groupby("width")[cost].first().reindex(stars.index)
-    axis.plot(at, stars, marker("paper"), color=colour("paper"), ms=5)
-
-
-def _plain_ticks(axis) -> None:
-    """Ticks of a logarithmic axis as plain decimals."""
-    low, high = axis.get_ylim()
-    ticks = [t for t in (2e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2, 2e-2, 1e-1) if low < t < high]
-    axis.minorticks_off()
-    axis.set_yticks(ticks, [f"{t:g}" for t in ticks])

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from .. import data
 from ..machine import require
 from ..page import figures
-from ..stats import differences, interval
+from ..stats import interval
 from ..train import loop
 
 TIMES = 1000  # steps of the diffusion
@@ -690,17 +690,3 @@ def in_both(runs: pd.DataFrame, arm: str, base: str) -> pd.DataFrame:
     """The runs of two arms at the seeds that both have."""
     pair = runs[runs["arm"].isin((arm, base))]
     return pair[pair.groupby("seed")["arm"].transform("nunique") == 2]
-
-
-def draw_pairs(axis, cases: list[tuple[pd.DataFrame, str, str]], metric: str) -> None:
-    """Relative differences in percent, paired by seed, with mean and interval; a case: runs, arm, the arm it is compared with."""
-    names = []
-    for y, (runs, arm, base) in enumerate(cases):
-        pair = in_both(runs, arm, base)
-        logs = pair.assign(log=100 * np.log(pair[metric]))
-        found = differences(logs, "log", arm, base)
-        look = ARMS[arm][0]
-        axis.plot(found, [y - 0.15] * len(found), "o", color=figures.colour(look), alpha=0.45, ms=4)
-        figures.intervals(axis, y + 0.1, interval(found), look)
-        names.append(f"{ARMS[arm][1]}\nminus {ARMS[base][1]},\n{len(found)} seeds")
-    figures.rows(axis, names)

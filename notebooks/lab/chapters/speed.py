@@ -34,7 +34,6 @@ from ..machine import module_digest, require
 from ..modes import NOTEBOOKS, LabError, mode
 from ..page.figures import colour, key, label, legend, marker
 from ..page.show import say, table
-from ..records import store
 from ..released import release_folder, released
 
 LARGEST_DENSE = 60_000_000  # weights; a larger dense layer is left out
@@ -595,19 +594,6 @@ def result(
     }
 
 
-def still_open(name: str, grid: list[dict]) -> bool:
-    """In replay: whether rows of an experiment are not recorded yet; says so. Other modes run what is missing."""
-    found = store.counted(name, [row for row in store.read(name) if row["status"] == "ok"])
-    recorded = {key for code, key in found if code == found[-1][0]}
-    missing = sum(store.canonical(config) not in recorded for config in grid)
-    if mode() == "replay" and missing:
-        say(
-            f"**Open:** {missing} of {len(grid)} rows of `{name}` are not recorded yet; a full run adds them."
-        )
-        return True
-    return False
-
-
 def inventory(made: Peer) -> dict[str, float]:
     """Without a clock: multiply-adds and peak bytes of the forward pass, bytes kept for backward, peak bytes of training."""
     x, device = made.x.detach(), made.x.device
@@ -662,20 +648,21 @@ def closeness(runs: pd.DataFrame, names) -> pd.DataFrame:
     return wide.set_axis([f"{name}, {what}" for name, what in wide.columns], axis=1).reset_index()
 
 
-def ratio_table(
-    frame: pd.DataFrame, columns, what: str, baseline: str, dtype: str = "float32"
-) -> None:
-    """Show the ratios of one pass, those of ndlinear with their intervals, and the microseconds of the baseline."""
-    part = frame[frame["pass"] == what]
-    wide = part.pivot(index="case", columns="peer", values="ratio").reindex(part["case"].unique())
-    ours = part[part["peer"] == "ndlinear"].set_index("case")[["ratio", "ratio_low", "ratio_high"]]
-    wide["ndlinear"] = [f"{r:.2f} [{low:.2f}, {high:.2f}]" for r, low, high in ours.to_numpy()]
-    head = f"{baseline}, µs"
-    wide[head] = part[part["peer"] == baseline].set_index("case")["us"]
-    shown = [head, "ndlinear", *(name for name in columns if name in wide)]
-    formats = {head: "{:,.0f}"} | dict.fromkeys(shown[2:], "{:.2f}")
-    caption = f"{what.capitalize()}, {dtype}: how many times faster than {label(baseline)}. Empty: left out"
-    table(wide[shown].reset_index(), formats, caption)
+def ratio_tables(frame: pd.DataFrame, columns, baseline: str, dtype: str = "float32") -> None:
+    """Show a table of ratios for each pass, those of ndlinear with their intervals, and the microseconds of the baseline."""
+    for what in ("forward", "training"):
+        part = frame[frame["pass"] == what]
+        wide = part.pivot(index="case", columns="peer", values="ratio")
+        wide = wide.reindex(part["case"].unique())
+        ours = part[part["peer"] == "ndlinear"].set_index("case")
+        ours = ours[["ratio", "ratio_low", "ratio_high"]].to_numpy()
+        wide["ndlinear"] = [f"{r:.2f} [{low:.2f}, {high:.2f}]" for r, low, high in ours]
+        head = f"{baseline}, µs"
+        wide[head] = part[part["peer"] == baseline].set_index("case")["us"]
+        shown = [head, "ndlinear", *(name for name in columns if name in wide)]
+        formats = {head: "{:,.0f}"} | dict.fromkeys(shown[2:], "{:.2f}")
+        caption = f"{what.capitalize()}, {dtype}: how many times faster than {label(baseline)}. Empty: left out"
+        table(wide[shown].reset_index(), formats, caption)
 
 
 def case_table(cases) -> None:

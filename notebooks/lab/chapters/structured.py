@@ -487,6 +487,12 @@ def name(arm: str) -> str:
     return NAMES.get(arm, figures.label(arm))
 
 
+def named(runs: pd.DataFrame) -> pd.DataFrame:
+    """Runs with the name of their layer in a column ``layer``, counts and rate in words."""
+    words = {"macs": "multiply-adds", "lr": "rate"}
+    return runs.assign(layer=runs["arm"].map(name)).rename(columns=words)
+
+
 # -------------------------------------------------------------------------------------------------- scenarios and answers
 EQUAL_MACS = ["dense", "low-rank", "blocks", "ndlinear", "ndlinear-3", "ndlinear-sum"]
 EQUAL_MACS += ["tied-4", "monarch", "btt-2"]
@@ -726,18 +732,6 @@ def draw_gaps(axis, found: pd.DataFrame) -> None:
         at = [groups.index(title) + shift for title in own["group"]]
         figures.intervals(axis, at, own[["mean", "low", "high"]], arm, ms=5, label=name(arm))
     figures.rows(axis, groups)
-
-
-def draw_rates(axes, runs: pd.DataFrame, arms: Sequence[str]) -> None:
-    """Test loss of the tuning runs against the base rate, one panel for each width; the best rate of each arm is marked."""
-    means = np.log(runs["test_loss"]).groupby([runs["width"], runs["arm"], runs["lr"]]).mean()
-    for axis, width in zip(axes, sorted(runs["width"].unique())):
-        for arm in arms:
-            curve = np.exp(means[width, arm])
-            axis.plot(curve.index, curve, color=figures.colour(arm), label=name(arm))
-            best = curve.idxmin()
-            axis.plot(best, curve[best], figures.marker(arm), color=figures.colour(arm))
-        axis.set(xscale="log", yscale="log", xlabel=f"base rate, width {width}")
 
 
 def draw_seconds(axis, found: pd.DataFrame) -> None:
