@@ -585,6 +585,8 @@ def test_a_miniature_book_with_an_address(tmp_path, monkeypatch):
     assert f"https://colab.research.google.com/github/{blob}" in links
     assert "https://github.com/owner/name" in links
     front = soup((html / "book" / "index.html").read_text(encoding="utf8"))
+    moved = (html / "book" / "deviations.html").read_text(encoding="utf8")
+    assert "url=claims.html?differs=any" in moved
     links = front.select('article a[href="../notebooks/10_mini.html"]')
     assert "chapter 10" in [link.text for link in links]
     assert page.h1.text.startswith("10 · Ten") and page.title.text.startswith("10 · Ten")

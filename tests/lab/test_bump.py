@@ -97,6 +97,14 @@ def test_costs_are_those_that_torch_counts(arm, size, depth):
     assert costs["training"] == counter.get_total_flops() // 2
 
 
+def test_256_units_stand_in_for_257():
+    """Which have the nearest multiply-adds; the other widths are asserted in the chapter."""
+    macs = bump.costs("ndlinear", (32, 32), 3)["cheapest"]
+    off = {w: abs(bump.costs("dense", w, 3)["cheapest"] - macs) for w in range(1, 300)}
+    assert min(off, key=off.get) == 257
+    assert bump.equal_dense(128, 3)["multiply-adds"] == 256
+
+
 def made_up_runs(seeds=6):
     """Errors and entropies with known relations, for two arms, a fair opponent and an incomplete group."""
     rows, random = [], np.random.default_rng(0)
