@@ -142,17 +142,20 @@ def test_training_is_the_loop_of_the_lab():
         assert classifiers.predict(net, x).tolist() == net(x).argmax(1).tolist()
 
 
-@pytest.mark.parametrize("arm", ["folded", "time"])
-def test_blocks_of_two_modes_start_as_their_layers(arm):
+@pytest.mark.parametrize("arm", ["ndlinear", "folded", "time"])
+def test_blocks_of_ndlinear_start_as_its_own_layers(arm):
     width, steps = 32, 11
-    tall = (steps, width), (classifiers.two_axes(steps, width), width)
-    D, H = ((8, 4), (16, 8)) if arm == "folded" else tall
+    D, H = {
+        "ndlinear": ((width, 1), (width, 32)),
+        "folded": ((8, 4), (16, 8)),
+        "time": ((steps, width), (classifiers.two_axes(steps, width), width)),
+    }[arm]
     torch.manual_seed(2)
     first, second = NdLinear(D, H), NdLinear(H, D)
     torch.manual_seed(2)
     block = classifiers.block(arm, width, 32, steps)
     x = torch.randn(3, steps, width)
-    table = x.reshape(3, steps, *D) if arm == "folded" else x
+    table = x if arm == "time" else x.reshape(3, steps, *D)
     expected = second(first(table).relu()).reshape(x.shape)
     torch.testing.assert_close(block(x), expected, rtol=1e-4, atol=1e-5)
 
