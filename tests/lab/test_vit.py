@@ -40,14 +40,12 @@ def stand_in(monkeypatch, tmp_path):
 # --- the student --------------------------------------------------------------------------------
 
 
-def attention_by_hand(a: vit.Attention, x, size: int):
-    """One head at a time."""
-    q, k, v = F.linear(a.norm(x), a.qkv.weight, a.qkv.bias).chunk(3, -1)
-    heads = []
-    for query, key, value in zip(*(part.split(size, -1) for part in (q, k, v))):
-        scores = torch.einsum("bqd,bnd->bqn", query, key) * size**-0.5
-        heads.append(torch.einsum("bqn,bnd->bqd", scores.softmax(-1), value))
-    return F.linear(torch.cat(heads, -1), a.out[0].weight, a.out[0].bias)
+def attend(a: vit.Attention, x, size: int):
+    """With the attention of PyTorch."""
+    parts = F.linear(a.norm(x), a.qkv.weight, a.qkv.bias).chunk(3, -1)
+    heads = [part.unflatten(-1, (-1, size)).transpose(1, 2) for part in parts]
+    mixed = F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+    return F.linear(mixed, a.out[0].weight, a.out[0].bias)
 
 
 def released(net: vit.Student, images, distilling: bool):
@@ -64,7 +62,7 @@ def released(net: vit.Student, images, distilling: bool):
         x = torch.cat([x, net.distillation.repeat(len(x), 1, 1)], 1)
     for attention, norm, block in zip(net.attention, net.norms, net.blocks):
         x = torch.cat([x, torch.zeros(len(x), full - x.shape[1], x.shape[2])], 1)
-        x = x + attention_by_hand(attention, x, SHAPE["size"])
+        x = x + attend(attention, x, SHAPE["size"])
         x = x + block(norm(x))
     x = net.norm(x)
     own = F.linear(x[:, 0], net.classify.weight, net.classify.bias)
