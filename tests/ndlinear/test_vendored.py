@@ -57,7 +57,7 @@ def project(tmp_path):
     return folder
 
 
-@pytest.mark.parametrize("flags", [["-W", "error"], ["-O"], ["-OO"]], ids=" ".join)
+@pytest.mark.parametrize("flags", [["-W", "error"], ["-OO"]], ids=" ".join)
 def test_it_runs_without_warnings_and_without_asserts(project, flags):
     done = run(project, *flags, "project.py")
     assert done.returncode == 0, done.stderr
