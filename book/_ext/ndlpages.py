@@ -58,7 +58,8 @@ class ReproducibilityReport(BookDirective):
         files = sorted((self.root / "notebooks" / "results").glob("*.jsonl"))
         runs = {file.stem: rows(file) for file in files if file.stem != TIMES}
         changed = len(ndlcorrections.load(self.root))
-        uses = ndlfront.tally(situations(), "fair"), len(situations())
+        used = guide.with_axes(situations())
+        uses = ndlfront.tally(used, "fair"), len(used)
         return ndlreport.report(ledger.claims(), runs, facts.protocols(), changed, uses)
 
 

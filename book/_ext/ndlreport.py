@@ -126,8 +126,8 @@ def results(claims: list[dict], uses: tuple[str, int]) -> str:
     direction = [claim for claim in with_verdict(claims, "holds") if claim.get("direction_only")]
     text = (
         f"Of {len(gpu)} claims whose test takes a graphics card, {are(len(with_verdict(gpu, 'untestable')))} untestable here. "
-        f"{verdicts(len(direction))} for the direction only, not for the printed size. Of {uses[1]} situations of use NdLinear, "
-        f"against the best fair opponent of no more parameters, is {uses[0]}."
+        f"{verdicts(len(direction))} for the direction only, not for the printed size. In {uses[1]} situations with real axes "
+        f"NdLinear, against the best recorded model of its size, is {uses[0]}."
     )
     return f"{grid('Verdicts', ['Outcome', *parts], rows)}<p>{escape(text)}</p>"
 
@@ -165,7 +165,7 @@ def hard(claims: list[dict], protocols: dict, changed: int) -> list[str]:
         f"Settings: of {len(gaps)} experiments each leaves {min(map(len, gaps))} to {max(map(len, gaps))} unstated, most often "
         f"{', '.join(f'{name} ({missing[name]})' for name in most)}.",
         f"Means: of the claims {are(len(with_verdict(claims, 'untestable')))} untestable, for reasons that the ledger names.",
-        f"Chance: {len(undecided)} measured claims stay undecided after the runs that could be made.",
+        f"Chance: measured claims that stay undecided after the runs that could be made: {len(undecided)}.",
         f"Ourselves: {changed} times a verdict or a statement of this book was put right afterwards; the page of corrections "
         "lists each with its reason.",
     ]

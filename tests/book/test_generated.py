@@ -185,7 +185,7 @@ def test_the_report_has_the_counts_of_the_ledger():
     assert counted == {k: n for k, n in ledger.tally(ledger.claims()).items() if n}
     assert sum(map(int, rows[-1][1:-1])) == int(rows[-1][-1]) == len(ledger.claims())
     assert "1 runs of 1 experiments are recorded, 1 hours in all" in page.text
-    assert "7 times a verdict" in page.text and "Of 2 situations of use" in page.text
+    assert "7 times a verdict" in page.text and "In 2 situations with real axes" in page.text
     assert "No run is recorded." in ndlreport.method({})
 
 

@@ -232,7 +232,8 @@ def faster(row) -> str:
 PICTURES, SERIES = "Head after a CNN", "Series, time and channel"
 FORECASTS, PIXELS = "Forecasts, time and channel", "Pixels in place"
 FOLDED, BLOCK = "One axis, folded by hand", "Transformer block, tokens and channels"
-SMALL, LOST = "Pixels, few or shuffled", "Digits"
+FEW, CONTROL, LOST = "Pixels, few", "Pixels shuffled, a control", "Digits"
+WITHOUT_AXES = (FOLDED, CONTROL)
 STEP = {"pass": "training", "batch": 128}
 
 
@@ -245,20 +246,31 @@ def _images() -> list[Situation]:
     printed = "50,000 pictures, 50 epochs"
     brief = "20,000 pictures, 6 epochs"
     five, one = "test_top_five", "test_accuracy"
+    at_print = {
+        data: tuple(f"cnn-printed-{data}{part}" for part in ("", "-simple", "-relu"))
+        for data in where
+    }
+    at_print["cifar10"] += ("cnn-printed-cifar10-pointwise",)
     rows = [
         (hundred + " (10 epochs)", ("cnn-own-rates",), "cifar100", five, "10,000 pictures, 10 epochs", 100_000),
-        (hundred + " (printed)", ("cnn-printed-cifar100", "cnn-printed-cifar100-simple"), "cifar100", five, printed, 2_500_000),
+        (hundred + " (printed)", at_print["cifar100"], "cifar100", five, printed, 2_500_000),
         (hundred + " (6 epochs)", ("cnn-longer",), "cifar100", five, brief, 120_000),
-        (ten + " (printed)", ("cnn-printed-cifar10", "cnn-printed-cifar10-simple"), "cifar10", one, printed, 2_500_000),
+        (ten + " (printed)", at_print["cifar10"], "cifar10", one, printed, 2_500_000),
         (ten + " (6 epochs)", ("cnn-longer",), "cifar10", one, brief, 120_000),
     ]  # fmt: skip
-    return [
+    found = [
         Situation(
-            name, *of, records, where[data], metric, *pair, scale, examples,
+            name, *of, records, where[data], metric, *pair, scale, examples, left_out={"relu": ITSELF},
             search=("cnn-own-rates-search",) if records == ("cnn-own-rates",) else (), seconds=step,
         )
         for name, records, data, metric, scale, examples in rows
     ]  # fmt: skip
+    behind = {
+        f"{ten}, ReLU behind it (printed)": found[3],
+        f"{hundred}, ReLU behind it (printed)": found[1],
+    }
+    with_relu = {"ours": "relu", "left_out": {"ndlinear": ITSELF}, "seconds": ()}
+    return found + [one._replace(name=name, **with_relu) for name, one in behind.items()]
 
 
 def _digits() -> list[Situation]:
@@ -282,7 +294,7 @@ def _pixels() -> list[Situation]:
     return [
         Situation(
             f"Pixels of CIFAR-10 {order}, {count:,}",
-            PIXELS if order == "in place" and count > 2000 else SMALL,
+            CONTROL if order == "shuffled" else PIXELS if count > 2000 else FEW,
             "64_structured_layers",
             ("structured-pixels",),
             {"order": order, "samples": count, "seed": tuple(range(5))},
@@ -435,7 +447,7 @@ def situations() -> list[Situation]:
     """All situations, those with real axes first."""
     real = [*_pixels(), *_digits(), *_images(), *_students(), *_series(), *_forecasts()]
     found = [*real, *_text(), *_folded(), *_adapters(), *_conversions()]
-    return sorted(found, key=lambda situation: situation.kind == FOLDED)
+    return sorted(found, key=lambda situation: situation.kind in WITHOUT_AXES)
 
 
 @functools.cache
@@ -447,6 +459,11 @@ def measured() -> pd.DataFrame:
         rows[name] = [rule(row) for row in rows.to_dict("records")]
     order = rows.sort_values(["counts", "examples"])
     return rows.assign(decides=rows.index.isin(order.groupby("task").tail(1).index))
+
+
+def with_axes(rows: pd.DataFrame) -> pd.DataFrame:
+    """The rows that decide and count, where the input has axes that mean something."""
+    return rows[rows["decides"] & rows["counts"] & ~rows["kind"].isin(WITHOUT_AXES)]
 
 
 # ------------------------------------------------------------------------------------------------------------- the page

@@ -33,7 +33,7 @@ ALSO_NEEDS = {
 # the condition says what was missing.
 GROUNDS = {
     "refuted": "a proof, a count or the paper's own printed cells contradict it",
-    "not reproduced": "runs with the printed model, data and budget contradict it",
+    "not reproduced": "runs at or near the printed scale contradict it; the scope says what differs",
     "not reproduced at small scale": "runs far below the printed scale contradict it, "
     "which says nothing about the printed size",
     "slip": "a matter of rounding, typing or naming, without weight for the message",
