@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import torch
 from lab import LabError, models
-from lab.chapters import ablations, bump
+from lab.chapters import ablations
 from lab.data import Data
 from lab.train import Split, scores, stacked
 from scipy import stats
@@ -128,22 +128,6 @@ def test_results_of_a_stack_carry_each_members_metrics_and_the_counts():
     assert rows[0]["curve"] != rows[1]["curve"] and rows[0]["curve"][-1]["epoch"] == 3
     found = stack.evaluate((x, y), {"m": loss})[1]["m"]
     assert found == pytest.approx(((stack.model(1)(x) - y) ** 2).mean().item(), rel=1e-5)
-
-
-def test_rays_are_the_uniform_inputs_of_radius_bump():
-    p, r, w = ablations.rays()
-    mean = lambda f: float(p @ (f(r) @ w))  # noqa: E731
-    assert mean(torch.ones_like) == pytest.approx(1, abs=1e-12)
-    assert mean(torch.square) == pytest.approx(10 / 3, rel=1e-3), "E |x|^2"
-    square = lambda r: bump.target(r[..., None], 0.2) ** 2  # noqa: E731
-    assert mean(square) == pytest.approx(bump.constant_errors(0.2)["zero"], rel=1e-3), (
-        "an independent computation"
-    )
-    x = bump.inputs(200_000, 5).double()
-    reach = x.norm(dim=1) / x.abs().amax(1)
-    assert float(p @ r[:, -1]) / float(reach.mean()) == pytest.approx(
-        float(r[0, -1] / (1 + 4.5e-3) ** 0.5), rel=2e-3
-    )
 
 
 def test_span_shows_one_count_or_a_range():

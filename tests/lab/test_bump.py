@@ -26,6 +26,22 @@ def test_target_depends_on_the_length_alone():
     assert bump.target(at, 0.2).tolist() == pytest.approx(expected, rel=1e-5)
 
 
+def test_rays_are_the_uniform_inputs_of_radius_bump():
+    p, r, w = bump.rays()
+    mean = lambda f: float(p @ (f(r) @ w))  # noqa: E731
+    assert mean(torch.ones_like) == pytest.approx(1, abs=1e-12)
+    assert mean(torch.square) == pytest.approx(10 / 3, rel=1e-3), "E |x|^2"
+    square = lambda r: bump.target(r[..., None], 0.2) ** 2  # noqa: E731
+    assert mean(square) == pytest.approx(bump.constant_errors(0.2)["zero"], rel=1e-3), (
+        "an independent computation"
+    )
+    x = bump.inputs(200_000, 5).double()
+    reach = x.norm(dim=1) / x.abs().amax(1)
+    assert float(p @ r[:, -1]) / float(reach.mean()) == pytest.approx(
+        float(r[0, -1] / (1 + 4.5e-3) ** 0.5), rel=2e-3
+    )
+
+
 def test_inputs_fill_the_cube_and_repeat():
     x = bump.inputs(20_000, 3)
     assert x.min() < -0.999 and x.max() > 0.999 and x.mean().abs() < 0.01

@@ -12,8 +12,6 @@ import functools
 
 import numpy as np
 import pandas as pd
-import torch
-from scipy.signal import fftconvolve
 from torch import Tensor, nn
 
 from .. import models
@@ -21,11 +19,10 @@ from ..counts import count_macs
 from ..data import load, official
 from ..data.splits import some_of_each
 from ..page import figures
-from ..stats import paired
+from ..page.facts import fact
+from ..stats import interval, paired
 from ..train.loop import Split, fit, predict, seed_everything
 from ..train.stacked import Stack
-
-COORDINATES = 10  # of the inputs of Radius Bump
 
 
 class Fold(nn.Module):
@@ -39,25 +36,6 @@ class Fold(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return x.reshape(-1, *self.D).permute(0, *self.axes)
-
-
-def rays(cells: int = 1000, nodes: int = 60) -> tuple[Tensor, Tensor, Tensor]:
-    """A uniform input of Radius Bump by its direction and its length, as a quadrature rule.
-
-    A direction meets the surface of the cube at a distance R, where one coordinate is +-1 and the
-    other nine are uniform: R^2 is one plus nine squares. Along it (r / R)^10 is uniform on [0, 1].
-
-    Returns:
-        Probabilities p of R (n,), lengths r on each ray (n, nodes), and their weights w (nodes,): E
-        f = p @ (f(r) @ w).
-    """
-    square = np.diff(np.sqrt(np.linspace(0, 1, cells + 1)))  # P(x^2 in a cell)
-    p = functools.reduce(fftconvolve, [square] * (COORDINATES - 1)).clip(0)
-    reach = np.sqrt(1 + (np.arange(len(p)) + (COORDINATES - 1) / 2) / cells)
-    t, w = np.polynomial.legendre.leggauss(nodes)
-    t, w = (t + 1) / 2, w / 2
-    arrays = p / p.sum(), reach[:, None] * t, COORDINATES * t ** (COORDINATES - 1) * w
-    return tuple(map(torch.from_numpy, arrays))
 
 
 def results(
@@ -154,11 +132,51 @@ def draw_gains(
 
     changes: any key -> what the axis calls it, the arm, and the arm without the change.
     """
-    points = runs.assign(points=100 * runs["test_accuracy"])
-    gains = [paired(points, "points", *arms, level=level) for _, *arms in changes.values()]
+    gains = [points(runs, "test_accuracy", *arms, level=level) for _, *arms in changes.values()]
     figures.intervals(axis, range(len(gains)), gains, "ndlinear", upright=True)
     axis.axhline(0, color="0.5", lw=1)
     axis.set_xticks(range(len(changes)), [name for name, *_ in changes.values()], fontsize=8)
+
+
+def printed_errors(width: int) -> list[float]:
+    """The printed mean test errors on Radius Bump without and with biases."""
+    return [fact("app_bias", width=width, bias=b, metric="test_mse") for b in ("false", "true")]
+
+
+def printed_change(width: int) -> float:
+    """The printed change of the test error by biases, in percent of that without."""
+    without, biases = printed_errors(width)
+    return 100 * (biases / without - 1)
+
+
+def change(
+    runs: pd.DataFrame, width: int, arm: str = "per-mode bias"
+) -> tuple[float, float, float]:
+    """Test error of an arm minus that without biases, in percent of the latter: mean and interval."""
+    at = runs[runs["width"] == width]
+    without = at[at["arm"] == "no bias"]["mse"].mean()
+    return tuple(100 * value / without for value in paired(at, "mse", arm, "no bias"))
+
+
+def bias_effects(runs: pd.DataFrame, arms: list[str]) -> pd.DataFrame:
+    """By width the printed change of the test error, and that of each arm as `change` finds it."""
+    widths = sorted(runs["width"].unique())
+    found = pd.DataFrame({arm: {w: change(runs, w, arm) for w in widths} for arm in arms})
+    found.insert(0, "printed", [printed_change(w) for w in widths])
+    return found
+
+
+def points(
+    runs: pd.DataFrame, metric: str, arm: str, baseline: str, level: float = 0.95
+) -> tuple[float, float, float]:
+    """A share of an arm minus that of another, in points, paired by seed: mean and interval."""
+    return tuple(100 * value for value in paired(runs, metric, arm, baseline, level=level))
+
+
+def retention(runs: pd.DataFrame, arm: str) -> tuple[float, float, float]:
+    """Test accuracy in percent of that of the original order, paired by seed: mean and interval."""
+    wide = runs.pivot(index="seed", columns="arm", values="test_accuracy").clip(lower=1e-3)
+    return interval(100 * wide[arm] / wide["original"])
 
 
 def draw_bias_gains(axis, runs: pd.DataFrame) -> None:
@@ -166,11 +184,9 @@ def draw_bias_gains(axis, runs: pd.DataFrame) -> None:
     widths = sorted(runs["width"].unique())
     for shift, arm, look in ((-0.12, "per-mode bias", "ndlinear"), (0.12, "wider, no bias", "trl")):
         for place, width in enumerate(widths):
-            at = runs[runs["width"] == width]
-            without = at[at["arm"] == "no bias"]["mse"].mean()
-            change = 100 * np.array(paired(at, "mse", arm, "no bias")) / without
+            gain = change(runs, width, arm)
             label = None if place else arm
-            figures.intervals(axis, place + shift, change, look, upright=True, label=label)
+            figures.intervals(axis, place + shift, gain, look, upright=True, label=label)
     axis.axhline(0, color="0.5", lw=1)
     axis.set_xticks(range(len(widths)), widths)
     axis.set(xlabel="width", ylim=(-21, 27))

@@ -7,6 +7,7 @@ near 1.8, so the smaller sigma, the rarer are inputs whose target is not close t
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Iterable
@@ -14,6 +15,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 import torch
+from scipy.signal import fftconvolve
 from scipy.stats import rankdata
 from torch import Tensor, nn
 
@@ -87,6 +89,33 @@ def constant_errors(sigma: float) -> dict[str, float]:
     y = np.exp(-((r - RADIUS) ** 2) / (2 * sigma**2))
     mean, square = float(p @ y), float(p @ y**2)
     return {"zero": square, "mean": square - mean**2, "mean of the target": mean}
+
+
+def rays(cells: int = 1000, nodes: int = 60) -> tuple[Tensor, Tensor, Tensor]:
+    """A uniform input of Radius Bump by its direction and its length, as a quadrature rule.
+
+    A direction meets the surface of the cube at a distance R, where one coordinate is +-1 and the
+    other nine are uniform: R^2 is one plus nine squares. Along it (r / R)^10 is uniform on [0, 1].
+
+    Returns:
+        Probabilities p of R (n,), lengths r on each ray (n, nodes), and their weights w (nodes,): E
+        f = p @ (f(r) @ w).
+    """
+    square = np.diff(np.sqrt(np.linspace(0, 1, cells + 1)))  # P(x^2 in a cell)
+    p = functools.reduce(fftconvolve, [square] * (INPUTS - 1)).clip(0)
+    reach = np.sqrt(1 + (np.arange(len(p)) + (INPUTS - 1) / 2) / cells)
+    t, w = np.polynomial.legendre.leggauss(nodes)
+    t, w = (t + 1) / 2, w / 2
+    arrays = p / p.sum(), reach[:, None] * t, INPUTS * t ** (INPUTS - 1) * w
+    return tuple(map(torch.from_numpy, arrays))
+
+
+def along_rays(sigma: float) -> tuple[float, float]:
+    """The bound of Theorem 33.1 on the error of networks without biases, and the error of always zero."""
+    p, r, w = rays()
+    y = target(r[..., None], sigma)
+    bound = y**2 @ w - (r * y @ w) ** 2 / (r**2 @ w)
+    return float(p @ bound), float(p @ (y**2 @ w))
 
 
 def costs(arm: str, size: int | tuple[int, ...], depth: int) -> dict[str, int]:
