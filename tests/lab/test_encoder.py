@@ -329,6 +329,6 @@ def test_the_figures_of_the_heads():
     encoder.draw_accuracies(middle, runs)
     stars = [line.get_ydata()[0] for line in middle[0].lines if line.get_marker() == "*"]
     assert stars == pytest.approx([0.7790, 0.7906])
-    encoder.draw_ranks(below, runs, {1: "ndlinear (1, 1)", 2: "ndlinear"})
+    encoder.draw_ranks(below, runs)
     official = runs.query("data == 'cola' and split == 'official' and arm == 'linear'")
     assert official["auc"].mean() in [line.get_ydata()[0] for line in below[0].lines]

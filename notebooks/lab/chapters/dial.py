@@ -479,6 +479,12 @@ def by_size(runs: pd.DataFrame, model: str, alpha: float) -> pd.DataFrame:
     return found.pivot(index="seed", columns="samples", values="relative")
 
 
+def samples_needed(runs: pd.DataFrame, model: str, alpha: float, goal: float) -> float:
+    """`reach` of the geometric mean over seeds of a model's errors."""
+    errors = by_size(runs, model, alpha)
+    return reach(list(errors.columns), np.exp(np.log(errors).mean()), goal)
+
+
 def words(samples: float, sizes: Sequence[int]) -> str:
     """A number of samples as a table shows it; the ends of the grid are bounds."""
     if math.isinf(samples):

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from .. import guide
 from ..data.files import DataError, File, cache_folder, find, obtain, verified, write
 from ..machine import require
 from ..modes import mode
@@ -382,6 +383,15 @@ def embed(sentences, name: str = "minilm", batch_size: int = 32) -> np.ndarray:
     return x
 
 
+def reported() -> pd.DataFrame:
+    """What the guide says of each linear layer of the encoder that reads two sentences."""
+    if mode() != "smoke":
+        require("safetensors", "tokenizers")
+    bert, tokenizer = load("minilm")
+    read = tokens(tokenizer, ["The report reads this sentence.", "And this one."])
+    return guide.report(bert, tuple(read), rounds=0, progress=False)
+
+
 # ---------------------------------------------------------------------------------------------------- tables and figures
 METRICS = ("accuracy", "auc_labels", "auc", "matthews")
 SETS = {"cola": "CoLA", "sst2": "SST-2"}
@@ -529,15 +539,19 @@ def draw_accuracies(axes, runs: pd.DataFrame) -> None:
         axis.set(ylabel=f"accuracy, {title}")
 
 
-def draw_ranks(axes, runs: pd.DataFrame, ranks: dict[int, str]) -> None:
+# bound on the rank: the head that has it
+RANKS = {1: "ndlinear (1, 1)", 2: "ndlinear", 4: "ndlinear (4, 4)", 8: "ndlinear (10, 10)"}
+
+
+def draw_ranks(axes, runs: pd.DataFrame) -> None:
     """ROC-AUC from scores against the bound on the rank, a panel for each data set; dashed: logistic regression."""
     for axis, (name, title) in zip(axes, SETS.items()):
         at = runs[(runs["data"] == name) & (runs["split"] == "official")].set_index("arm")["auc"]
-        for place, arm in enumerate(ranks.values()):
+        for place, arm in enumerate(RANKS.values()):
             figures.seeds(axis, place, at[arm], "ndlinear", *interval(at[arm])[1:])
         line = at["linear"].mean()
         axis.axhline(line, color=figures.colour("linear"), linestyle="--")
         words = {"xycoords": axis.get_yaxis_transform(), "textcoords": "offset points"}
         axis.annotate("logistic regression", (0.03, line), (0, -4), fontsize=8, va="top", **words)
-        axis.set_xticks(range(len(ranks)), ranks)
+        axis.set_xticks(range(len(RANKS)), RANKS)
         axis.set(xlabel="rank at most", ylabel=f"ROC-AUC, {title}")

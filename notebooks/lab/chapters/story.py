@@ -47,6 +47,12 @@ def frame() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
+def by_outcome(claims: pd.DataFrame, column: str) -> pd.DataFrame:
+    """How many claims of each value of a column have which outcome, in the order of `ledger.OUTCOMES`."""
+    table = pd.crosstab(claims[column], claims["outcome"])
+    return table[[name for name in ledger.OUTCOMES if name in table]]
+
+
 def needs(claim: dict) -> str:
     """What a test of a claim takes, in words, without the names of data sets and weights."""
     words = {"gpu": "GPU", "cpu": "processor", "data": "data", "weights": "weights"}

@@ -60,6 +60,12 @@ def folded(
     return nn.Sequential(*layers, nn.Flatten(), nn.Linear(math.prod(hidden), outputs))
 
 
+def directions(weight: Tensor) -> int:
+    """How many rows of a weight matrix point in different directions."""
+    unit = nn.functional.normalize(weight)
+    return len(torch.unique((unit * unit[:, :1].sign()).round(decimals=9), dim=0))
+
+
 # ------------------------------------------------------------------ all members through one network
 def _modes(x: Tensor, layer: NdLinear, weights: Weights, name: str) -> Tensor:
     """(S, D_1, B, D_2) -> (S, H_1, B, H_2), mode 1 and then mode 2: no axis has to move in

@@ -447,7 +447,7 @@ def draw_gaps(axes, gaps: pd.DataFrame) -> None:
     axes[0].set(ylabel="NdViT minus ViT-500, points")
 
 
-# ------------------------------------------------------------------------------ tables and figures
+# ------------------------------------------------------------------------------------------ tables
 NAMES = {
     "ndlinear": "NdLinear as released",
     "dense twin": "dense, the same function",
@@ -455,14 +455,6 @@ NAMES = {
     "dense 4d": "dense, four times the width",
     "two modes": "NdLinear, two modes of channels",
     "tokens": "NdLinear, tokens and channels",
-}
-LOOKS = {
-    "ndlinear": "ndlinear",
-    "dense twin": "dense-width",
-    "standard": "dense",
-    "dense 4d": "dense-params",
-    "two modes": "ndlinear-modes",
-    "tokens": "ndlinear-sum",
 }
 
 
@@ -508,27 +500,3 @@ def scores(runs: pd.DataFrame) -> pd.DataFrame:
         row["percent"] = "{:.1f} [{:.1f}, {:.1f}]".format(*interval(part["percent"]))
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def draw_students(axis, runs: pd.DataFrame) -> None:
-    """Score against parameters: every seed a point, mean and interval over it, one colour for each
-    feed-forward block. Dense twins stand a little to the right of the students that they are twins
-    of."""
-    for arm, of_arm in runs.groupby("arm", sort=False):
-        look = LOOKS[arm]
-        style = figures.key(look) | {"ls": "none"}
-        for width, part in of_arm.groupby("width"):
-            mean, low, high = interval(part["percent"])
-            size = part["parameters"].iloc[0] / 1000 * (1.03 if arm == "dense twin" else 1)
-            axis.plot([size] * len(part), part["percent"], alpha=0.3, markersize=4, **style)
-            if len(part) > 2:
-                axis.vlines(size, low, high, color=style["color"], lw=2)
-            axis.plot([size], [mean], markersize=8, **style)
-            if arm != "dense twin":
-                beside = {"xytext": (-7, 5), "textcoords": "offset points", "ha": "right"}
-                axis.annotate(f"{width}", (size, mean), fontsize=8, **beside)
-        axis.plot([], [], label=NAMES[arm], **style)
-    axis.set_xscale("log")
-    axis.set_xticks([100, 150, 200, 300], ["100", "150", "200", "300"])
-    axis.set_xticks([], minor=True)
-    axis.set(xlabel="parameters in thousands", ylabel="test accuracy in percent")
