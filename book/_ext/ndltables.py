@@ -32,7 +32,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 
 # What the outcomes mean. The word and the sign carry them, the colour only repeats it.
 MEANING = {
-    "holds": "true as stated, within the scope given",
+    "holds": "true as stated, within the scope given; where direction only is said, not in size",
     "holds-if": "not true as printed, true under the condition given beside it",
     **GROUNDS,
     "undecided": "tested, and the interval includes both answers",
