@@ -24,6 +24,7 @@ ELSEWHERE = {  # runs on the data of a situation that are not its evidence
     "cnn-structured-check": "the same check again",
     "cnn-structured-whole-search": "the starts of those heads with all pictures",
     "cnn-structured-whole": "CP and TT heads, larger than NdLinear, at the printed scale",
+    "cnn-structured-whole-check": "one start for these heads",
     "cnn-sweep-batches": "NdLinear and dense at other batch sizes",
     "cnn-sweep-trained": "NdLinear at other hyper-parameters",
     "cnn-printed-cifar100-chosen": "an epoch chosen on held-out pictures, for NdLinear and dense alone",
