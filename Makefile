@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PINS ?= constraints.txt
 RUN = $(VENV)/bin/python
-INSTALL = $(RUN) -m pip install --disable-pip-version-check --no-compile -q -c $(PINS)
+INSTALL = $(RUN) -m pip install --disable-pip-version-check -q -c $(PINS)
 
 # With another backend than that of the notebooks, which a shell may name here, the pages have no figures.
 unexport MPLBACKEND
