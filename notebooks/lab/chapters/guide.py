@@ -322,17 +322,18 @@ def _students() -> list[Situation]:
         "ndlinear 100",
         "ndlinear 125",
     )
+    brief = "18,000 pictures, 6 epochs"
     kinds = {
-        "tokens 100": ("tokens and channels", BLOCK),
-        "two modes 100": ("channels folded", FOLDED),
+        "tokens 100": ("tokens and channels", BLOCK, f"{brief}; no other block mixes tokens"),
+        "two modes 100": ("channels folded", FOLDED, brief),
     }
     return [
         Situation(
             f"Transformer block, {words}", kind, "50_as_a_dense_layer", records, {"data": "cifar10"},
-            "test_accuracy", arm, "standard 125", "18,000 pictures, 6 epochs", search=("vit-tuning",),
+            "test_accuracy", arm, "standard 125", scale, search=("vit-tuning",),
             left_out=dict.fromkeys([other for other in others if other != arm], ITSELF),
         )
-        for arm, (words, kind) in kinds.items()
+        for arm, (words, kind, scale) in kinds.items()
     ]  # fmt: skip
 
 
