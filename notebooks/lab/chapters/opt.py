@@ -383,11 +383,11 @@ class Logits(nn.Module):
             return self.model(tokens).logits
 
 
-def of_transformers(name: str, arm: str, **smaller) -> Logits:
+def of_transformers(name: str, arm: str, std: float = RELEASED_STD, **smaller) -> Logits:
     """OPT of the transformers library in a released configuration, with an NdLinear block in the arms that have one.
 
     Args:
-        smaller: settings of its configuration in place of the released ones, for tests.
+        std: deviation of the weights at the start. smaller: settings of its configuration in place of the released ones.
     """
     transformers = require("transformers")
     shape = models.OPT[name]
@@ -404,11 +404,13 @@ def of_transformers(name: str, arm: str, **smaller) -> Logits:
     model = transformers.OPTForCausalLM(config)
     hidden, terms = models.OPT_INSIDE[name]
     share = hidden / shape["hidden"]
-    for layer in model.model.decoder.layers if arm == "released" else []:
+    for layer in model.model.decoder.layers if arm != "dense" else []:
         layer.fc1 = NdFeedForward(config.hidden_size, round(config.ffn_dim * share), terms)
         layer.activation_fn = nn.Identity()
         layer.fc2 = nn.Identity()
-    start_as_released(model, RELEASED_STD)
+    start_as_released(model, std)
+    for layer in model.model.decoder.layers if arm == "ndlinear" else []:
+        spread_kinks(layer.fc1, std)
     return Logits(model)
 
 
