@@ -17,7 +17,9 @@ from lab.chapters.behaviour import Outcome, Wrong, check, judge, refuses, same
 
 import ndlinear
 
-NOTEBOOK = pathlib.Path(__file__).resolve().parents[2] / "notebooks" / "63_behaviour.ipynb"
+NOTEBOOK = (
+    pathlib.Path(__file__).resolve().parents[2] / "notebooks" / "evidence" / "63_behaviour.ipynb"
+)
 
 
 class Off(ndlinear.NdLinear):

@@ -170,8 +170,8 @@ def unguarded(source: str) -> list[str]:
 
 
 SOURCES = sorted([*modes.chapters(), *(modes.NOTEBOOKS / "lab").rglob("*.py")])
-# NDL_CLUSTER without dask has a message of its own, and evidence 62 requires dask before it uses its module
-OWN_MESSAGE = {"where.py", "scaling.py"}
+# NDL_CLUSTER without dask has a message of its own
+OWN_MESSAGE = {"where.py"}
 PRINTED_SCALE = {"transformers", "peft", "diffusers"}  # no run of this book's own size needs them
 
 

@@ -1,7 +1,6 @@
-"""The model of a step, the processes behind its measurement, and a cluster that loses a worker."""
+"""The model of a step, and the processes behind its measurement."""
 
 import math
-import os
 
 import pytest
 import torch
@@ -133,20 +132,3 @@ def test_processes_that_hang_are_ended(monkeypatch):
     monkeypatch.setenv("NDL_MODE", "full")
     with pytest.raises(LabError, match="took longer than"):
         scaling.together({"task": "times"}, seconds=0.01)
-
-
-def test_a_killed_worker_loses_nothing(monkeypatch):
-    pytest.importorskip("distributed")
-    monkeypatch.setenv("NDL_MODE", "full")
-    config = {"workers": 2, "killed": 1, "runs": 6, "seconds": 0.02, "seed": 0}
-    metrics = scaling.throughput(config)["metrics"]
-    assert metrics["complete"] == 1 and metrics["per_minute"] > 0
-
-
-def test_the_cluster_of_a_smoke_run_is_this_process(monkeypatch):
-    pytest.importorskip("distributed")
-    monkeypatch.setenv("NDL_MODE", "smoke")
-    monkeypatch.setenv("NDL_CLUSTER", "tcp://elsewhere:1")
-    config = {"workers": 2, "killed": 1, "runs": 3, "seconds": 0.0, "seed": 0}
-    assert scaling.throughput(config)["metrics"]["complete"] == 1
-    assert os.environ["NDL_CLUSTER"] == "tcp://elsewhere:1"

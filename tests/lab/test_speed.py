@@ -175,19 +175,6 @@ def test_ratios_and_geometric_mean():
     assert gain["forward"].to_dict() == pytest.approx({"a": 2.0, "b": 8.0})
 
 
-def test_roofline_is_the_larger_of_work_and_traffic():
-    config = bench.config(bench.CASES["opt_fc2"], **{"pass": "forward"})
-    bound = 512 * (2800 * 8 * 1 + 2800 * 768) / 1024**3 * 1000
-    assert bench.roofline(config | {"gemm": 1000.0, "copy": 1.0}) == pytest.approx(bound)
-    assert bench.roofline(config | {"gemm": 0.0, "copy": 7.0}) == 7
-    training = config | {"pass": "training", "gemm": 0.0, "copy": 1.0}
-    assert bench.roofline(training) == pytest.approx((3 * 22400 + 2 * 768) / (22400 + 768))
-    assert bench.roofline(training | {"gemm": 1000.0}) == pytest.approx(3 * bound)
-    slow = config | {"gemm": 0.0, "copy": 5.0, "seed": 0}
-    frame = pd.DataFrame([slow | {"ndlinear": us} for us in (10.0, 20.0, 20.0)])
-    assert bench.closeness(frame, ["ndlinear"])["ndlinear, forward"].tolist() == [0.25]
-
-
 def test_yardsticks_move_and_multiply_what_they_say():
     p = bench.Problem((3, 4), (5, 6), 2)
     calls = bench.yardsticks(p, size=8)
@@ -328,30 +315,3 @@ def test_libraries_for_kronecker_products_compute_the_same_map(kronecker_librari
         for found, expected in zip(weights, own[1:]):
             turned = found.T if name == "fastkron" else found
             assert torch.allclose(turned, expected, atol=1e-12), name
-
-
-SHAPES = [((5, 6), (4, 3), 7), ((6, 4, 3), (5, 2, 4), 3), ((11, 1), (11, 8), 4)]
-
-
-@pytest.mark.parametrize("way", [0, 1, -1])
-@pytest.mark.parametrize(("dims", "hidden", "batch"), [*SHAPES, ((40, 40), (40, 40), 2)])
-def test_the_products_alone_are_those_of_the_layer(dims, hidden, batch, way, monkeypatch):
-    monkeypatch.setattr(bench, "_fastest", lambda ways: ways[way])  # whichever is the fastest
-    layer = ndlinear.NdLinear(dims, hidden, bias=False)
-    x = torch.randn(batch, *dims, requires_grad=True)
-    wanted = layer(x)
-    forward = bench.products_alone(layer, x, False)()[-1]
-    assert torch.allclose(forward.flatten(), wanted.flatten(), atol=1e-4)
-    steps = layer.plan(batch, True).steps
-    found = bench.products_alone(layer, x, True)()
-    assert len(found) == 3 * len(steps)
-    ours = torch.autograd.grad(wanted, [x, *layer.weights], torch.ones_like(wanted))
-    assert torch.allclose(found[-1].flatten(), ours[0].flatten(), atol=1e-4)
-    for step, gradient in zip(reversed(steps), found[len(steps) :: 2]):
-        if len(step.modes) == 1:
-            assert torch.allclose(gradient, ours[1 + step.modes[0]], atol=1e-3)
-
-
-def test_the_fastest_way_is_taken():
-    ways = [lambda: time.sleep(0.01), lambda: None]
-    assert bench._fastest(ways) is ways[1]

@@ -244,16 +244,13 @@ def test_scenarios_of_few_samples():
     macs = {"dense": 900, "monarch": 100, "ndlinear": 100, "low-rank-1": 20}
     made = made.assign(parameters=made["arm"].map(parameters), macs=made["arm"].map(macs))
     both = pd.concat([made.assign(part=part) for part in (0.1, 1.0)])
-    found = structured.share_scenarios("digits", both, 1000, axes=True)
+    found = structured.share_scenarios("digits", both, 1000)
     assert [s.name for s in found] == ["digits, 100 samples"] * 3 + ["digits, 1,000 samples"] * 3
     small = {"ndlinear", "low-rank-1"}
     admitted = [small | {"monarch"}, small, small | {"monarch", "dense"}]
     assert [set(s.arms) for s in found[:3]] == admitted
     shown = structured.answers(found)
     assert shown["answer"].tolist() == ["Monarch", "NdLinear", "dense"] * 2
-    first = ["NdLinear", "NdLinear", "NdLinear", "Monarch", "NdLinear", "dense"]
-    assert shown["first"].tolist() == first
-    assert shown["first agrees"].tolist() == [False, True, False, True, True, True]
     assert shown["advised"].tolist() == ["√d blocks", "NdLinear", "dense"] * 2
     assert shown["agrees"].tolist() == [False, True, True] * 2
     low = float(shown["best minus next, %"][0].split("[")[1].split(",")[0])

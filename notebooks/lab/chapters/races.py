@@ -242,8 +242,6 @@ def ways(chosen: pd.DataFrame) -> pd.DataFrame:
                 "good_high": min(1.0, high),
                 "close": own["close"].mean(),
                 "median_regret": own["regret"].median(),
-                "mean_regret": own["regret"].mean(),
-                "worst_regret": own["regret"].max(),
             }
         )
     return pd.DataFrame(rows).sort_values("good", ascending=False, ignore_index=True)

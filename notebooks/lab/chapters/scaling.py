@@ -34,7 +34,6 @@ from ndlinear import NdLinear
 from .. import models
 from ..data import load
 from ..modes import LabError, mode
-from ..records import where
 from ..train.loop import seed_everything
 
 FLOAT = 4  # bytes
@@ -318,80 +317,6 @@ def trained(configs: list[dict]) -> list[dict]:
     found = together({"task": "train", "seeds": [c["seed"] for c in configs]} | same)
     count = models.size(digit_network(same["arm"]))
     return [{"metrics": metrics, "parameters": count} for metrics in found]
-
-
-# --------------------------------------------------------------------------------------------- a grid on a cluster
-def small_run(seed: int, seconds: float, flag: str) -> int:
-    """A stand-in for a training run; where a file name is given and no such file is there, it makes it and kills its own process."""
-    if flag and not pathlib.Path(flag).exists():
-        pathlib.Path(flag).touch()
-        os.kill(os.getpid(), 9)
-    began = time.process_time()
-    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(seed))
-    while time.process_time() - began < seconds:
-        x = torch.tanh(x @ x)
-    return seed
-
-
-@contextlib.contextmanager
-def cluster(workers: int):
-    """The address of a dask scheduler with worker processes of one thread each, started as a user would start them.
-
-    In smoke mode there is one worker, a thread of this process.
-    """
-    from distributed import LocalCluster
-
-    if mode() == "smoke":
-        with LocalCluster(1, processes=False, dashboard_address=None) as local:
-            yield local.scheduler_address
-        return
-    command = [sys.executable, "-W", "ignore", "-m", "distributed.cli.dask_worker"]
-    options = ["--nthreads", "1", "--no-dashboard"]
-    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": _environ()}
-    with (
-        LocalCluster(n_workers=0, dashboard_address=None) as local,
-        contextlib.ExitStack() as stack,
-    ):
-        for _ in range(workers):
-            one = subprocess.Popen([*command, local.scheduler_address, *options], **quiet)
-            stack.callback(one.wait)
-            stack.callback(one.terminate)
-        local.wait_for_workers(workers, timeout=120)
-        yield local.scheduler_address
-
-
-def throughput(config: dict) -> dict:
-    """Runs per minute of a grid on a cluster, and whether all came back; "killed": one worker is killed in the middle."""
-    count = config["runs"]
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        cluster(config["workers"]) as address,
-        _at(address),
-        where.executor() as pool,
-    ):
-        victim = count // 2 if config["killed"] and mode() != "smoke" else None
-        began, futures = time.perf_counter(), []
-        for seed in range(count):
-            flag = f"{folder}/killed" if seed == victim else ""
-            futures.append(pool.submit(small_run, seed, config["seconds"], flag))
-        back = sorted(future.result() for future in where.as_completed(pool, futures))
-        taken = time.perf_counter() - began
-    return {
-        "metrics": {"per_minute": 60 * count / taken, "complete": float(back == [*range(count)])}
-    }
-
-
-@contextlib.contextmanager
-def _at(address: str):
-    """NDL_CLUSTER set to an address for a while."""
-    before = os.environ.get("NDL_CLUSTER")
-    os.environ["NDL_CLUSTER"] = address
-    try:
-        yield
-    finally:
-        os.environ.pop("NDL_CLUSTER")
-        if before is not None:
-            os.environ["NDL_CLUSTER"] = before
 
 
 # ------------------------------------------------------------------------------------------------------- tables

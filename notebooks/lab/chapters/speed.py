@@ -27,7 +27,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ndlinear
 
-from .. import memory, timing
+from .. import memory
 from ..counts import sizes
 from ..data import folder
 from ..machine import module_digest, require
@@ -363,56 +363,6 @@ def peer(p: Problem, name: str, backend: str = "inductor") -> Peer:
     return made
 
 
-# How a tensor that reaches a layer may lie in memory
-LAYOUTS = {
-    "dense": torch.randn_like,
-    "of a sum": lambda y: torch.ones(()).expand_as(y),
-    "of a mean over the last axis": lambda y: torch.rand(*y.shape[:-1], 1).expand_as(y),
-    "batch last": lambda y: torch.randn(*y.shape[1:], len(y)).movedim(-1, 0),
-    "strided": lambda y: torch.randn(*y.shape[:-1], 2 * y.shape[-1])[..., ::2],
-}
-SLOW_ONCE = (  # shapes on which an earlier layer was slower than the loop, and three others
-    ((2, 2, 2), (6, 6, 2)),
-    ((2, 5), (32, 32)),
-    ((8, 12), (16, 16)),
-    ((14, 35), (6, 19)),
-    ((5, 2), (32, 32)),
-    ((4, 2), (16, 64)),
-    ((24, 32), (48, 64)),
-    ((1, 1, 64), (1, 1, 64)),
-    ((64, 8, 8), (64, 8, 8)),
-    ((160, 16), (160, 16)),
-)
-
-
-class Loop(nn.Module):
-    """The loop over the modes that anyone would write: each axis is moved to the end, mapped and moved back."""
-
-    def __init__(self, layer: ndlinear.NdLinear):
-        super().__init__()
-        self.align_layers = layer.align_layers
-
-    def forward(self, x: Tensor) -> Tensor:
-        for k, linear in enumerate(self.align_layers, start=-len(self.align_layers)):
-            x = linear(x.movedim(k, -1)).movedim(-1, k)
-        return x
-
-
-def beside_the_loop(config: dict) -> dict[str, Callable[[], object]]:
-    """Calls of a layer and of the loop over its modes, on an input, or with a gradient of the output, of one layout."""
-    made, lie = problem(config), LAYOUTS[config["layout"]]
-    modules = {"ndlinear": made.layer, "loop": Loop(made.layer)}
-    if config["pass"] == "forward":
-        x = lie(made.x.detach())
-        return {name: functools.partial(module, x) for name, module in modules.items()}
-    inputs = [made.x, *made.layer.parameters()]
-    gradient = lie(made.layer(made.x).detach())
-    return {
-        name: lambda module=module: torch.autograd.grad(module(made.x), inputs, gradient)
-        for name, module in modules.items()
-    }
-
-
 # Libraries whose subject is the product with a Kronecker product of small matrices; without biases
 KRONECKER_LIBRARIES = ("pyfastkron", "linear_operator")
 KRONECKER_CASES = (
@@ -461,76 +411,6 @@ def kronecker_peers(p: Problem) -> dict[str, Peer]:
 def has_kronecker_libraries() -> bool:
     """Whether both libraries are installed; they are large, so nothing asks for them by itself."""
     return all(importlib.util.find_spec(name) for name in KRONECKER_LIBRARIES)
-
-
-# What is left of a layer when everything but its products is free
-@torch.no_grad()
-def products_alone(layer: ndlinear.NdLinear, x: Tensor, training: bool) -> Callable[[], list]:
-    """The products of a layer's plan and nothing else: no biases, no autograd, no checks, merged matrices at hand, forward and
-    input gradients into memory at hand. Each product is done in the faster of the ways tried.
-
-    Args:
-        layer: of two axes or more. x: (B, D_1, ..., D_N). training: with the gradients of the input and of every matrix.
-
-    Returns:
-        A function without arguments that computes all products and returns the results, in order: of each step; in training
-        then, from the last step to the first, the gradient of its matrix and of its input, for an upstream gradient of ones.
-    """
-    plan = layer.plan(len(x), training)
-    weights = [weight.detach() for weight in layer.weights]
-    calls, kept = [], []
-    for step in plan.steps:
-        matrix = functools.reduce(torch.kron, [weights[k] for k in step.modes]).contiguous()
-        value = x.detach().reshape(*step.shape)
-        x = value.new_empty(len(value), step.hidden, *value.shape[2:])
-        kept.append((matrix, value, x))
-        calls.append(_fastest(_product_ways(value, matrix, x)))
-    upstream = torch.ones_like(x)
-    for matrix, value, out in reversed(kept if training else []):
-        upstream = upstream.reshape(out.shape)
-        calls.append(_fastest(_gradient_ways(value, upstream)))
-        below = torch.empty_like(value)
-        calls.append(_fastest(_product_ways(upstream, matrix.t(), below)))
-        upstream = below
-
-    @torch.no_grad()
-    def run() -> list:
-        return [call() for call in calls]
-
-    return run
-
-
-def _product_ways(x: Tensor, matrix: Tensor, out: Tensor) -> list[Callable[[], Tensor]]:
-    """(L, D) or (L, D, R) times a matrix (H, D), into (L, H) or (L, H, R)."""
-    if x.ndim == 2:
-        ways = [lambda: torch.mm(x, matrix.t(), out=out), lambda: out.copy_(F.linear(x, matrix))]
-        return [*ways, lambda: torch.mul(x, matrix.t(), out=out)] if x.shape[1] == 1 else ways
-    left, d, right = x.shape
-    many = matrix.expand(left, *matrix.shape)
-
-    def of_a_copy() -> Tensor:
-        flat = F.linear(x.transpose(1, 2).reshape(-1, d), matrix)
-        return out.copy_(flat.view(left, right, -1).transpose(1, 2))
-
-    return [lambda: torch.bmm(many, x, out=out), of_a_copy]
-
-
-def _gradient_ways(x: Tensor, upstream: Tensor) -> list[Callable[[], Tensor]]:
-    """The gradient (H, D) of the matrix of a product."""
-    if x.ndim == 2:
-        return [lambda: upstream.t() @ x, lambda: (x.t() @ upstream).t()]
-
-    def of_a_copy() -> Tensor:
-        rows = upstream.transpose(0, 1).flatten(1)
-        return rows @ x.transpose(0, 1).flatten(1).t()
-
-    return [lambda: torch.bmm(upstream, x.mT).sum(0), of_a_copy]
-
-
-def _fastest(ways: list[Callable]) -> Callable:
-    """The way with the shortest time; so that the first is warm, each is called before."""
-    times = timing.rounds(dict(enumerate(ways)), 3, at_least=1e-3)
-    return ways[min(times, key=lambda k: np.median(times[k]))]
 
 
 def problem(config: dict) -> Problem:
@@ -624,28 +504,6 @@ def yardsticks(p: Problem, size: int = 1024) -> dict[str, Callable]:
 def min_macs(dims, hidden) -> int:
     """Multiply-adds per sample in the cheapest order."""
     return ndlinear.count_macs(dims, hidden, ndlinear.cheapest_order(dims, hidden))
-
-
-def roofline(row, size: int = 1024) -> float:
-    """Microseconds that a case takes at least at the speed of the yardsticks of its row: arithmetic or memory, whichever is more.
-
-    Forward: C multiply-adds a sample in the cheapest order, X read and Y written. Training: three times the multiply-adds; X and the
-    gradient of Y read once more and the gradient of X written.
-    """
-    dims, hidden = sizes(row["dims"]), sizes(row["hidden"])
-    x, y, macs = math.prod(dims), math.prod(hidden), min_macs(dims, hidden)
-    work, moved = (1, 1) if row["pass"] == "forward" else (3, (3 * x + 2 * y) / (x + y))
-    return max(work * macs * row["batch"] / size**3 * row["gemm"], moved * row["copy"])
-
-
-def closeness(runs: pd.DataFrame, names) -> pd.DataFrame:
-    """Roofline / time of the peers in ``names``: one row per case, one column per peer and pass; medians over the repeats."""
-    limits = runs.apply(roofline, axis=1)
-    found = runs.assign(**{name: limits / runs[name] for name in names}).groupby(
-        ["case", "pass"], sort=False
-    )[[*names]]
-    wide = found.median().unstack("pass").reindex(runs["case"].unique())
-    return wide.set_axis([f"{name}, {what}" for name, what in wide.columns], axis=1).reset_index()
 
 
 def ratio_tables(frame: pd.DataFrame, columns, baseline: str, dtype: str = "float32") -> None:

@@ -435,11 +435,6 @@ def reversal(first: tuple, last: tuple) -> bool | None:
     return None if None in signs else signs[0] != signs[1]
 
 
-def monotone(steps: list[tuple[float, float, float]]) -> bool:
-    """Whether every step of the dial lowers the loss, with its interval below zero."""
-    return all(below(step) is True for step in steps)
-
-
 def better_width(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs of each arm at its width of the lowest mean log loss."""
     means = np.log(runs["test_loss"]).groupby([runs["arm"], runs["width"]]).mean()
@@ -501,9 +496,7 @@ TREE = {
     "operations": "blocks",
     "parameters": "ndlinear",
     "": "dense",
-}  # what it said was scarce -> its advice
-FIRST = TREE | {"operations": "monarch"}  # its first form, which also
-FEW = 500  # advised NdLinear for an input with axes and fewer training samples than this
+}  # what is scarce -> its advice
 
 
 class Scenario(NamedTuple):
@@ -514,7 +507,6 @@ class Scenario(NamedTuple):
     arms: list[str]
     runs: pd.DataFrame
     limit: str  # what is scarce: the question of the decision tree
-    first: str  # what the first form of the tree advised
 
 
 def teacher_scenarios(runs: pd.DataFrame) -> list[Scenario]:
@@ -523,7 +515,7 @@ def teacher_scenarios(runs: pd.DataFrame) -> list[Scenario]:
     for budget, part in runs.groupby("budget", sort=False):
         text = f"{budget:.0e} operations".replace("e+", "e")
         equal = better_width(part[part["arm"].isin(EQUAL_MACS)])
-        found.append(Scenario("teacher", text, EQUAL_MACS, equal, "operations", "monarch"))
+        found.append(Scenario("teacher", text, EQUAL_MACS, equal, "operations"))
     arms = ["ndlinear", *EQUAL_PARAMETERS]
     largest = runs[runs["budget"] == runs["budget"].max()]
     if not set(arms) <= set(largest["arm"]):
@@ -531,11 +523,11 @@ def teacher_scenarios(runs: pd.DataFrame) -> list[Scenario]:
     for width, part in largest.groupby("width"):
         size = part.loc[part["arm"] == "ndlinear", "parameters"].iloc[0]
         text = f"{size:,} parameters, width {width}"
-        found.append(Scenario("teacher", text, arms, part, "parameters", "ndlinear"))
+        found.append(Scenario("teacher", text, arms, part, "parameters"))
     return found
 
 
-def share_scenarios(data: str, runs: pd.DataFrame, samples: int, axes: bool) -> list[Scenario]:
+def share_scenarios(data: str, runs: pd.DataFrame, samples: int) -> list[Scenario]:
     """Task C: for each share of the ``samples`` three budgets, no more operations than Monarch, no more parameters than NdLinear,
     and none."""
     counts = runs.groupby("arm")[["parameters", "macs"]].first()
@@ -549,9 +541,8 @@ def share_scenarios(data: str, runs: pd.DataFrame, samples: int, axes: bool) -> 
         count = round(part * samples)
         for limit, arms in limits.items():
             text = f"equal {limit}" if limit else "no limit"
-            first = "ndlinear" if axes and count < FEW else FIRST[limit]
             title = f"{data}, {count:,} samples"
-            found.append(Scenario(title, text, list(arms), own, limit, first))
+            found.append(Scenario(title, text, list(arms), own, limit))
     return found
 
 
@@ -560,19 +551,19 @@ def picture_scenarios(runs: pd.DataFrame) -> list[Scenario]:
     found = []
     for order, own in runs.groupby("order"):
         most = int(own["samples"].max())
-        found += share_scenarios(f"pixels {order}", own, most, axes=order == "in place")
+        found += share_scenarios(f"pixels {order}", own, most)
     return found
 
 
 def character_scenarios(runs: pd.DataFrame) -> list[Scenario]:
     """Task D: the three budgets; the samples are windows of 64 characters."""
     windows = 16 * int(runs["steps"].iloc[0])
-    return share_scenarios("characters", runs.assign(part=1.0), windows, axes=False)
+    return share_scenarios("characters", runs.assign(part=1.0), windows)
 
 
 def answers(scenarios: Sequence[Scenario]) -> pd.DataFrame:
     """One row for each scenario: the answer, by how many percent the best layer's loss is below the next one's, what the tree
-    advises and what its first form did, and whether that is the best layer or not told apart from it."""
+    advises, and whether that is the best layer or not told apart from it."""
     rows = []
     for scenario in scenarios:
         found = winner(scenario.runs, scenario.arms)
@@ -587,8 +578,6 @@ def answers(scenarios: Sequence[Scenario]) -> pd.DataFrame:
                 "best minus next, %": below_next,
                 "advised": name(advised),
                 "agrees": advised in best,
-                "first": name(scenario.first),
-                "first agrees": scenario.first in best,
             }
         )
     return pd.DataFrame(rows)
@@ -633,14 +622,6 @@ def in_seconds(runs: pd.DataFrame, times: pd.DataFrame) -> pd.DataFrame:
         row["beaten"] = any(found is True for found in ahead)
         row["loss"] = math.exp(row["logs"].mean())
     return pd.DataFrame(rows).drop(columns="logs")
-
-
-def served(best: pd.DataFrame, grid: Sequence[float]) -> pd.Series:
-    """Rule R5, for each arm and width: whether its best rate is at most one step from that of the dense network of width 64."""
-    places = {rate: i for i, rate in enumerate(sorted(grid))}
-    home = places[best["lr"]["dense", BASE]]
-    cells = best.drop(index="dense", level="arm")
-    return cells["lr"].map(lambda rate: abs(places[rate] - home) <= 1)
 
 
 # ----------------------------------------------------------------------------------------------------------------- time

@@ -70,7 +70,7 @@ class Item:
 
 PLAN = (
     Item(
-        "63_behaviour",
+        "evidence/63_behaviour",
         "Whether the layer is right on CUDA at all; a minute, and a wrong answer there would matter more than any time.",
         ("behaviour-gpu",),
         seconds=2,
