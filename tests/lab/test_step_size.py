@@ -265,10 +265,6 @@ def test_windows_do_not_reach_into_the_next_part():
         assert np.allclose(y[:, 0], x[:, -1, -1] + 1, atol=1e-4) and x.shape[1:] == (4, 2)
 
 
-def test_how_far_apart_two_rates_stand():
-    assert step_size.steps_apart(2, 8, [8, 1, 4, 2]) == 2
-
-
 def test_percent_is_of_the_geometric_mean_and_paired():
     a = pd.DataFrame({"seed": [0, 1, 2], "loss": [1.1, 2.2, 4.4]})
     b = pd.DataFrame({"seed": [2, 1, 0], "loss": [4.0, 2.0, 1.0]})

@@ -428,12 +428,6 @@ def rows(name: str, **where) -> pd.DataFrame:
     return frame.reset_index(drop=True)
 
 
-def steps_apart(a: float, b: float, grid: Sequence[float]) -> int:
-    """How many places apart two rates stand in the grid."""
-    places = {rate: i for i, rate in enumerate(sorted(grid))}
-    return abs(places[a] - places[b])
-
-
 def percent(a: pd.DataFrame, b: pd.DataFrame, metric: str) -> tuple[float, float, float]:
     """How much higher a metric is in ``a`` than in ``b``, in percent of the geometric mean, paired by seed, with 95 % interval."""
     logs = np.log(a.set_index("seed")[metric]) - np.log(b.set_index("seed")[metric])
@@ -490,7 +484,7 @@ def served(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     rows_ = []
     for kind, here, there in pairs:
         (a, b), edge = best["lr"][[here, there]], best["edge"][[here, there]].any()
-        near = steps_apart(a, b, grid) <= 1 and not edge
+        near = abs(grid.index(a) - grid.index(b)) <= 1 and not edge
         rows_.append((kind, *here, there[2], there[3], a, b, bool(near)))
     columns = ["kind", *keys, "from network", "from width", "best", "best there", "served"]
     means = runs.groupby([*keys, "lr"])["train_loss"].mean()
