@@ -355,30 +355,23 @@ def reductions(
     return {(f, d, m): reduction(part.loc[(f, d)], m, arm, than, level) for f, d, m in keys}
 
 
-def p_value(
-    runs: pd.DataFrame, metric: str, arms: list[str], least: float = 0.0, than: str = "dense"
-) -> float:
+def p_value(runs: pd.DataFrame, metric: str, arms: list[str], least: float = 0.0) -> float:
     """p-value of the two-sided t test that puts the reduction by an arm below ``least``; the largest of those of ``arms``.
 
     ``arms`` are ways to carry out what the paper leaves open: what is below in one of them alone has the p-value 1.
     """
-    found = [-np.log(ratios(runs, metric, arm, than)) for arm in arms]
+    found = [-np.log(ratios(runs, metric, arm)) for arm in arms]
     return max(p_below(values, -np.log1p(-least)) for values in found)
 
 
 def seeds_needed(
-    runs: pd.DataFrame,
-    metric: str,
-    arm: str,
-    least: float = 0.0,
-    than: str = "dense",
-    level: float = 0.95,
+    runs: pd.DataFrame, metric: str, arm: str, least: float, level: float = 0.95
 ) -> int | None:
     """How many seeds it would take until the interval of the reduction by an arm ended at ``least``.
 
     Mean and spread over seeds are taken to stay what they are; None if `MANY_SEEDS` would not be enough.
     """
-    logs = -np.log(ratios(runs, metric, arm, than))
+    logs = -np.log(ratios(runs, metric, arm))
     distance = abs(logs.mean() + np.log1p(-least))
     for seeds in range(2, MANY_SEEDS + 1):
         if stdtrit(seeds - 1, 0.5 + level / 2) * logs.std(ddof=1) / math.sqrt(seeds) <= distance:

@@ -6,7 +6,6 @@ import copy
 import functools
 import itertools
 import math
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -23,7 +22,7 @@ from ..data import load, split
 from ..page import figures
 from ..records import read
 from ..stats import above, best_rates, interval
-from ..train import Split, chunked, loop, stacked
+from ..train import Split, chunked, loop
 from ..train.rates import factor_rates, layer_shapes, lr_groups
 
 Groups = Callable[[nn.Module], list[dict]]
@@ -265,47 +264,6 @@ def fit_whole(
     return models
 
 
-def fit_stack(
-    make: Callable[[], nn.Module],
-    splits: Sequence[Split],
-    *,
-    seeds: Sequence[int],
-    groups: Groups,
-    loss: Callable,
-    epochs: int,
-    batch_size: int,
-) -> stacked.Stack:
-    """`lab.stacked.fit` with Adam and parameter groups, dropout allowed: with one rate for all, the very same training.
-
-    A member whose loss leaves the numbers goes on; its losses are recorded as `WORST`, and its best epoch is an earlier one
-    (0: the start).
-    """
-    model = make()  # before the seeds are set, so that it takes nothing from their random numbers
-    options = named_options(model, groups(model))
-    skeleton, weights = stacked.members_of(make, seeds, torch.device("cpu"), dropout=True)
-    forward = functools.partial(stacked.forward, skeleton, weights)
-    train_part, val_part = stacked.parts_of(splits, len(seeds), torch.device("cpu"))
-    adam = torch.optim.Adam(_regrouped(weights, options))
-    orders = [torch.Generator().manual_seed(seed) for seed in seeds]
-    kept = {name: value.detach().clone() for name, value in weights.items()}
-    when, lowest = [0] * len(seeds), torch.full((len(seeds),), math.inf)
-    curves: list[list[dict]] = [[] for _ in seeds]
-    began = time.perf_counter()
-    for now in range(1, epochs + 1):
-        skeleton.train()
-        train = stacked.one_epoch(forward, train_part, vmap(loss), adam, orders, batch_size)
-        val = _mean(skeleton.eval(), weights, val_part, loss)
-        better = val < lowest
-        lowest = torch.where(better, val, lowest)
-        stacked.keep(kept, weights, better, when, now)
-        for curve, one, other in zip(curves, _numbers(train), _numbers(val)):
-            curve.append({"epoch": now, "train_loss": one, "val_loss": other})
-    end = {name: value.detach() for name, value in weights.items()}
-    moments = {"best": kept, "end": end}, {"best": when, "end": [epochs] * len(seeds)}
-    seconds = time.perf_counter() - began
-    return stacked.Stack(list(seeds), skeleton, *moments, [False] * len(seeds), seconds, curves)
-
-
 def train_epochs(
     model: nn.Module,
     data: tuple[Tensor, Tensor],
@@ -464,18 +422,10 @@ def forecasts(table: np.ndarray, steps: int, horizon: int, every: int) -> Split:
 def rows(name: str, **where) -> pd.DataFrame:
     """The newest finished rows of another chapter's records that agree with ``where``; values may be lists to choose from."""
     newest = {row["key"]: row for row in read(name) if row["status"] == "ok"}
-    frame = pd.DataFrame(
-        [row["config"] | row["metrics"] | {"curve": row.get("curve")} for row in newest.values()]
-    )
+    frame = pd.DataFrame([row["config"] | row["metrics"] for row in newest.values()])
     for column, wanted in where.items() if len(frame) else ():
         frame = frame[frame[column].isin(wanted if isinstance(wanted, list) else [wanted])]
     return frame.reset_index(drop=True)
-
-
-def steps_apart(a: float, b: float, grid: Sequence[float]) -> int:
-    """How many places apart two rates stand in the grid."""
-    places = {rate: i for i, rate in enumerate(sorted(grid))}
-    return abs(places[a] - places[b])
 
 
 def percent(a: pd.DataFrame, b: pd.DataFrame, metric: str) -> tuple[float, float, float]:
@@ -484,37 +434,32 @@ def percent(a: pd.DataFrame, b: pd.DataFrame, metric: str) -> tuple[float, float
     return tuple(100 * (np.exp(v) - 1) for v in interval(logs.dropna()))
 
 
-def gap(a: pd.DataFrame, b: pd.DataFrame, metric: str) -> tuple[float, float, float]:
-    """How far a metric of ``a`` is above that of ``b``, paired by seed, with 95 % interval: in percent of an error, in points
-    of a share (metrics that begin with "test_")."""
-    if not metric.startswith("test_"):
-        return percent(a, b, metric)
-    return interval(100 * (a.set_index("seed")[metric] - b.set_index("seed")[metric]).dropna())
-
-
 def base_answers(
     runs: pd.DataFrame, metrics: Mapping[str, str], bases: Sequence[float]
 ) -> pd.DataFrame:
-    """NdLinear minus the dense network at one rate, at each common base rate, and, where both were run at all ``bases``,
-    each at its best one (base "best").
+    """NdLinear minus the dense network at one rate, in points of a share with 95 % interval, paired by seed: at each common
+    base rate, and, where both were run at all ``bases``, each at that with the lowest training loss (base "best").
 
     Args:
-        runs: columns dataset, model ("ndlinear", "dense"), rates, lr, seed, select (low is good) and the metrics.
+        runs: columns data, arm ("ndlinear", "dense"), rates, lr, seed, train_loss and the metrics.
         metrics: of each data set.
     """
-    best = best_rates(runs, ["dataset", "model", "rates"], "select")["lr"]
+    best = best_rates(runs, ["data", "arm", "rates"], "train_loss")["lr"]
     found = []
-    ndlinear = runs[runs["model"] == "ndlinear"]
-    for (dataset, rates), ours in ndlinear.groupby(["dataset", "rates"], sort=False):
-        dense = runs[(runs["dataset"] == dataset) & (runs["model"] == "dense")]
+    ndlinear = runs[runs["arm"] == "ndlinear"]
+    for (data, rates), ours in ndlinear.groupby(["data", "rates"], sort=False):
+        dense = runs[(runs["data"] == data) & (runs["arm"] == "dense")]
         pairs = {lr: (lr, lr) for lr in ours["lr"].unique() if lr in set(dense["lr"])}
         if set(bases) <= set(pairs):
-            pairs["best"] = best[dataset, "ndlinear", rates], best[dataset, "dense", "one rate"]
+            pairs["best"] = best[data, "ndlinear", rates], best[data, "dense", "one rate"]
         for base, (a, b) in pairs.items():
-            value = gap(ours[ours["lr"] == a], dense[dense["lr"] == b], metrics[dataset])
-            found.append((dataset, rates, base, a, b, *value, WORDS[above(value)]))
-    columns = ["dataset", "rates", "base", "lr", "dense lr", "mean", "low", "high", "answer"]
-    return pd.DataFrame(found, columns=columns)
+            scores = [
+                some[some["lr"] == lr].set_index("seed")[metrics[data]]
+                for some, lr in ((ours, a), (dense, b))
+            ]
+            value = interval(100 * (scores[0] - scores[1]).dropna())
+            found.append((data, rates, base, *value, WORDS[above(value)]))
+    return pd.DataFrame(found, columns=["data", "rates", "base", "mean", "low", "high", "answer"])
 
 
 # ------------------------------------------------------------------------------------------------- tables and figures
@@ -539,7 +484,7 @@ def served(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     rows_ = []
     for kind, here, there in pairs:
         (a, b), edge = best["lr"][[here, there]], best["edge"][[here, there]].any()
-        near = steps_apart(a, b, grid) <= 1 and not edge
+        near = abs(grid.index(a) - grid.index(b)) <= 1 and not edge
         rows_.append((kind, *here, there[2], there[3], a, b, bool(near)))
     columns = ["kind", *keys, "from network", "from width", "best", "best there", "served"]
     means = runs.groupby([*keys, "lr"])["train_loss"].mean()
