@@ -363,6 +363,56 @@ def peer(p: Problem, name: str, backend: str = "inductor") -> Peer:
     return made
 
 
+# How a tensor that reaches a layer may lie in memory
+LAYOUTS = {
+    "dense": torch.randn_like,
+    "of a sum": lambda y: torch.ones(()).expand_as(y),
+    "of a mean over the last axis": lambda y: torch.rand(*y.shape[:-1], 1).expand_as(y),
+    "batch last": lambda y: torch.randn(*y.shape[1:], len(y)).movedim(-1, 0),
+    "strided": lambda y: torch.randn(*y.shape[:-1], 2 * y.shape[-1])[..., ::2],
+}
+SLOW_ONCE = (  # shapes on which an earlier layer was slower than the loop, and three others
+    ((2, 2, 2), (6, 6, 2)),
+    ((2, 5), (32, 32)),
+    ((8, 12), (16, 16)),
+    ((14, 35), (6, 19)),
+    ((5, 2), (32, 32)),
+    ((4, 2), (16, 64)),
+    ((24, 32), (48, 64)),
+    ((1, 1, 64), (1, 1, 64)),
+    ((64, 8, 8), (64, 8, 8)),
+    ((160, 16), (160, 16)),
+)
+
+
+class Loop(nn.Module):
+    """The loop over the modes that anyone would write: each axis is moved to the end, mapped and moved back."""
+
+    def __init__(self, layer: ndlinear.NdLinear):
+        super().__init__()
+        self.align_layers = layer.align_layers
+
+    def forward(self, x: Tensor) -> Tensor:
+        for k, linear in enumerate(self.align_layers, start=-len(self.align_layers)):
+            x = linear(x.movedim(k, -1)).movedim(-1, k)
+        return x
+
+
+def beside_the_loop(config: dict) -> dict[str, Callable[[], object]]:
+    """Calls of a layer and of the loop over its modes, on an input, or with a gradient of the output, of one layout."""
+    made, lie = problem(config), LAYOUTS[config["layout"]]
+    modules = {"ndlinear": made.layer, "loop": Loop(made.layer)}
+    if config["pass"] == "forward":
+        x = lie(made.x.detach())
+        return {name: functools.partial(module, x) for name, module in modules.items()}
+    inputs = [made.x, *made.layer.parameters()]
+    gradient = lie(made.layer(made.x).detach())
+    return {
+        name: lambda module=module: torch.autograd.grad(module(made.x), inputs, gradient)
+        for name, module in modules.items()
+    }
+
+
 # Libraries whose subject is the product with a Kronecker product of small matrices; without biases
 KRONECKER_LIBRARIES = ("pyfastkron", "linear_operator")
 KRONECKER_CASES = (
