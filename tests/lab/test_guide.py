@@ -42,7 +42,6 @@ ELSEWHERE = {  # runs on the data of a situation that are not its evidence
     "ett-released": "the released script",
     "ett-past": "reads the past of the forecast quantity",
     "step-forecast": "rates for NdLinear with an axis of length one and dense",
-    "vit-depth": "six blocks; no block with two real modes",
     "vit-hundred": "no block with two real modes",
     "vit-teachers": "the teachers",
     "structured-share-rates": "a search of rates",
