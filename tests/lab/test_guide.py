@@ -41,7 +41,6 @@ ELSEWHERE = {  # runs on the data of a situation that are not its evidence
     "ett-tuned-rates": "the search of these rates",
     "ett-released": "the released script",
     "ett-past": "reads the past of the forecast quantity",
-    "vit-depth": "six blocks; no block with two real modes",
     "vit-hundred": "no block with two real modes",
     "vit-teachers": "the teachers",
     "structured-share-rates": "a search of rates",

@@ -240,15 +240,10 @@ def test_sizes_are_those_of_the_models_built(model):
 
 def test_costs_of_one_map_written_out():
     nd = lora.cost(2048, 6144, "ndlinear")  # folds (32, 64) -> (64, 96)
-    in_order = {"1, 2": (64 * 32 * 64, 64 * 64 * 96, 64 * 64)}
-    in_order["2, 1"] = (96 * 64 * 32, 96 * 32 * 64, 96 * 32)
-    cheap = min(in_order.values(), key=lambda order: order[0] + order[1])
-    assert (nd["macs"], nd["kept"]) == (cheap[0] + cheap[1], cheap[2])
-    assert nd["formed"] == 0 and nd["parameters"] == 32 * 64 + 64 * 96
-    product = lora.cost(2048, 6144, "product")
-    assert product["macs"] == product["formed"] == 2048 * 6144 and product["kept"] == 0
-    assert lora.cost(10, 20, "lora", 3) == {"parameters": 90, "macs": 90, "formed": 0, "kept": 3}
-    assert lora.costs("Qwen3-1.7B", "product")["formed"] == 2048 * 6144
+    macs = min(64 * 32 * 64 + 64 * 64 * 96, 96 * 64 * 32 + 96 * 32 * 64)
+    assert nd == {"parameters": 32 * 64 + 64 * 96, "macs": macs}
+    assert lora.cost(2048, 6144, "product")["macs"] == 2048 * 6144
+    assert lora.cost(10, 20, "lora", 3) == {"parameters": 90, "macs": 90}
 
 
 # ----------------------------------------------------------------------------------------------------- tables, drawings
@@ -309,16 +304,8 @@ def test_words_for_a_loss_with_a_margin_and_without(low, high, words, alone):
     assert lora.loss_word((0.0, low, high)) == alone
 
 
-def test_drawings():
+def test_the_printed_differences_beyond_two_errors_are_filled():
     _, axes = plt.subplots(1, 2)
     lora.draw_forest(axes, lora.printed_differences())
     marks = [line for axis in axes for line in axis.lines if line.get_marker() in "o^"]
     assert sum(mark.get_markerfacecolor() not in ("none", "None") for mark in marks) == 8
-    _, axis = plt.subplots()
-    arms = ("ndlinear", "lora-1", "lora-8", "full", "dora-1", "vera-256", "lokr-8-7", "all", "head")
-    lora.draw_runs(axis, made_up_runs(arms), "accuracy", 100)
-    assert [text.get_text() for text in axis.texts] == ["1", "8"], "ranks beside the line of LoRA"
-    assert axis.lines[-1].get_xdata().tolist() == [10, 100]
-    assert axis.lines[-1].get_ydata().tolist() == pytest.approx([81.1, 82.1])
-    named = [line for line in axis.lines if line.get_label()[0] != "_"]
-    assert len({(line.get_marker(), line.get_color()) for line in named}) == 8 == len(named)

@@ -26,8 +26,6 @@ from torch.nn import functional as F
 
 from .. import data
 from ..machine import require
-from ..page import figures
-from ..stats import interval
 from ..train import loop
 
 TIMES = 1000  # steps of the diffusion
@@ -465,14 +463,6 @@ def frechet(a: Tensor, b: Tensor) -> float:
     return float(shift + sum(c.trace() for c in covariances) - 2 * mixed)
 
 
-def expected_bias(variances: Tensor, samples: int) -> float:
-    """Mean Fréchet distance between a normal distribution and ``samples`` draws from it, to first
-    order in 1 / samples. ``variances``: the eigenvalues of its covariance, all positive."""
-    products = variances[:, None] * variances
-    spread = products / (variances[:, None] + variances)
-    return float(variances.sum() + (spread.sum() + spread.trace()) / 2) / samples
-
-
 def neighbourhoods(real: Tensor, made: Tensor, nearest: int = 5) -> dict[str, float]:
     """Precision and recall (Kynkäänniemi et al. 2019), density and coverage (Naeem et al. 2020).
 
@@ -639,13 +629,7 @@ def distance(
 
 
 # -------------------------------------------------------------------------------------- the pictures
-ARMS = {  # look of an arm, and what a reader calls it
-    "dense": ("dense", "dense"),
-    "ndlinear": ("ndlinear", "NdLinear"),
-    "collapsed": ("dense-width", "dense, NdLinear's start"),
-    "narrow": ("dense-params", "MLP of ratio 1"),
-    "nd-mlp": ("released", "NdLinear MLP"),
-}
+NAMES = {"dense": "dense", "ndlinear": "NdLinear"}  # arms of the figure
 
 
 def one_of_each(name: str = "digits") -> list[str]:
@@ -657,7 +641,7 @@ def one_of_each(name: str = "digits") -> list[str]:
 def recorded_digits(rows: list[dict], wanted: list[tuple[str, int]]) -> dict[str, list[str]]:
     """Recorded samples of some arms and seeds, by the name of their network."""
     found = {(row["config"]["arm"], row["seed"]): row["samples"] for row in rows}
-    return {f"{ARMS[arm][1]}, seed {seed}": found[arm, seed] for arm, seed in wanted}
+    return {f"{NAMES[arm]}, seed {seed}": found[arm, seed] for arm, seed in wanted}
 
 
 def draw_digits(axis, rows: dict[str, list[str]]) -> None:
@@ -674,16 +658,6 @@ def draw_digits(axis, rows: dict[str, list[str]]) -> None:
     axis.set_xlabel("class asked for")
     for side in axis.spines.values():
         side.set_visible(False)
-
-
-def draw_arms(axis, runs, metric: str) -> None:
-    """Every seed of every arm as a point, with mean and interval."""
-    present = [arm for arm in ARMS if arm in set(runs["arm"])]
-    for x, arm in enumerate(present):
-        values = runs[runs["arm"] == arm][metric]
-        ends = interval(values)[1:] if len(values) > 2 else ()
-        figures.seeds(axis, x, values, ARMS[arm][0], *ends)
-    axis.set_xticks(range(len(present)), [ARMS[arm][1].replace(", ", ",\n") for arm in present])
 
 
 def in_both(runs: pd.DataFrame, arm: str, base: str) -> pd.DataFrame:

@@ -27,7 +27,6 @@ from ..data.files import DataError, File, cache_folder, find, obtain, verified, 
 from ..machine import require
 from ..modes import mode
 from ..page import figures
-from ..page.facts import fact, facts
 from ..stats import (
     above,
     at_best_rates,
@@ -442,9 +441,9 @@ def word(found: tuple[float, float, float]) -> str:
     return ", ".join(words) or "undecided"
 
 
-def overview(runs: pd.DataFrame, name: str, how: str) -> pd.DataFrame:
-    """All arms on one data set: parameters, multiply-adds and scores in percent, with the ends of their intervals."""
-    at = runs[(runs["data"] == name) & (runs["split"] == how)]
+def overview(runs: pd.DataFrame, name: str) -> pd.DataFrame:
+    """All arms on the official parts of a data set: parameters, multiply-adds, scores in percent with their intervals."""
+    at = runs[(runs["data"] == name) & (runs["split"] == "official")]
     at = at.assign(**{metric: 100 * at[metric] for metric in METRICS})
     table = summary(at, ["arm", "parameters", "macs"], list(METRICS)).drop(columns="n")
     return table.assign(arm=table["arm"].map(NAMES))
@@ -464,31 +463,6 @@ def comparisons(runs: pd.DataFrame, how: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def beside(runs: pd.DataFrame) -> pd.DataFrame:
-    """The paper's table, row by row, with the same head on frozen features beside it."""
-    rows = []
-    for name, title in SETS.items():
-        for method, arm in (("Linear", "dense"), ("NdLinear", "ndlinear")):
-            at = runs[(runs["data"] == name) & (runs["split"] == "official")]
-            at = at[at["arm"] == arm]
-            ours = {m: "{:.4f} [{:.4f}, {:.4f}]".format(*interval(at[m])) for m in METRICS[:3]}
-            said = facts("text_classify", dataset=title, method=method).set_index("metric")
-            rows.append(
-                {
-                    "set": title,
-                    "head": method,
-                    "parameters, printed": said["printed"]["params"],
-                    "here": at["parameters"].iloc[0],
-                    "accuracy, printed": said["printed"]["accuracy"],
-                    "here, frozen": ours["accuracy"],
-                    "ROC-AUC, printed": said["printed"]["roc_auc"],
-                    "here, from labels": ours["auc_labels"],
-                    "here, from scores": ours["auc"],
-                }
-            )
-    return pd.DataFrame(rows)
-
-
 def survives(gaps: list[pd.Series]) -> list[bool]:
     """Which of several differences are told from zero, on either side, by Holm's procedure at 5 % over all of them."""
     p_values = [min(p_below(gap), p_below(-gap)) for gap in gaps]
@@ -498,7 +472,7 @@ def survives(gaps: list[pd.Series]) -> list[bool]:
 MARKS = {"accuracy": ("accuracy", "o", -0.14), "auc": ("ROC-AUC from scores", "^", 0.14)}
 
 
-def draw_differences(axes, runs: pd.DataFrame, how: str = "official") -> None:
+def draw_differences(axes, runs: pd.DataFrame) -> None:
     """The differences of `PAIRS` in points with 95 % intervals, a panel for each data set, accuracy and ROC-AUC from scores.
 
     Filled where the difference is told from zero by Holm's procedure over all pairs and sets of its measure.
@@ -506,7 +480,7 @@ def draw_differences(axes, runs: pd.DataFrame, how: str = "official") -> None:
     keys = [(name, pair) for name in SETS for pair in PAIRS]
     hue = figures.colour("ndlinear")
     for metric, (label, mark, shift) in MARKS.items():
-        gaps = [against(runs, *pair, metric, name, how) for name, pair in keys]
+        gaps = [against(runs, *pair, metric, name) for name, pair in keys]
         for (name, pair), gap, kept in zip(keys, gaps, survives(gaps)):
             axis, y = axes[list(SETS).index(name)], PAIRS.index(pair) + shift
             look = {"fmt": mark, "mfc": hue if kept else "none"}
@@ -519,24 +493,6 @@ def draw_differences(axes, runs: pd.DataFrame, how: str = "official") -> None:
         axis.set_title(title, fontsize=10)
         axis.set(xlabel="difference in points")
     axes[0].figure.legend(loc="outside upper center", ncols=2, fontsize=9)
-
-
-def draw_accuracies(axes, runs: pd.DataFrame) -> None:
-    """Accuracy of the arms on the development parts, a panel for each data set; stars: printed, for fine-tuned BERT."""
-    arms = [arm for arm in NAMES if arm not in ("ndlinear (1, 1)", "ndlinear (4, 4)")]
-    star = figures.key("paper")
-    for axis, (name, title) in zip(axes, SETS.items()):
-        at = runs[(runs["data"] == name) & (runs["split"] == "official")]
-        for place, arm in enumerate(arms):
-            values = at[at["arm"] == arm]["accuracy"]
-            kind = "ndlinear" if arm.startswith("ndlinear") else arm.removesuffix(" ReLU")
-            figures.seeds(axis, place, values, kind, *interval(values)[1:])
-        for arm, method in (("dense", "Linear"), ("ndlinear", "NdLinear")):
-            value = fact("text_classify", dataset=title, method=method, metric="accuracy")
-            axis.plot(arms.index(arm) - 0.22, value, ms=10, ls="none", **star)
-        axis.set_xticks(range(len(arms)), [NAMES[arm] for arm in arms], fontsize=8)
-        axis.tick_params(axis="x", rotation=90)
-        axis.set(ylabel=f"accuracy, {title}")
 
 
 # bound on the rank: the head that has it

@@ -295,18 +295,11 @@ def shares(matrix: Tensor, fold: tuple, most: int = 8) -> np.ndarray:
 CROSSED = (1, 2, 4, 8, 16)
 
 
-def one_term(matrix: Tensor) -> dict[str, float]:
-    """Share of the energy of a matrix (outputs, inputs) that one term keeps, fold by fold."""
-    outputs, inputs = matrix.shape
-    folds = {f"crossed_{k}": crossed(inputs, outputs, k) for k in CROSSED}
-    folds["square"] = square(inputs, outputs)
-    return {name: float(shares(matrix, fold)[0]) for name, fold in folds.items()}
-
-
-def noise_shares() -> pd.Series:
-    """What one term keeps of white noise, fold by fold: mean over the six maps of a block of the encoder."""
-    block = [(384, 384)] * 4 + [(1536, 384), (384, 1536)]  # (outputs, inputs)
-    return pd.DataFrame([one_term(torch.randn(*shape)) for shape in block]).mean()
+def noise_share() -> float:
+    """What one near-square term keeps of white noise: mean over the six maps of a block of the encoder."""
+    block = [(384, 384)] * 4 + [(1536, 384), (384, 1536)]  # (inputs, outputs)
+    noise = {fold: torch.randn(fold[1], fold[0]) for fold in block}
+    return float(np.mean([shares(noise[fold], square(*fold))[0] for fold in block]))
 
 
 def update_shares(before: Mapping[str, Tensor], model: nn.Module) -> dict[str, float]:
@@ -357,25 +350,6 @@ NAMES = {
     "full": "all maps",
     "all": "all weights",
 }
-LOOKS = {"full": "dense", "ndlinear": "ndlinear", "ndlinear-released": "released", "head": "linear"}
-PEERS = {  # kinds of arms that no other chapter draws
-    "dora": {"marker": "s", "color": "#56b4e9"},
-    "vera": {"marker": "P", "color": "#7b6bb5"},
-    "all": {"marker": "X", "color": "#5a7fd6"},
-}
-ASIDE = {
-    "lokr-8-7": 0.8,
-    "ndlinear": 0.9,
-    "ndlinear-released": 1.2,
-}  # beside arms of about the same size
-
-
-def _style(arm: str) -> dict:
-    """Marker and colour of an arm: those of its method in the book's figures, where it has one."""
-    kind = arm.partition("-")[0]
-    if kind in PEERS:
-        return PEERS[kind]
-    return figures.key(LOOKS.get(arm, kind))
 
 
 def overview(runs: pd.DataFrame) -> pd.DataFrame:
@@ -412,44 +386,21 @@ def loss_word(found: tuple[float, float, float], margin: float = 0.0) -> str:
     return ", ".join(words) or "undecided"
 
 
-def against(runs: pd.DataFrame, arm: str = "ndlinear", margin: float = 0.0) -> pd.DataFrame:
-    """Accuracy, if any, and loss of an arm minus those of each other arm, seed by seed, and what that means by the rule."""
+def against(runs: pd.DataFrame, margin: float = 0.0) -> pd.DataFrame:
+    """Accuracy, if any, and loss of NdLinear-LoRA minus those of each other arm, seed by seed, and what the rule says."""
     rows = []
     for other in dict.fromkeys(runs["arm"]):
-        if other == arm:
+        if other == "ndlinear":
             continue
         row = {"against": NAMES[other]}
         if "accuracy" in runs:
-            points = tuple(100 * end for end in paired(runs, "accuracy", arm, other))
+            points = tuple(100 * end for end in paired(runs, "accuracy", "ndlinear", other))
             row["points"] = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*points)
             row["by accuracy"] = word(points)
-        nats = paired(runs, "loss", arm, other)
+        nats = paired(runs, "loss", "ndlinear", other)
         row["loss"] = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*nats)
         rows.append(row | {"by loss": loss_word(nats, margin)})
     return pd.DataFrame(rows)
-
-
-def draw_runs(axis, runs: pd.DataFrame, metric: str = "accuracy", factor: float = 1.0) -> None:
-    """A metric of each arm against its trained parameters, the latter on a log axis; every seed a point.
-
-    The ranks of LoRA are one line with the ranks beside it; arms of about the same size are drawn side by side (`ASIDE`).
-    """
-    line = []
-    for arm, at in runs.groupby("arm", sort=False):
-        style, low_rank = _style(arm), arm.startswith("lora-")
-        x = at["parameters"].iloc[0] * ASIDE.get(arm, 1.0)
-        mean, low, high = interval(factor * at[metric])
-        axis.plot([x] * len(at), factor * at[metric], ls="none", alpha=0.4, ms=3, **style)
-        axis.plot([x, x], [low, high], color=style["color"], lw=1.5)
-        label = None if low_rank and line else NAMES[arm].partition(", rank")[0]
-        axis.plot(x, mean, ls="none", ms=7, label=label, **style)
-        if low_rank:
-            rank = arm.removeprefix("lora-")
-            axis.annotate(rank, (x, mean), (6, 4), textcoords="offset points", fontsize=8)
-            line.append((x, mean))
-    if line:
-        axis.plot(*zip(*sorted(line)), color=figures.colour("lora"), lw=1)
-    axis.set(xscale="log", xlabel="trained parameters")
 
 
 def draw_gaps(axis, tasks: Mapping[str, pd.DataFrame]) -> None:
@@ -534,34 +485,24 @@ def decoder_maps(model: str) -> list[tuple[int, int]]:
 
 
 def cost(inputs: int, outputs: int, kind: str, rank: int = 0) -> dict[str, int]:
-    """Numbers of an adapter of one map, by counting.
+    """Parameters, and multiply-adds for one token, of an adapter of one map, by counting.
 
     Args:
         kind: "ndlinear" (factors applied one after the other, in the cheaper order), "product" (LoKr as peft 0.21 runs it: the
             product of the factors is formed in each forward pass and applied as a dense matrix), or "lora".
-
-    Returns:
-        ``parameters``; ``macs``: multiply-adds for one token; ``formed``: numbers of the weight that a forward pass forms, each
-        with one multiplication, whatever the number of tokens; ``kept``: numbers between the factors that a token keeps for
-        the backward pass.
     """
     if kind == "lora":
         size = rank * (inputs + outputs)
-        return {"parameters": size, "macs": size, "formed": 0, "kept": rank}
+        return {"parameters": size, "macs": size}
     dims, hidden = square(inputs, outputs)
     parameters = sum(d * h for d, h in zip(dims, hidden))
     if kind == "product":
-        dense = inputs * outputs
-        return {"parameters": parameters, "macs": dense, "formed": dense, "kept": 0}
-    orders = {order: count_macs(dims, hidden, order) for order in ((0, 1), (1, 0))}
-    first = min(orders, key=orders.get)[0]
-    kept = hidden[first] * dims[1 - first]
-    return {"parameters": parameters, "macs": min(orders.values()), "formed": 0, "kept": kept}
+        return {"parameters": parameters, "macs": inputs * outputs}
+    macs = min(count_macs(dims, hidden, order) for order in ((0, 1), (1, 0)))
+    return {"parameters": parameters, "macs": macs}
 
 
 def costs(model: str, kind: str, rank: int = 0) -> dict[str, int]:
-    """`cost`, summed over the maps of a whole model; ``formed`` is that of the largest map."""
-    layers = DECODERS[model]["layers"]
+    """`cost`, summed over the maps of a whole model."""
     found = [cost(*sizes, kind, rank) for sizes in decoder_maps(model)]
-    total = {key: layers * sum(one[key] for one in found) for key in found[0]}
-    return total | {"formed": max(one["formed"] for one in found)}
+    return {key: DECODERS[model]["layers"] * sum(one[key] for one in found) for key in found[0]}

@@ -345,11 +345,6 @@ def differences(runs: pd.DataFrame, arm: str, over: str) -> pd.Series:
     return stats.differences(runs[runs["seed"].isin(both)], "score", arm, over)
 
 
-def versus(runs: pd.DataFrame, arm: str, over: str) -> tuple[float, float, float]:
-    """Mean and 95 % t interval of `differences`."""
-    return interval(differences(runs, arm, over))
-
-
 def overview(runs: pd.DataFrame, over: str = "NdLinear") -> pd.DataFrame:
     """One row per arm, by score: counts, number of seeds, mean score, difference to one of them;
     the last two with intervals."""
@@ -359,7 +354,7 @@ def overview(runs: pd.DataFrame, over: str = "NdLinear") -> pd.DataFrame:
         .reset_index()
         .merge(summary(runs, "arm", "score"))
     )
-    rows = [(arm, *versus(runs, arm, over)) for arm in table["arm"] if arm != over]
+    rows = [(arm, *interval(differences(runs, arm, over))) for arm in table["arm"] if arm != over]
     columns = ["arm", "difference", "difference_low", "difference_high"]
     return table.merge(pd.DataFrame(rows, columns=columns), how="left").sort_values("score")
 
@@ -381,17 +376,3 @@ def draw_arms(axes, runs: pd.DataFrame) -> None:
         axis.tick_params(axis="x", rotation=90)
         axis.set(ylabel=title)
     axes[0].legend(fontsize=8)
-
-
-def draw_curves(axes, protocols: dict[str, pd.DataFrame], arms: list[str]) -> None:
-    """Validation score after every epoch, a panel for each protocol, a line for each split."""
-    for axis, (title, runs) in zip(axes, protocols.items()):
-        for arm in arms:
-            for i, curve in enumerate(runs[runs["arm"] == arm]["curve"]):
-                look = {"color": figures.colour(NAMES[arm][1]), "label": None if i else arm}
-                points = pd.DataFrame(curve)
-                axis.plot(points["epoch"], points["val_score"], lw=1, alpha=0.7, **look)
-        axis.set(xlabel="epoch")
-        axis.set_title(title, fontsize=10)
-    axes[0].set(ylabel="validation accuracy")
-    axes[0].legend(fontsize=8, loc="lower right")
