@@ -156,7 +156,7 @@ class NdLinear(nn.Module):
 
     Attributes:
         order: the modes in the order that defines what the biases do.
-        execution_order: the modes in the order with the fewest multiply-adds.
+        execution_order: the modes in the order of fewest multiply-adds; `order` if sequential.
         approximation: a `KroneckerFit` in a layer made by `from_linear`, else None.
 
     Raises:
@@ -190,10 +190,6 @@ class NdLinear(nn.Module):
         dims, hidden = _shapes(input_dims, hidden_size)
         if init not in ("linear", "paper", "unit"):
             raise ValueError(f'init must be "linear", "paper" or "unit", got {init!r}')
-        if execution not in ("planned", "recompute", "sequential"):
-            raise ValueError(
-                f'execution must be "planned", "recompute" or "sequential", got {execution!r}'
-            )
         self.input_dims = dims
         self.hidden_size = hidden
         self.transform_outer = bool(transform_outer)
@@ -321,6 +317,10 @@ class NdLinear(nn.Module):
             raise AttributeError(
                 f"{name} of an NdLinear is fixed: what it computes was planned for it; "
                 "build a new layer and load the state_dict of this one"
+            )
+        if name == "execution" and value not in ("planned", "recompute", "sequential"):
+            raise ValueError(
+                f'execution must be "planned", "recompute" or "sequential", got {value!r}'
             )
         super().__setattr__(name, value)
 
@@ -620,6 +620,8 @@ def nearest_kronecker(
     ([torch.Size([3, 4]), torch.Size([2, 5])], True)
     """
     dims, hidden = _shapes(input_dims, hidden_size, rank)
+    if not (matrix.is_floating_point() or matrix.is_complex()):
+        raise TypeError(f"factors of {matrix.dtype} would be rounded: give matrix.double()")
     exact = torch.complex128 if matrix.is_complex() else torch.float64
     tensor = rearrange(matrix.detach().to(exact), dims, hidden)
     enough = tensor.numel() // max(tensor.shape)
@@ -1025,7 +1027,7 @@ def _summed(layer: NdLinearSum, x: Tensor) -> Tensor | None:
     Where it costs fewer multiply-adds, the terms are added up to one matrix. Else those of one mode
     are stacked and those of the other stand side by side, so that its product also adds them up.
     """
-    if len(layer.input_dims) != 2 or torch.compiler.is_compiling():
+    if len(layer.input_dims) != 2 or torch.compiler.is_compiling() or isinstance(x, fx.Proxy):
         return None
     weights = []
     for term in layer.terms:
@@ -1236,16 +1238,16 @@ def _shapes(input_dims: Shape, hidden_size: Shape, rank: int = 1) -> tuple[Sizes
         ) from None
     if not dims or len(dims) != len(hidden) or min(*dims, *hidden, rank) < 1:
         raise ValueError(
-            f"{given} must be positive and equally many sizes "
-            "(an axis that is to vanish gets size 1)"
+            f"{given} must be positive, equally many sizes (an axis that vanishes gets size 1)"
         )
     return dims, hidden
 
 
 def _order(order: Shape | None, n: int) -> Shape:
-    if order is not None and sorted(order) != list(range(n)):
-        raise ValueError(f"order {tuple(order)} must list each of the modes {tuple(range(n))} once")
-    return range(n) if order is None else order
+    order = tuple(range(n) if order is None else order)
+    if sorted(order) != list(range(n)):
+        raise ValueError(f"order {order} must list each of the modes {tuple(range(n))} once")
+    return order
 
 
 _NO_ARITHMETIC = frozenset(
@@ -1294,7 +1296,5 @@ def _check_mixed(x: Tensor, weight: Tensor) -> None:
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
     if x.device != weight.device or not (floats and autocast):
         ours, theirs = (f"{tuple(t.shape)} {t.dtype} on {t.device}" for t in (x, weight))
-        raise TypeError(
-            f"input {ours} and weight {theirs} do not mix: convert one with .to(), or use "
-            "torch.autocast"
-        )
+        cure = ".to(), or use torch.autocast" if floats and x.device == weight.device else ".to()"
+        raise TypeError(f"input {ours} and weight {theirs} do not mix: convert one with {cure}")

@@ -50,6 +50,11 @@ def test_in_a_transformer_encoder_and_in_attention(training):
         assert all(p.grad is not None for p in block.self_attn.out_proj.parameters())
 
 
+def test_fx_traces_a_sum_of_two_modes():
+    layer, x = nd.NdLinearSum((4, 5), (3, 2), 2), torch.randn(7, 4, 5)
+    torch.testing.assert_close(torch.fx.symbolic_trace(layer)(x), layer(x))
+
+
 def test_fx_traces_it_mode_by_mode_or_as_a_leaf():
     class Tracer(torch.fx.Tracer):
         def is_leaf_module(self, module, name):

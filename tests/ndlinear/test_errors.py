@@ -89,6 +89,26 @@ def test_init_names():
         )
 
 
+def test_an_execution_that_does_not_exist_is_refused_at_any_time():
+    layer = nd.NdLinear((4,), (3,))
+    for call in (
+        lambda: nd.NdLinear((4,), (3,), execution="squential"),
+        lambda: setattr(layer, "execution", "squential"),
+    ):
+        check(ValueError, call, ["squential", '"planned", "recompute" or "sequential"'])
+
+
+def test_factors_of_integers_would_be_rounded():
+    matrix = torch.ones(6, 20, dtype=torch.int32)
+    check(TypeError, lambda: nd.nearest_kronecker(matrix, (4, 5), (3, 2)), ["int32", "double()"])
+
+
+def test_an_order_may_be_an_iterator():
+    weights, x = [torch.randn(3, 4), torch.randn(2, 5)], torch.randn(7, 4, 5)
+    assert nd.ndlinear(x, weights, order=reversed((0, 1))).shape == (7, 3, 2)
+    assert nd.count_macs((4, 5), (3, 2), reversed((0, 1))) == nd.count_macs((4, 5), (3, 2), (1, 0))
+
+
 # --------------------------------------------------------------------------------------------------------------- inputs
 SHAPES = {
     "wrong last size": (7, 4, 6),
