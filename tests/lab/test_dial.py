@@ -240,21 +240,17 @@ def test_another_reading_counts_as_a_condition(text, linear, answer):
     assert dial.over_readings({"text": text, "linear": linear}) == answer
 
 
-def test_panels_draw_every_run_the_crossing_and_the_printed_ends(runs):
-    _, axes = plt.subplots(2, 2)
-    plain, moved, _, below = axes.flat
-    dial.panels(axes, runs, ("linear", "linear-scrambled"), (1 / 49, 64), printed=0.45)
-    points = [line for line in moved.lines if line.get_linestyle() == "None"]
-    assert sum(len(line.get_xdata()) for line in points) == 30
-    assert (len(plain.patches), len(moved.patches)) == (0, 1)  # the linear parts never cross
-    found = [line.get_ydata() for line in below.lines if line.get_linestyle() == "None"]
+def test_the_band_has_every_seed_the_means_and_the_printed_ends(runs):
+    _, axis = plt.subplots()
+    dial.band(axis, runs, "linear-scrambled", (1 / 49, 64), printed=0.45)
+    found = [line.get_ydata() for line in axis.lines if line.get_linestyle() == "None"]
     assert [len(values) for values in found] == [3] * 5 + [2] and list(found[-1]) == [1 / 49, 64]
-    mean = next(line.get_ydata() for line in below.lines if line.get_linestyle() == "-")
+    mean = next(line.get_ydata() for line in axis.lines if line.get_linestyle() == "-")
     assert list(mean) == pytest.approx([0.102, 3.06, 51], rel=0.01)
-    low, high = below.collections[0].get_paths()[0].get_extents().get_points()[:, 1]
+    low, high = axis.collections[0].get_paths()[0].get_extents().get_points()[:, 1]
     assert low < 0.102 and high > 51
-    dial.band(below, runs[runs["seed"] == 0], "linear-scrambled", (1 / 49, 64), printed=0.45)
-    assert len(below.collections) == 1  # one seed: no band
+    dial.band(axis, runs[runs["seed"] == 0], "linear-scrambled", (1 / 49, 64), printed=0.45)
+    assert len(axis.collections) == 1  # one seed: no band
 
 
 @pytest.fixture

@@ -119,25 +119,15 @@ def along_rays(sigma: float) -> tuple[float, float]:
 
 
 def costs(arm: str, size: int | tuple[int, ...], depth: int) -> dict[str, int]:
-    """Parameters and multiply-adds per sample (1 = 2 FLOPs) of `network`.
-
-    ``forward``: modes in the defined order 1..N; ``cheapest``: each layer in its cheapest order;
-    ``training``: forward and backward in that order; every product costs two more backwards, the
-    first one alone, as nobody asks for the gradient of the inputs.
-    """
+    """Parameters of `network` and its multiply-adds per sample (1 = 2 FLOPs), each layer in its "cheapest" order."""
     if arm == "dense":
         sizes = [INPUTS, *[size] * (depth - 1), 1]
         layers = [((a,), (b,)) for a, b in itertools.pairwise(sizes)]
     else:
         layers = list(itertools.pairwise([DIMS, *[tuple(size)] * (depth - 1), (1,) * len(size)]))
-    orders = [cheapest_order(d, h) for d, h in layers]
-    cheapest = sum(count_macs(d, h, order) for (d, h), order in zip(layers, orders))
-    first = orders[0][0]
     return {
         "parameters": sum(count_parameters(d, h) for d, h in layers),
-        "forward": sum(count_macs(d, h) for d, h in layers),
-        "cheapest": cheapest,
-        "training": 3 * cheapest - math.prod(layers[0][0]) * layers[0][1][first],
+        "cheapest": sum(count_macs(d, h, cheapest_order(d, h)) for d, h in layers),
     }
 
 
@@ -263,16 +253,6 @@ def pair_table(answers: pd.DataFrame, **columns: tuple[pd.DataFrame, pd.Series])
     return shown
 
 
-def two_settings(small: pd.DataFrame, large: pd.DataFrame, dense: pd.Series) -> pd.DataFrame:
-    """The pairs with 1,000 and with 1,200 training samples side by side, and the dense error beside the printed one."""
-    shown = pair_names(large.index)
-    shown["1,000 samples"], shown["1,200 samples"] = percent(small), percent(large)
-    for name, frame in (("dense, 1,000", small), ("dense, 1,200", large)):
-        shown[name] = 1e3 * frame["dense"].to_numpy()
-    shown["dense, printed"] = 1e3 * dense.loc[large.index].to_numpy()
-    return shown
-
-
 def rank_correlation(
     runs: pd.DataFrame, x: str, y: str, level: float = 0.95
 ) -> tuple[float, float, float]:
@@ -353,24 +333,8 @@ def normalised(runs: pd.DataFrame, when: str, samples: int) -> pd.DataFrame:
     return pd.DataFrame(values | {"AveEntropy": runs[f"{when}_ave_entropy"]})
 
 
-def entropies(runs: pd.DataFrame, samples: int) -> pd.DataFrame:
-    """`normalised` entropies before and after training, "0.78 → 0.75", means over difficulties and
-    seeds: one row per network."""
-    keys, means = ["arm", "width", "depth"], []
-    for when in ("init", "end"):
-        values = normalised(runs, when, samples).join(runs[["sigma", *keys]])
-        means.append(
-            values.groupby(["sigma", *keys], sort=False).mean().groupby(keys, sort=False).mean()
-        )
-    text = means[0].map("{:.2f}".format) + " → " + means[1].map("{:.2f}".format)
-    text.insert(
-        0, "network, depth", [f"{label(arm)} {width}, {depth}" for arm, width, depth in text.index]
-    )
-    return text
-
-
 def opponents(runs: pd.DataFrame, fair: dict[tuple[int, int], dict[str, int]]) -> pd.DataFrame:
-    """`against` for all difficulties and the dense networks of ``fair``, as a table of text."""
+    """`against` for all difficulties and the dense networks of ``fair``, as a table of text; their units in brackets."""
     rows = []
     for sigma in sorted(runs["sigma"].unique()):
         for (width, depth), widths in fair.items():
@@ -378,7 +342,7 @@ def opponents(runs: pd.DataFrame, fair: dict[tuple[int, int], dict[str, int]]) -
             for name, opponent in widths.items():
                 found = against(runs, sigma, width, depth, opponent)
                 text = "{:+.0f} [{:+.0f}, {:+.0f}]".format(*found) if found else "not run"
-                row[f"equal {name}"] = text
+                row[f"equal {name}"] = f"({opponent}) {text}"
             rows.append(row)
     return pd.DataFrame(rows)
 

@@ -380,16 +380,13 @@ def of(runs: pd.DataFrame, reading: str) -> pd.DataFrame:
     return runs[(runs["reading"] == reading) | shared]
 
 
-def log_ratios(
-    runs: pd.DataFrame, reading: str, over: str = "ndlinear", under: str = "dense"
-) -> pd.DataFrame:
-    """Logarithm of one model's test error over another's on the same data: one row per seed, one
-    column per alpha."""
+def log_ratios(runs: pd.DataFrame, reading: str) -> pd.DataFrame:
+    """Logarithm of NdLinear's test error over the dense network's on the same data: one row per seed, one column per alpha."""
     wide = of(runs, reading).pivot(index=["seed", "alpha"], columns="model", values="test_mse")
-    return np.log(wide[over] / wide[under]).dropna().unstack()
+    return np.log(wide["ndlinear"] / wide["dense"]).dropna().unstack()
 
 
-def ends(runs: pd.DataFrame, level: float = 0.95) -> pd.DataFrame:
+def ends(runs: pd.DataFrame) -> pd.DataFrame:
     """Both ends of the dial in each reading that has runs: geometric mean errors, and their ratio
     with a t interval of its logarithm."""
     rows = []
@@ -401,7 +398,7 @@ def ends(runs: pd.DataFrame, level: float = 0.95) -> pd.DataFrame:
                 math.exp(np.log(at[at["model"] == m]["test_mse"]).mean())
                 for m in ("ndlinear", "dense")
             ]
-            rows.append((reading, alpha, *errors, *np.exp(interval(logs[alpha], level=level))))
+            rows.append((reading, alpha, *errors, *np.exp(interval(logs[alpha]))))
     names = ["reading", "alpha", "ndlinear", "dense", "ratio", "ratio_low", "ratio_high"]
     return pd.DataFrame(rows, columns=names)
 
@@ -421,31 +418,11 @@ def over_readings(answers: dict[str, bool | None]) -> tuple[bool | None, bool | 
     return (False, True) if one else (one, None)
 
 
-def along(runs: pd.DataFrame, reading: str, over: str = "ndlinear") -> pd.DataFrame:
-    """Error of a model over that of the dense network at each alpha: geometric mean and 95 % t interval over seeds."""
-    gaps = log_ratios(runs, reading, over)
+def along(runs: pd.DataFrame, reading: str) -> pd.DataFrame:
+    """Error of NdLinear over that of the dense network at each alpha: geometric mean and 95 % t interval over seeds."""
+    gaps = log_ratios(runs, reading)
     spans = np.exp([interval(gaps[alpha]) for alpha in gaps])
     return pd.DataFrame(spans, index=gaps.columns, columns=["ratio", "low", "high"])
-
-
-def plot(axis, runs: pd.DataFrame, reading: str, printed: float) -> None:
-    """Test errors along the dial: every seed, geometric means, the best constant, and both
-    crossings."""
-    found = of(runs, reading)
-    for name in ("dense", "ndlinear", "linear"):
-        at, hue = found[found["model"] == name], {"color": colour(name)}
-        mean = np.exp(np.log(at["test_mse"]).groupby(at["alpha"]).mean())
-        if name != "linear":
-            axis.plot(at["alpha"], at["test_mse"], marker(name), ms=3, alpha=0.5, **hue)
-        axis.plot(mean.index, mean, "--" if name == "linear" else "-", lw=1.2, **hue)
-    fine = np.linspace(0, 1, 51)
-    axis.plot(fine, [spread(a) for a in fine], color=colour("constant"), alpha=0.6)
-    gaps = log_ratios(runs, reading)
-    place = crossing(gaps.columns, gaps.to_numpy())
-    if np.isfinite(place["low"]):
-        axis.axvspan(place["low"], place["high"], color="#8a8a8a", alpha=0.3, linewidth=0)
-    axis.axvline(printed, linestyle=":", color=colour("paper"))
-    axis.set(yscale="log", xlabel=f"alpha\n{PANELS[reading]}")
 
 
 def band(axis, runs: pd.DataFrame, reading: str, ends: tuple[float, float], printed: float) -> None:
@@ -461,15 +438,6 @@ def band(axis, runs: pd.DataFrame, reading: str, ends: tuple[float, float], prin
     axis.axvline(printed, linestyle=":", color=colour("paper"))
     axis.axhline(1, color=colour("constant"), alpha=0.6)
     axis.set(yscale="log", xlabel=f"alpha\n{PANELS[reading]}")
-
-
-def panels(
-    axes, runs: pd.DataFrame, readings: Sequence[str], ends: tuple[float, float], printed: float
-) -> None:
-    """`plot` in the upper row of axes (2, readings) and `band` in the lower one."""
-    for above, below, reading in zip(*axes, readings):
-        plot(above, runs, reading, printed)
-        band(below, runs, reading, ends, printed)
 
 
 # ------------------------------------------------------------------------------- the number of samples
