@@ -85,7 +85,8 @@ def on_devices(
     for there, device in _devices(name):
         grid = grid_of(there, device)
         rows = _recorded(name, grid, run, options)
-        say(f"{there}: {len(rows)} of {len(grid)} rows of `{name}` are recorded.")
+        if len(rows) < len(grid):
+            say(f"{there}: {len(rows)} of {len(grid)} rows of `{name}` are recorded.")
         if rows:
             found[there] = runs.frame(rows)
     if not found:
