@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from ndlinear import near_square, nearest_kronecker
-from ndlinear_lora import NdLinearLoRA
+from ndlinear_lora import NdLinearLoRA, replace_layers
 
 __all__ = ["Update", "load_lokr", "lokr_tensors", "lokr_to_lora", "lora_to_lokr", "read_lokr"]
 
@@ -103,22 +103,26 @@ def load_lokr(
 
     Args:
         model: whose nn.Linear layers have the names of the file, with dots or underscores between
-            their parts, behind a prefix that all share.
+            their parts, behind a prefix of whole words that all share. A layer that stands in
+            several places is adapted in all.
         tensors, scale: as in `read_lokr`.
         prefix: of the layers to read, such as "lora_unet_"; by default all are read.
-        options: of each NdLinearLoRA, such as dtype and dropout.
+        options: of each NdLinearLoRA, such as dtype and dropout, but for alpha and the folds.
 
     Returns:
         The model, all else of it as it was; `ndlinear_lora.save_lora` writes its adapters.
 
     Raises:
-        ValueError: as `read_lokr`; or names or sizes do not fit. Nothing is changed.
+        ValueError, TypeError: as `read_lokr`; or names or sizes do not fit, a name may mean several
+            layers, or an option is the file's to say. Nothing is changed.
 
     >>> model, factors = nn.Sequential(nn.Linear(6, 8)), (torch.ones(2, 3), torch.ones(4, 2))
     >>> file = {"lycoris_0.lokr_w1": factors[0], "lycoris_0.lokr_w2": factors[1]}
     >>> load_lokr(model, file)[0].adapter
     NdLinear((3, 2), (2, 4), transform_outer=True, bias=False, init='linear')
     """
+    if fixed := sorted(options.keys() & {"alpha", "input_dims", "hidden_size"}):
+        raise TypeError(f"leave out {fixed}: the file says it; scale= takes the place of its alpha")
     places = _places(model, read_lokr(tensors, scale), prefix)
     for name, update in places.items():
         linear = model.get_submodule(name)
@@ -128,37 +132,60 @@ def load_lokr(
                 f"the update of {name} is {tuple(sizes)}, its layer "
                 f"({linear.out_features}, {linear.in_features}): is it a file for this model?"
             )
-    for name, update in places.items():
-        factors = (update.first, update.second)
-        hidden, dims = zip(*(factor.shape for factor in factors))
-        linear = model.get_submodule(name)
-        layer = NdLinearLoRA(linear, dims, hidden, alpha=update.scale, **options)
-        with torch.no_grad():
-            for weight, factor in zip(layer.adapter.weights, factors):
-                weight.copy_(factor)
-        parent, _, last = name.rpartition(".")
-        setattr(model.get_submodule(parent), last, layer)
+    linears = {model.get_submodule(name): update for name, update in places.items()}
+    replace_layers(model, {layer: _adapted(layer, linears[layer], options) for layer in linears})
     return model
+
+
+def _adapted(linear: nn.Linear, update: Update, options: dict) -> NdLinearLoRA:
+    """A layer with an update beside it."""
+    factors = (update.first, update.second)
+    hidden, dims = zip(*(factor.shape for factor in factors))
+    layer = NdLinearLoRA(linear, dims, hidden, alpha=update.scale, **options)
+    with torch.no_grad():
+        for weight, factor in zip(layer.adapter.weights, factors):
+            weight.copy_(factor)
+    return layer
 
 
 def _places(model: nn.Module, updates: dict[str, Update], prefix: str | None) -> dict[str, Update]:
     """The updates under the names of the model's layers."""
-    linears = {
-        name.replace(".", "_"): name
-        for name, module in model.named_modules()
-        if name and isinstance(module, nn.Linear)
-    }
-    first = next(iter(updates))
-    starts = [first[:cut] for cut in range(len(first))] if prefix is None else [prefix]
-    for start in starts:
+    linears: dict[str, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if name and isinstance(module, nn.Linear):
+            linears.setdefault(name.replace(".", "_"), []).append(name)
+    for start in _starts(next(iter(updates))) if prefix is None else [prefix]:
         asked = [name for name in updates if prefix is None or name.startswith(start)]
-        names = [linears.get(name.removeprefix(start).replace(".", "_")) for name in asked]
-        if names and all(names):
-            return {name: updates[of] for name, of in zip(names, asked)}
+        found = [_meant(name, start, linears) for name in asked]
+        if not found or not all(found):
+            continue
+        if unclear := {of: names for of, names in zip(asked, found) if len(names) > 1}:
+            raise ValueError(
+                f"a name of the file fits several layers: {unclear}; rename its tensors"
+            )
+        names = [name for (name,) in found]
+        if len({model.get_submodule(name) for name in names}) < len(names):
+            raise ValueError(f"two of {asked} are one layer of this model: leave one of them out")
+        return {name: updates[of] for name, of in zip(names, asked)}
+    known = [name for names in linears.values() for name in names]
     raise ValueError(
         f"no prefix makes {list(updates)[:5]} names of nn.Linear layers of this model, which has "
-        f"{list(linears.values())[:5]}: rename the tensors, or give the prefix of those to read"
+        f"{known[:5]}: rename the tensors, or give the prefix of those to read"
     )
+
+
+def _starts(name: str) -> list[str]:
+    """What may stand before the name of a layer: nothing, or whole words."""
+    return ["", *(name[: cut + 1] for cut, letter in enumerate(name) if letter in "_.")]
+
+
+def _meant(name: str, start: str, linears: dict[str, list[str]]) -> list[str]:
+    """The layers that a name of the file may mean, the one of just this name alone if it is there."""
+    if not name.startswith(start):
+        return []
+    rest = name.removeprefix(start)
+    names = linears.get(rest.replace(".", "_"), [])
+    return [rest] if rest in names else names
 
 
 def lokr_tensors(model: nn.Module, prefix: str = "") -> dict[str, Tensor]:

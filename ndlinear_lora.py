@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 Shape = Sequence[int]
+NO_VALUE = {"dropout", "init", "execution", "dtype"}  # what changes no value of a trained adapter
 HABITS = {  # what is typed by habit, and what to write here
     "r": "leave it out: the folds set the size, there is no rank",
     "rank": "leave it out: the folds set the size, there is no rank",
@@ -52,8 +53,9 @@ class NdLinearLoRA(nn.Module):
     no gradient.
 
     Args:
-        base_layer: the Linear(prod D, prod H) to adapt, also a quantised one, or a Conv1D of
-            transformers; it is kept and its parameters are frozen.
+        base_layer: the Linear(prod D, prod H) to adapt, or a Conv1D of transformers; also one that
+            torchao or bitsandbytes quantised, which remains an nn.Linear, but none of
+            torch.ao.quantization. It is kept and its parameters are frozen.
         input_dims: how prod D folds; by default into two near-square factors.
         hidden_size: how prod H folds; by default into two near-square factors.
         alpha: factor of the update.
@@ -86,9 +88,7 @@ class NdLinearLoRA(nn.Module):
     ):
         super().__init__()
         if not adaptable(base_layer):
-            raise TypeError(
-                f"NdLinearLoRA adapts a torch.nn.Linear, got {type(base_layer).__name__}"
-            )
+            raise TypeError(f"NdLinearLoRA adapts a torch.nn.Linear, not {kind_of(base_layer)}")
         for name in options.keys() & HABITS.keys():
             raise TypeError(f"NdLinear-LoRA has no {name}: {HABITS[name]}")
         sizes = _features(base_layer)
@@ -103,7 +103,7 @@ class NdLinearLoRA(nn.Module):
                 f"layer's {sizes}; choose for example {folded[0]} and {folded[1]}"
             )
         if isinstance(dtype, str):
-            dtype = getattr(torch, dtype)
+            dtype = _dtype_named(dtype)
         default = adapter_dtype(base_layer)
         like = {"device": base_layer.weight.device, "dtype": dtype or default}
         self.in_features, self.out_features = sizes
@@ -151,6 +151,9 @@ class NdLinearLoRA(nn.Module):
             "alpha": self.alpha,
             "bias": self.has_bias,
             "transform_outer": self.adapter.transform_outer,
+            "dropout": self.dropout.p,
+            "init": self.adapter.init,
+            "execution": self.adapter.execution,
             "dtype": str(self.adapter.weights[0].dtype).removeprefix("torch."),
         }
 
@@ -200,6 +203,18 @@ def adaptable(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or _is_conv1d(module)
 
 
+def kind_of(thing) -> str:
+    """Where its class is from and what it is called: both torch and torch.ao have a Linear."""
+    return f"{type(thing).__module__}.{type(thing).__qualname__}"
+
+
+def _dtype_named(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ValueError(f"torch has no dtype {name!r}: give one such as 'bfloat16'")
+    return dtype
+
+
 def _is_conv1d(module: nn.Module) -> bool:
     """A linear map of transformers, as in GPT-2, whose weight is (inputs, outputs)."""
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
@@ -232,7 +247,7 @@ def dense_weight(layer: nn.Module) -> Tensor:
         or weight.shape.numel() != math.prod(_features(layer))
     ):
         raise TypeError(
-            f"the base layer holds {type(weight).__name__} of {weight.dtype}, "
+            f"the base layer holds a {kind_of(weight)} of {weight.dtype}, "
             f"{tuple(weight.shape)}: an update cannot be merged into quantised weights; "
             "dequantise the base layer first, or keep the adapter beside it"
         )
@@ -254,6 +269,7 @@ def apply_ndlinear_lora(
         target_modules: "all-linear" for all but the output layer of a language model, or one or
             more patterns: with shell wildcards, for a whole dotted name or its last parts
             ("q_proj", "layers.[01].*"), or compiled regular expressions, for a whole dotted name.
+            What is adapted already is left alone.
         modules_to_save: patterns of modules that are trained as they are and written by
             `save_lora`, such as a new classifier; none of their layers is adapted.
         freeze: also freeze everything outside the adapters.
@@ -263,7 +279,8 @@ def apply_ndlinear_lora(
         The model.
 
     Raises:
-        ValueError, TypeError: no name matches, or a layer cannot be adapted. Nothing is changed.
+        ValueError, TypeError: a pattern matches no name, nothing is left to adapt, or a layer
+            cannot be adapted. Nothing is changed.
 
     >>> model = nn.Sequential(nn.Linear(20, 6), nn.ReLU(), nn.Linear(6, 4))
     >>> model = apply_ndlinear_lora(model, "0", alpha=2.0)
@@ -275,14 +292,21 @@ def apply_ndlinear_lora(
     for layer in found:
         _rehearse(layer, options)
     _refuse_tied(model, found)
-    _swap(model, {layer: NdLinearLoRA(layer, **options) for layer in found})
+    replace_layers(model, {layer: NdLinearLoRA(layer, **options) for layer in found})
+    _choose_trained(model, whole, freeze)
+    return model
+
+
+def _choose_trained(model: nn.Module, whole: list[nn.Module], freeze: bool) -> None:
+    """Let adapters and the modules that are trained as they are be trained, and perhaps no more."""
+    for module in whole:
+        module.ndlinear_saved = True
     if freeze:
         model.requires_grad_(False)
     for layer in _adapters(model).values():
         layer.adapter.requires_grad_(True)
-    for module in whole:
-        _train_whole(module)
-    return model
+    for name in _saved(model):
+        model.get_submodule(name).requires_grad_(True)
 
 
 def _patterns(given) -> list:
@@ -307,30 +331,48 @@ def _whole_modules(model: nn.Module, patterns) -> list[nn.Module]:
 
 
 def _targets(model: nn.Module, target_modules, whole: list[nn.Module]) -> list[nn.Module]:
-    """The layers to adapt, each once."""
-    taken = {model}
-    for module in model.modules():
-        if isinstance(module, (NdLinear, NdLinearLoRA)) or module in whole:
-            taken.update(module.modules())
+    """The layers to adapt, each once, in the order of the model."""
+    if adaptable(model):
+        raise ValueError(f"the model is itself a {kind_of(model)}: take NdLinearLoRA(model)")
+    linears = _linears(model)
+    output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     patterns = _patterns(target_modules)
-    if patterns == ["all-linear"]:
-        patterns = ["*"]
-        if hasattr(model, "get_output_embeddings"):
-            taken.add(model.get_output_embeddings())
-    linears = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if adaptable(module) and module not in taken:
-            linears[name] = module
-    found = []
-    for name, module in linears.items():
-        if module not in found and any(_matches(name, pattern) for pattern in patterns):
-            found.append(module)
-    if not found:
+    found = {pattern: _matching(linears, pattern, output) for pattern in patterns}
+    missing = [pattern for pattern in patterns if not found[pattern]]
+    if missing or not patterns:
         raise ValueError(
-            f"target_modules {patterns} match none of the nn.Linear layers: {list(linears)[:20]}; "
+            f"target_modules {missing} match none of the nn.Linear layers: {list(linears)[:20]}; "
             "give a regular expression as re.compile(...)"
         )
-    return found
+    named = set().union(*found.values())
+    done = {part for module in whole for part in module.modules()}
+    layers = [layer for layer in dict.fromkeys(linears.values()) if layer in named - done]
+    layers = [layer for layer in layers if not isinstance(layer, NdLinearLoRA)]
+    if not layers:
+        raise ValueError(
+            f"target_modules {patterns} name only layers that are adapted already or stand in "
+            "modules_to_save"
+        )
+    return layers
+
+
+def _linears(model: nn.Module) -> dict[str, nn.Module]:
+    """All layers that can be adapted or are, under all their names."""
+    inside = set()
+    for module in model.modules():
+        if isinstance(module, (NdLinear, NdLinearLoRA)):
+            inside.update(part for part in module.modules() if part is not module)
+    return {
+        name: module
+        for name, module in model.named_modules(remove_duplicate=False)
+        if module not in inside and (adaptable(module) or isinstance(module, NdLinearLoRA))
+    }
+
+
+def _matching(linears: dict[str, nn.Module], pattern, output: nn.Module | None) -> set[nn.Module]:
+    if pattern == "all-linear":
+        return set(linears.values()) - {output}
+    return {layer for name, layer in linears.items() if _matches(name, pattern)}
 
 
 def _refuse_tied(model: nn.Module, layers: list[nn.Module]) -> None:
@@ -350,21 +392,17 @@ def _refuse_tied(model: nn.Module, layers: list[nn.Module]) -> None:
             )
 
 
-def _train_whole(module: nn.Module) -> None:
-    module.requires_grad_(True)
-    module.ndlinear_saved = True
-
-
 def _rehearse(layer: nn.Module, options: dict) -> NdLinearLoRA:
     """The adapter of a layer without its numbers; raises what the real one would raise."""
     like = nn.Linear(*_features(layer), device="meta", dtype=adapter_dtype(layer))
     return NdLinearLoRA(like, **(options | {"device": "meta"}))
 
 
-def _swap(model: nn.Module, new: dict[nn.Module, nn.Module]) -> None:
+def replace_layers(model: nn.Module, new: dict[nn.Module, nn.Module]) -> None:
+    """Put other modules in place of some, under all their names."""
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
-            if child in new:  # under all its names
+            if child in new:
                 setattr(parent, name, new[child])
 
 
@@ -401,6 +439,8 @@ def lora_state_dict(model: nn.Module) -> dict[str, Tensor]:
 def save_lora(model: nn.Module, path) -> None:
     """Write what was trained to a safetensors file, with how to rebuild it in its metadata.
 
+    Around the model may stand torch.compile or DataParallel; names are those without it.
+
     Raises:
         ValueError: the model has no adapters.
         ImportError: safetensors is not installed.
@@ -408,16 +448,34 @@ def save_lora(model: nn.Module, path) -> None:
     >>> model = apply_ndlinear_lora(nn.Sequential(nn.Linear(20, 6)), "0")
     >>> save_lora(model, "adapter.safetensors")  # doctest: +SKIP
     """
+    model = _unwrapped(model)
     configs = {name: layer.config for name, layer in _adapters(model).items()}
     about = {"ndlinear_lora": json.dumps(configs), "modules_to_save": json.dumps(_saved(model))}
-    tensors = {name: value.contiguous() for name, value in lora_state_dict(model).items()}
+    tensors = {}
+    for name, value in lora_state_dict(model).items():  # copied, for tied weights share memory
+        tensors[name] = value.clone(memory_format=torch.contiguous_format)
     _safetensors().save_file(tensors, path, about)
 
 
-def load_lora(model: nn.Module, path) -> nn.Module:
+def _unwrapped(model: nn.Module) -> nn.Module:
+    """The model inside torch.compile and DataParallel."""
+    while True:
+        if hasattr(model, "_orig_mod"):
+            model = model._orig_mod
+        elif isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            model = model.module
+        else:
+            return model
+
+
+def load_lora(model: nn.Module, path, *, freeze: bool = True) -> nn.Module:
     """Read a file of `save_lora` into a model, in place, also into one on the meta device.
 
     Layers that are not adapted yet become NdLinearLoRA; those that are keep their parameters.
+    Further training moves what `save_lora` writes, as after `apply_ndlinear_lora`.
+
+    Args:
+        freeze: also freeze everything outside the adapters and modules_to_save.
 
     Returns:
         The model.
@@ -435,7 +493,8 @@ def load_lora(model: nn.Module, path) -> nn.Module:
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     configs = json.loads(about.get("ndlinear_lora", "{}"))
     whole = json.loads(about.get("modules_to_save", "[]"))
-    modules = dict(model.named_modules(remove_duplicate=False))
+    bare = _unwrapped(model)
+    modules = dict(bare.named_modules(remove_duplicate=False))
     new = [name for name in configs if name and adaptable(modules.get(name))]
     wrong = [name for name in configs if name not in new and not _fits(modules, name, configs)]
     wrong += [name for name in whole if name not in modules]
@@ -444,18 +503,17 @@ def load_lora(model: nn.Module, path) -> nn.Module:
             f"{path} adapts {configs}; this model does not fit in {wrong}: is it the right file?"
         )
     _compare(path, _sizes(path, modules, configs, new, whole), tensors)
-    _swap(model, {modules[name]: NdLinearLoRA(modules[name], **configs[name]) for name in new})
-    for name in whole:
-        _train_whole(modules[name])
-    _copy(model, tensors)
+    replace_layers(bare, {modules[n]: NdLinearLoRA(modules[n], **configs[n]) for n in new})
+    _choose_trained(bare, [modules[name] for name in whole], freeze)
+    _copy(bare, tensors)
     return model
 
 
 def _fits(modules: dict[str, nn.Module], name: str, configs: dict) -> bool:
-    """Whether an adapted layer computes what a file says; its dtype may be another one."""
+    """Whether an adapted layer computes what a file says."""
     has = getattr(modules.get(name), "config", None)
     return isinstance(has, dict) and all(
-        has.get(key) == value for key, value in configs[name].items() if key != "dtype"
+        has.get(key) == value for key, value in configs[name].items() if key not in NO_VALUE
     )
 
 

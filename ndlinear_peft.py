@@ -7,7 +7,8 @@
 
 Each adapted nn.Linear or Conv1D gets a trained NdLinear without biases on near-square folds beside
 it; its update is zero at the start and multiplied by lora_alpha. PEFT does the rest: several
-adapters, disable, merge, modules_to_save, low-memory loading. Needs peft, and `ndlinear.py` and
+adapters, disable, merge, modules_to_save, low-memory loading; but adapters are not added up to one
+(add_weighted_adapter), for a sum of Kronecker products is none. Needs peft, and `ndlinear.py` and
 `ndlinear_lora.py` beside it.
 
 PEFT reads the type of an adapter from its file as LoRA. So that it cannot load such a file without
@@ -27,38 +28,65 @@ from peft.tuners.tuners_utils import check_adapters_to_merge
 from torch import Tensor, nn
 
 from ndlinear import NdLinear, kronecker_weight, near_square
-from ndlinear_lora import adaptable, adapter_dtype, dense_weight
+from ndlinear_lora import adaptable, adapter_dtype, dense_weight, kind_of
 
 __all__ = ["NdLinearConfig", "NdLinearLora", "load"]
 
 START = "an NdLinear adapter: load it with ndlinear_peft.load(model, folder)"
-REFUSED = ("use_dora", "use_rslora", "lora_bias", "fan_in_fan_out", "rank_pattern")
+SUPPORTED = {field.name for field in dataclasses.fields(PeftConfig)} | {  # whatever the rank
+    "r",
+    "init_lora_weights",
+    "target_modules",
+    "exclude_modules",
+    "layers_to_transform",
+    "layers_pattern",
+    "layer_replication",
+    "modules_to_save",
+    "trainable_token_indices",
+    "ensure_weight_tying",
+    "bias",
+    "lora_alpha",
+    "alpha_pattern",
+    "lora_dropout",
+}
 
 
 @dataclasses.dataclass
 class NdLinearConfig(LoraConfig):
     """LoraConfig for NdLinear adapters; what low rank alone has is refused.
 
-    target_modules, modules_to_save, lora_alpha, alpha_pattern, lora_dropout and whatever chooses
-    layers mean what they mean there. lora_alpha multiplies the update; there is no rank.
+    The fields in `SUPPORTED` mean what they mean there; any other one must keep its default.
+    lora_alpha multiplies the update; there is no rank.
     """
 
     r: int = 1
     lora_alpha: float = 1.0
 
     def __post_init__(self):
+        if self.init_lora_weights == START:  # dataclasses.replace, in add_weighted_adapter of PEFT
+            raise ValueError(
+                "a sum of NdLinear adapters is none: no add_weighted_adapter; make several active "
+                "with model.base_model.set_adapter([...]), and write each NdLinearConfig anew"
+            )
         if self.r != 1:
             raise ValueError(f"an NdLinear adapter has no rank: leave r={self.r} out")
-        for name in REFUSED:
-            if getattr(self, name, False):
-                raise ValueError(f"an NdLinear adapter has no {name}")
-        start = getattr(self, "init_lora_weights", True)
-        if start not in (True, START):
-            raise ValueError(f"an NdLinear adapter starts at zero, not as {start!r}")
-        self.init_lora_weights = True
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name not in SUPPORTED and value and value != _default(field):
+                raise ValueError(f"an NdLinear adapter has no {field.name}: leave it out")
+        if self.init_lora_weights is not True:
+            raise ValueError(
+                f"an NdLinear adapter starts at zero, not as {self.init_lora_weights!r}"
+            )
         super().__post_init__()
         self.init_lora_weights = START
         self._register_custom_module({nn.Module: NdLinearLora})
+
+
+def _default(field: dataclasses.Field):
+    if field.default_factory is dataclasses.MISSING:
+        return field.default
+    return field.default_factory()
 
 
 class NdLinearLora(nn.Module, LoraLayer):
@@ -71,9 +99,8 @@ class NdLinearLora(nn.Module, LoraLayer):
         super().__init__()
         inner = getattr(base_layer, "base_layer", base_layer)
         if not adaptable(inner):
-            kind = type(inner).__name__
             raise TypeError(
-                f"an NdLinear adapter needs a torch.nn.Linear, not {kind}: leave it out"
+                f"an NdLinear adapter needs a torch.nn.Linear, not {kind_of(inner)}: leave it out"
             )
         LoraLayer.__init__(self, base_layer)
         self.lora_first, self.lora_second = nn.ModuleDict(), nn.ModuleDict()
@@ -189,6 +216,7 @@ def load(
     if getattr(found, "init_lora_weights", None) != START:
         raise ValueError(f"{folder} holds no NdLinear adapter; load it with PeftModel")
     known = {field.name for field in dataclasses.fields(NdLinearConfig) if field.init}
+    known.remove("init_lora_weights")
     config = NdLinearConfig(**{k: v for k, v in vars(found).items() if k in known})
     config.inference_mode = not is_trainable
     if isinstance(model, PeftModel):

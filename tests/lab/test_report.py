@@ -218,6 +218,8 @@ def test_named_axes_count_and_wrong_ones_are_refused():
     found = rows("odd", axes={"2": (5, 7)})
     assert found.loc["2", "axes"] == "5×7" and found.loc["2", "folding"] == ((5, 7), (3, 9))
     assert "can use its axes" in found.loc["2", "advice"]
+    with pytest.raises(ValueError, match=r"\(8, 9\) have 72 entries, the layer reads 64"):
+        guide.foldings(64, 32, axes=(8, 9))
     with pytest.raises(ValueError, match="the layer reads 35"):
         rows("odd", axes={"2": (5, 6)})
     with pytest.raises(ValueError, match="linear layers are"):
@@ -251,6 +253,11 @@ def quantised() -> nn.Module:
 def test_what_cannot_be_reported_is_refused_in_plain_words(model, inputs, error, words):
     with pytest.raises(error, match=words):
         guide.report(model, inputs, rounds=0)
+
+
+def test_a_negative_number_of_rounds_is_refused():
+    with pytest.raises(ValueError, match="rounds=-1: give 0 to measure no time"):
+        guide.report(odd(), torch.randn(4, 13), rounds=-1)
 
 
 def test_a_model_that_changes_itself_is_noticed_and_buffers_are_put_back():

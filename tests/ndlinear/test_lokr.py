@@ -129,6 +129,59 @@ def test_other_files_are_refused_and_change_nothing(change, words, model):
         lokr.read_lokr({})
 
 
+def named(names, start="lycoris_"):
+    """A file with an update for each name."""
+    ones = torch.ones(2, 2)
+    return {f"{start}{name}.lokr_{part}": ones for name in names for part in ("w1", "w2")}
+
+
+def tree(*names):
+    """A model with a layer under each dotted name."""
+    model = nn.Module()
+    for name in names:
+        parent, _, last = name.rpartition(".")
+        if parent:
+            model.add_module(parent, nn.Module())
+        model.get_submodule(parent).add_module(last, nn.Linear(4, 4))
+    return model
+
+
+@pytest.mark.parametrize(
+    ("layers", "names", "found"),
+    [
+        (("q", "to_q"), ["to_q"], ["to_q"]),
+        (("a_b", "a.b"), ["a_b"], ["a_b"]),
+        (("a_b", "a.b"), ["a.b"], ["a.b"]),
+    ],
+)
+def test_an_update_goes_to_the_layer_of_its_name(layers, names, found):
+    loaded = lokr.load_lokr(tree(*layers), named(names))
+    assert [name for name, m in loaded.named_modules() if isinstance(m, NdLinearLoRA)] == found
+
+
+@pytest.mark.parametrize(
+    ("layers", "names", "options", "error", "words"),
+    [
+        (("q",), ["blk_seq"], {}, ValueError, "no prefix"),
+        (("a_b.c", "a.b_c"), ["a_b_c"], {}, ValueError, r"several layers: .*a_b\.c.*rename"),
+        (("a.b",), ["a_b", "a.b"], {}, ValueError, "one layer of this model"),
+        (("q",), ["q"], {"alpha": 2.0}, TypeError, r"leave out \['alpha'\].*scale="),
+    ],
+)
+def test_an_update_goes_to_no_layer_by_guessing(layers, names, options, error, words):
+    model = tree(*layers)
+    with pytest.raises(error, match=words):
+        lokr.load_lokr(model, named(names), **options)
+    assert not any(isinstance(m, NdLinearLoRA) for m in model.modules())
+
+
+@pytest.mark.parametrize("name", ["a", "b"])
+def test_a_shared_layer_is_adapted_under_all_its_names(name):
+    shared = nn.Linear(4, 4)
+    loaded = lokr.load_lokr(nn.ModuleDict({"a": shared, "b": shared}), named([name]))
+    assert isinstance(loaded["a"], NdLinearLoRA) and loaded["a"] is loaded["b"]
+
+
 def test_adapters_go_back_into_a_file_that_holds_their_scale(model, x):
     tensors = lokr_file("", ".", 2, 3.0)
     bare = copy.deepcopy(model)

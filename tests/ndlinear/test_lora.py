@@ -394,6 +394,50 @@ def test_load_into_an_adapted_model_keeps_its_parameters_for_the_optimiser(tmp_p
     assert torch.equal(run(other, x), run(model, x))
 
 
+def trainable(model):
+    return {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+def test_what_is_trained_after_loading_is_what_is_saved(tmp_path):
+    def stored(model):
+        ndlinear_lora.save_lora(model, tmp_path / "a.safetensors")
+        return ndlinear_lora.load_lora(network(), tmp_path / "a.safetensors")
+
+    options = {"modules_to_save": "head"}
+    model = stored(ndlinear_lora.apply_ndlinear_lora(network(), "q_proj", **options))
+    assert trainable(model) == set(ndlinear_lora.lora_state_dict(model))
+    x, optimiser = torch.randn(2, 5, 16), torch.optim.SGD(model.parameters(), 0.1)
+    run(model, x).square().sum().backward()
+    optimiser.step()
+    assert torch.equal(run(stored(model), x), run(model, x))
+    loose = ndlinear_lora.load_lora(network(), tmp_path / "a.safetensors", freeze=False)
+    assert "body.0.norm.weight" in trainable(loose)
+    more = ndlinear_lora.apply_ndlinear_lora(model, "v_proj")
+    assert {"head.weight", "head.bias"} < trainable(more), "a second call keeps what was chosen"
+
+
+def test_dropout_start_and_execution_are_kept_and_do_not_keep_a_file_out(tmp_path):
+    options = {"dropout": 0.25, "init": "unit", "execution": "recompute"}
+    ndlinear_lora.save_lora(adapted(**options), tmp_path / "a.safetensors")
+    head = ndlinear_lora.load_lora(network(), tmp_path / "a.safetensors")["head"]
+    found = {"dropout": head.dropout.p, "init": head.adapter.init}
+    assert found | {"execution": head.adapter.execution} == options
+    ndlinear_lora.load_lora(adapted(), tmp_path / "a.safetensors")
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda m: torch.compile(m, backend="eager"), nn.DataParallel], ids=["compile", "data"]
+)
+def test_what_stands_around_a_model_is_not_in_its_file(wrap, tmp_path):
+    model, x = adapted(), torch.randn(2, 5, 16)
+    ndlinear_lora.save_lora(wrap(model), tmp_path / "a.safetensors")
+    bare, wrapped = network(), wrap(network())
+    ndlinear_lora.load_lora(bare, tmp_path / "a.safetensors")
+    assert ndlinear_lora.load_lora(wrapped, tmp_path / "a.safetensors") is wrapped
+    inside = next(wrapped.children())
+    assert torch.equal(run(bare, x), run(model, x)) and torch.equal(run(inside, x), run(model, x))
+
+
 def test_a_lone_adapter_can_be_saved_too(tmp_path):
     layer = trained(nn.Linear(6, 4))
     ndlinear_lora.save_lora(layer, tmp_path / "adapter.safetensors")
@@ -553,6 +597,46 @@ def test_a_tied_output_layer_is_refused_in_words_and_an_untied_one_is_not():
     assert adapted_names(ndlinear_lora.apply_ndlinear_lora(TinyLM(False), "lm_head")) == ["lm_head"]
 
 
+def test_tied_modules_to_save_are_written_and_read(tmp_path):
+    def build():
+        names = ["embed", "lm_head"]
+        return ndlinear_lora.apply_ndlinear_lora(TinyLM(True), "q_proj", modules_to_save=names)
+
+    model = build()
+    ndlinear_lora.save_lora(model, tmp_path / "a.safetensors")
+    other = ndlinear_lora.load_lora(TinyLM(tied=True), tmp_path / "a.safetensors")
+    assert other.lm_head.weight is other.embed.weight
+    assert torch.equal(other.embed.weight, model.embed.weight)
+
+
+def test_all_linear_may_stand_beside_a_name():
+    model = ndlinear_lora.apply_ndlinear_lora(TinyLM(tied=False), ["all-linear", "lm_head"])
+    assert adapted_names(model) == ["body.q_proj", "body.v_proj", "lm_head"]
+
+
+@pytest.mark.parametrize(
+    ("model", "targets", "options", "words"),
+    [
+        (network(), ["q_proj", "v_prj"], {}, r"\['v_prj'\] match none"),
+        (adapted(), ["q_proj", "head"], {}, "are adapted already"),
+        (network(), "head", {"modules_to_save": "head"}, "modules_to_save"),
+        (network(), "q_proj", {"dtype": "bf16"}, "no dtype 'bf16': give one such as 'bfloat16'"),
+    ],
+    ids=["a typing error", "twice", "saved whole", "dtype"],
+)
+def test_what_cannot_be_adapted_is_said(model, targets, options, words):
+    kinds = [type(module) for module in model.modules()]
+    with pytest.raises(ValueError, match=words):
+        ndlinear_lora.apply_ndlinear_lora(model, targets, **options)
+    assert [type(module) for module in model.modules()] == kinds
+
+
+def test_a_quantised_layer_of_torch_is_named_in_full():
+    quantised = type("Linear", (nn.Module,), {"__module__": "torch.ao.nn.quantized.dynamic"})
+    with pytest.raises(TypeError, match=r"torch\.nn\.Linear, not torch\.ao.*dynamic\.Linear"):
+        ndlinear_lora.NdLinearLoRA(quantised())
+
+
 def test_regular_expressions_are_given_compiled():
     pattern = re.compile(r"body\.\d\.(q|v)_proj")
     model = ndlinear_lora.apply_ndlinear_lora(network(), pattern)
@@ -638,7 +722,9 @@ def test_an_adapter_on_a_quantised_base_trains_and_refuses_to_merge(kind):
     model(x).square().sum().backward()
     assert all(p.grad.abs().sum() > 0 for p in layer.adapter.parameters())
     for refused in (layer.merge, lambda: layer.weight, lambda: nd.to_linear(layer)):
-        with pytest.raises(TypeError, match="cannot be merged into quantised weights"):
+        with pytest.raises(
+            TypeError, match=r"holds a torch.*cannot be merged into quantised weights"
+        ):
             refused()
     assert not layer.merged
 

@@ -114,6 +114,17 @@ def test_several_adapters(x, tmp_path):
     assert torch.equal(first(x), y_first)
 
 
+@pytest.mark.parametrize("kind", ["linear", "svd", "cat"])
+def test_adapters_are_not_added_up_to_one(kind, x, tmp_path):
+    model = adapted()
+    model.save_pretrained(tmp_path)
+    load(model, tmp_path, "second")
+    y = model(x)
+    with pytest.raises(ValueError, match=r"no add_weighted_adapter; make several active"):
+        model.add_weighted_adapter(["default", "second"], [0.5, 0.5], "mix", kind)
+    assert list(model.peft_config) == ["default", "second"] and torch.equal(model(x), y)
+
+
 def test_merge_and_unmerge(x):
     model, plain = adapted(), base()
     y = model(x)
@@ -166,6 +177,10 @@ def test_scales(x):
         ({"use_dora": True}, "has no use_dora"),
         ({"use_rslora": True}, "has no use_rslora"),
         ({"init_lora_weights": "gaussian"}, "starts at zero"),
+        ({"use_qalora": True}, "has no use_qalora: leave it out"),
+        ({"alora_invocation_tokens": [1]}, "has no alora_invocation_tokens"),
+        ({"eva_config": peft.EvaConfig()}, "has no eva_config"),
+        ({"rank_pattern": {"0": 2}}, "has no rank_pattern"),
     ],
 )
 def test_what_low_rank_alone_has_is_refused(options, words):
@@ -174,7 +189,7 @@ def test_what_low_rank_alone_has_is_refused(options, words):
 
 
 def test_other_layers_are_refused():
-    with pytest.raises(TypeError, match="not Conv1d: leave it out"):
+    with pytest.raises(TypeError, match=r"not torch.*\.Conv1d: leave it out"):
         peft.get_peft_model(nn.Sequential(nn.Conv1d(4, 4, 1)), NdLinearConfig(target_modules=["0"]))
 
 

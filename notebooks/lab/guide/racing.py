@@ -285,8 +285,9 @@ def feed_forward(model: nn.Module) -> list[str | tuple[str, str]]:
 
 
 def rates(model: nn.Module, lr: float) -> dict[str, float]:
-    """Adam's rate of each parameter by name: lr, and in a layer of several matrices, each of which reads n numbers and is one of s in
-    a row, lr D / (n s) for its D inputs. Chapter 15 derives it."""
+    """Adam's rate of each parameter by name: lr, and in a layer of `build` of several matrices, each of which reads n numbers
+    and is one of s in a row, lr D / (n s) for its D inputs. Chapter 15 derives it.
+    An NdLinear of your own keeps lr: `lab.train.rates` is for those."""
     found = {name: lr for name, _ in model.named_parameters()}
     names = {id(p): name for name, p in model.named_parameters()}
     for layer in model.modules():
@@ -425,7 +426,7 @@ def race(
         loss: (model, batch) -> mean loss. Without it a batch is (inputs, targets), and the loss is cross-entropy where targets are
             integers, the mean squared error where they are not.
         store: a file to which every training is written when it ends; the same call, on the same data, goes on from there. It
-            does not know the weights of the model nor the loss: keep them.
+            does not know the loss, the training data, nor of the model more than the sizes of its weights: keep them.
 
     Raises:
         TypeError, ValueError: a layer that cannot be replaced, an empty budget, no batch, no kind that fits, no loss that is

@@ -68,7 +68,14 @@ def foldings(
 
     Returns:
         Columns ``input_dims``, ``hidden_size``, ``parameters``, ``macs``; no rows if nothing fits.
+
+    Raises:
+        ValueError: the axes do not have as many numbers as the layer reads.
     """
+    if axes and math.prod(axes) != inputs:
+        raise ValueError(
+            f"axes {tuple(axes)} have {math.prod(axes)} entries, the layer reads {inputs}"
+        )
     rows = []
     sides = [tuple(axes)] if axes else factors(inputs, 2)
     for dims, hidden in itertools.product(sides, factors(outputs, len(axes) or 2)):
@@ -380,9 +387,11 @@ def report(
         A data frame; an empty cell is a question that does not arise. ``folding`` is what `convert` takes.
 
     Raises:
-        TypeError, ValueError: no module, no linear layer, weights without numbers, or inputs that do not fit.
+        TypeError, ValueError: no module, no linear layer, weights without numbers, inputs that do not fit, or fewer rounds than 0.
     """
     check(model)
+    if rounds < 0:
+        raise ValueError(f"rounds={rounds}: give 0 to measure no time, or how often to measure it")
     found = watch(model, inputs)
     names = {name for seen in found for name in seen.names}
     if unknown := sorted(set(axes or {}) - names):
