@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 import torch
+from lab import decoder
 from lab.chapters import opt
 from lab.data import choices
 from lab.data.bpe import BPE
@@ -261,6 +262,20 @@ def test_a_tiny_opt_with_the_block_is_the_dense_one_where_the_activation_is_a_re
                 part.fill_(number)
     tokens = torch.randint(50, (2, 12))
     torch.testing.assert_close(nd(tokens), dense(tokens), atol=1e-6, rtol=1e-4)
+
+
+def test_spread_kinks_start_the_library_s_block_as_they_start_ours():
+    pytest.importorskip("transformers")
+    size, std = opt.Size(2, 48, 2), decoder.scaled_std(48)
+    tiny = {"hidden_size": 48, "word_embed_proj_dim": 48, "ffn_dim": 192, "vocab_size": 50}
+    tiny |= {"num_hidden_layers": 2, "num_attention_heads": 2, "max_position_embeddings": 40}
+    theirs = opt.of_transformers("OPT-Small", "ndlinear", std, **tiny).model.model.decoder
+    ours = opt.decoder(size, "ndlinear", 50, 40)
+    for layer, own in zip(theirs.layers, ours.layers):
+        pairs = zip(layer.fc1.activation_parameters(), own.block.activation_parameters())
+        assert all(torch.equal(*pair) for pair in pairs)
+        assert layer.fc1.fc1.hidden_size == own.block.fc1.hidden_size
+    assert theirs.embed_tokens.weight.std().item() == pytest.approx(std, rel=0.1)
 
 
 def test_without_the_library_the_message_names_what_to_install(monkeypatch):
