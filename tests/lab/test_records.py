@@ -168,13 +168,13 @@ def test_a_budget_of_time_begins_nothing_that_would_not_finish(results, monkeypa
         time.sleep(0.3)
         return {"metrics": {"y": 1.0}}
 
-    left = time.monotonic() - records.budget.BEGAN + 1.0
+    left = time.monotonic() - records.budget.BEGAN + 2.0
     monkeypatch.setenv("NDL_BUDGET_S", str(left))
     with pytest.raises(SystemExit) as ended:
         records.record("slow", grid(20), slow)
     assert ended.value.code == 0
     done = len(lines(results / "slow.jsonl"))
-    assert 1 <= done <= 3 and f"{20 - done} runs are left" in capsys.readouterr().out
+    assert 1 <= done <= 6 and f"{20 - done} runs are left" in capsys.readouterr().out
     monkeypatch.setenv("NDL_BUDGET_S", "soon")
     with pytest.raises(records.LabError, match="not a number of seconds"):
         records.record("slow", grid(20), slow)
