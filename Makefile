@@ -5,6 +5,7 @@ PYTHON ?= python3
 VENV ?= .venv
 PINS ?= constraints.txt
 RUN = $(VENV)/bin/python
+WARM = $(RUN) notebooks/lab/tools/warm.py
 INSTALL = $(RUN) -m pip install --disable-pip-version-check -q -c $(PINS)
 
 # With another backend than that of the notebooks, which a shell may name here, the pages have no figures.
@@ -24,14 +25,15 @@ $(VENV)/test.installed: $(VENV)/book.installed
 	touch $@
 
 book: $(VENV)/book.installed
-	$(VENV)/bin/jupyter-book build . --path-output book -W --keep-going --all
+	$(WARM) $(VENV)/bin/jupyter-book build . --path-output book -W --keep-going --all
 	@echo "The book: $(CURDIR)/book/_build/html/index.html"
 
 test: $(VENV)/test.installed lint
-	OMP_NUM_THREADS=1 $(RUN) -m pytest -n 3 --dist loadgroup --nbmake --durations=30 $(COVERAGE) tests notebooks
+	OMP_NUM_THREADS=1 $(WARM) $(RUN) -m pytest -n 3 --dist loadgroup --nbmake --durations=30 $(COVERAGE) tests notebooks
 
 # The same, and fails where less than 95 % of the lines are executed; watching them takes about a third longer.
 coverage: COVERAGE = --cov --cov-report=term
+coverage: WARM =
 coverage: test
 
 # Before each commit, in under two minutes: lint, the layer, the ground of the lab, one notebook, the rules of pages and the ledger.
