@@ -19,7 +19,8 @@ import subprocess
 import sys
 import tempfile
 
-LIBRARIES = ("ipykernel.kernelapp", "torch._dynamo", "pandas", "matplotlib.pyplot", "scipy.stats")
+# Not pandas: how wide its tables are is decided when it is imported, by whether that is in a notebook.
+LIBRARIES = ("ipykernel.kernelapp", "torch._dynamo", "matplotlib.pyplot", "scipy.stats")
 SETTINGS = ("OMP_NUM_THREADS", "PYTHONPATH", "PYTHONOPTIMIZE", "PYTHONWARNINGS")
 # What matplotlib and ipykernel read when they are imported: figures go into the notebook, and there is a parent.
 READ_ONCE = {"MPLBACKEND": "module://matplotlib_inline.backend_inline", "JPY_PARENT_PID": "1"}
