@@ -18,15 +18,15 @@ from torch.nn import functional as F
 
 @pytest.fixture(scope="module")
 def sample():
-    return dial.inputs(20_000, 5)
+    return dial.inputs(8000, 5)
 
 
 @pytest.mark.parametrize("where", ["aligned", "scrambled", "local"])
 def test_components_have_mean_0_variance_1_and_are_uncorrelated(sample, where):
     parts = torch.stack(list(dial.components(sample, where).values())).double()
     second = parts @ parts.T / parts.shape[1]
-    assert parts.mean(1).abs().max() < 5 / math.sqrt(20_000)
-    assert (second - torch.eye(6)).abs().max() < 0.05
+    assert parts.mean(1).abs().max() < 5 / math.sqrt(8000)
+    assert (second - torch.eye(6)).abs().max() < 0.06
 
 
 def test_components_against_plain_loops():
@@ -63,7 +63,7 @@ def test_scrambling_permutes_the_places_of_the_entangled_masks_only():
 @pytest.mark.parametrize("reading", dial.READINGS)
 def test_target_has_the_variance_of_its_weights(sample, reading):
     y = dial.target(sample, reading, 0.3)
-    assert y.shape == (20_000, 1) and y.var().item() == pytest.approx(dial.spread(0.3), rel=0.05)
+    assert y.shape == (8000, 1) and y.var().item() == pytest.approx(dial.spread(0.3), rel=0.06)
     for alpha in (0, 1):
         assert sum(w**2 for w in dial.weights(reading, alpha).values()) == pytest.approx(1)
 
@@ -118,20 +118,6 @@ def test_fit_is_the_loop_written_out_with_torchs_adam(schedule):
     assert [p["train_mse"] for p in curve] == pytest.approx(means, rel=1e-5)
     val = ((plain(data.val[0]) - data.val[1]) ** 2).mean().item()
     assert curve[-1]["val_mse"] == pytest.approx(val, rel=1e-5)
-
-
-def test_draws_are_these_numbers():
-    data = dial.draw("text", 0.3, 10, 6, tests=5)
-    raw = torch.rand(10, 32, 32, generator=torch.Generator().manual_seed(6))
-    test = torch.rand(5, 32, 32, generator=torch.Generator().manual_seed(1_000_006))
-    torch.testing.assert_close(data.train[0], (raw[:8] - 0.5) * 12**0.5)
-    torch.testing.assert_close(data.val[0], (raw[8:] - 0.5) * 12**0.5)
-    torch.testing.assert_close(data.test[0], (test - 0.5) * 12**0.5)
-    parts = dial.components(test)
-    separable = sum(parts[f"{a} {b}"] for a in ("row", "column") for b in ("means", "variances"))
-    entangled = parts["checkerboard"] + parts["xor"]
-    expected = 0.7 * separable / 2 + 0.3 * entangled / 2**0.5
-    torch.testing.assert_close(data.test[1][:, 0], expected)
 
 
 def test_ridge_solves_a_linear_target_and_shrinks_where_data_are_few():

@@ -48,7 +48,8 @@ def test_axis_gain_is_the_quotient_over_all_signs():
     turned = 3 * x @ np.linalg.qr(np.random.default_rng(5).standard_normal((5, 5)))[0] + 7
     assert axes.axis_gain(turned, draws=50).gain == pytest.approx(axes.axis_gain(x, draws=50).gain)
     common = np.einsum("mi,j->mij", x[:, 0], x[0, 0])  # outer products with one common side
-    assert axes.axis_gain(common, draws=50).gain == pytest.approx(1)
+    gain = axes.axis_gain(common, draws=50)
+    assert (gain.gain, gain.ceiling) == (pytest.approx(1), pytest.approx(1))
     gain = axes.axis_gain(np.random.default_rng(6).standard_normal((30, 4, 4, 4)), draws=50)
     assert gain.low < gain.gain < gain.high and math.isnan(gain.ceiling)
     assert gain.gain <= 4 + 1e-9  # sqrt(64 / 4)
@@ -137,6 +138,7 @@ def test_covering_bound_of_one_matrix_by_hand():
     nats = math.log(3 * 1 * 8 * 1 * 100)
     price = math.log(4 * 2) + math.log(4 * 1) + math.log(20)
     assert bound["nats"] == pytest.approx(nats)
+    assert axes.output_radius([axes.Step(2.0, 1.0, 6), axes.Step(3.0, 0.5, 1)], 4.0) == 27.5
     assert bound["bound"] == pytest.approx(0.02 + math.sqrt((6 * nats + price) / 20_000))
     assert bound["least"] == pytest.approx(math.sqrt(6 * math.log(300) / 20_000))
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
@@ -152,17 +151,6 @@ def constants() -> pd.DataFrame:
         rows[sigma] = (p[y > 0.1].sum(), errors["zero"], errors["mean"], spread_of_zero(sigma, 200))
     columns = ["P(y > 0.1)", "always zero", "always the mean", "sd of zero, 200 samples"]
     return pd.DataFrame(rows, index=columns).T.rename_axis("sigma")
-
-
-def grid(cells: Iterable[tuple[str, int, int]], seeds: int, **fixed) -> list[dict]:
-    """Configurations of (arm, width, depth) cells for all difficulties and seeds, narrow ones first."""
-    return [
-        {"sigma": sigma, "arm": arm, "width": width, "depth": depth, "seed": seed} | fixed
-        for (arm, width, depth), sigma in itertools.product(
-            sorted(cells, key=lambda cell: (*cell[1:], cell[0])), SIGMAS
-        )
-        for seed in range(seeds)
-    ]
 
 
 # ------------------------------------------------------------------------------ reading the records
