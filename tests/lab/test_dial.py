@@ -18,15 +18,15 @@ from torch.nn import functional as F
 
 @pytest.fixture(scope="module")
 def sample():
-    return dial.inputs(20_000, 5)
+    return dial.inputs(8000, 5)
 
 
 @pytest.mark.parametrize("where", ["aligned", "scrambled", "local"])
 def test_components_have_mean_0_variance_1_and_are_uncorrelated(sample, where):
     parts = torch.stack(list(dial.components(sample, where).values())).double()
     second = parts @ parts.T / parts.shape[1]
-    assert parts.mean(1).abs().max() < 5 / math.sqrt(20_000)
-    assert (second - torch.eye(6)).abs().max() < 0.05
+    assert parts.mean(1).abs().max() < 5 / math.sqrt(8000)
+    assert (second - torch.eye(6)).abs().max() < 0.06
 
 
 def test_components_against_plain_loops():
@@ -63,11 +63,9 @@ def test_scrambling_permutes_the_places_of_the_entangled_masks_only():
 @pytest.mark.parametrize("reading", dial.READINGS)
 def test_target_has_the_variance_of_its_weights(sample, reading):
     y = dial.target(sample, reading, 0.3)
-    assert y.shape == (20_000, 1)
-    assert y.var().item() == pytest.approx(dial.spread(0.3), rel=0.05)
-    for alpha in (0, 0.3, 1):
-        found = sum(w**2 for w in dial.weights(reading, alpha).values())
-        assert found == pytest.approx(dial.spread(alpha))
+    assert y.shape == (8000, 1) and y.var().item() == pytest.approx(dial.spread(0.3), rel=0.06)
+    for alpha in (0, 1):
+        assert sum(w**2 for w in dial.weights(reading, alpha).values()) == pytest.approx(1)
 
 
 def test_fit_keeps_the_weights_of_the_best_look_and_repeats():
@@ -84,7 +82,6 @@ def test_fit_keeps_the_weights_of_the_best_look_and_repeats():
     lowest = min(curve, key=lambda p: p["val_mse"])
     here = F.mse_loss(dial.predict(model, data.val[0]), data.val[1]).item()
     assert best == lowest["step"] and here == pytest.approx(lowest["val_mse"], rel=1e-5)
-    assert curve[-1]["train_mse"] < curve[0]["train_mse"]
     assert train()[1] == curve
     for wrong, message in (
         ({"schedule": "linear"}, "linear"),
@@ -123,20 +120,6 @@ def test_fit_is_the_loop_written_out_with_torchs_adam(schedule):
     assert curve[-1]["val_mse"] == pytest.approx(val, rel=1e-5)
 
 
-def test_draws_are_these_numbers():
-    data = dial.draw("text", 0.3, 10, 6, tests=5)
-    raw = torch.rand(10, 32, 32, generator=torch.Generator().manual_seed(6))
-    test = torch.rand(5, 32, 32, generator=torch.Generator().manual_seed(1_000_006))
-    torch.testing.assert_close(data.train[0], (raw[:8] - 0.5) * 12**0.5)
-    torch.testing.assert_close(data.val[0], (raw[8:] - 0.5) * 12**0.5)
-    torch.testing.assert_close(data.test[0], (test - 0.5) * 12**0.5)
-    parts = dial.components(test)
-    separable = sum(parts[f"{a} {b}"] for a in ("row", "column") for b in ("means", "variances"))
-    entangled = parts["checkerboard"] + parts["xor"]
-    expected = 0.7 * separable / 2 + 0.3 * entangled / 2**0.5
-    torch.testing.assert_close(data.test[1][:, 0], expected)
-
-
 def test_ridge_solves_a_linear_target_and_shrinks_where_data_are_few():
     for samples, least, most in ((2000, 0, 1e-6), (200, 0.1, 1.05 * dial.spread(0.4))):
         data = dial.draw("linear-scrambled", 0.4, samples, 0, tests=500)
@@ -169,35 +152,22 @@ def test_learnt_tells_the_components_apart():
 
 
 def test_crossing_covers_the_truth_and_says_when_there_is_none():
-    assert dial.crossings([0, 1, 2], [-1, 1, -3]) == [0.5, 1.25]
     noise, at = np.random.default_rng(0).normal(0, 0.01, (5, 11)), np.linspace(0, 1, 11)
     found = dial.crossing(at, at - 0.45 + noise)
     assert found["low"] < found["alpha"] < found["high"]
     assert abs(found["alpha"] - 0.45) < 0.03 and found["once"] == 1
+    assert dial.crossing([0, 2], np.array([[-1.0, 3.0]] * 3))["alpha"] == 0.5
     for other in (-1 + noise, 0.45 - at + 0 * noise):  # never, and downwards
         found = dial.crossing(at, other)
         assert math.isnan(found["alpha"]) and math.isnan(found["low"]) and found["once"] == 0
 
 
-def test_reached_and_its_ratio_with_censored_arms():
-    sizes, rng = [100, 1000, 10_000], np.random.default_rng(1)
+def test_reach_is_where_the_error_stays_below_the_goal():
+    sizes = [100, 1000, 10_000]
     for goal, samples in ((0.1, 1000), (10**-0.5, 10**2.5), (1e-3, math.inf), (2, 100)):
         assert dial.reach(sizes, [1, 0.1, 0.01], goal) == pytest.approx(samples)
     again = dial.reach([*sizes, 100_000], [1, 0.01, 1, 0.01], 0.1)  # it must stay below
     assert again == pytest.approx(10**4.5)
-    fast = np.array([1, 0.1, 0.01]) * np.exp(rng.normal(0, 0.05, (5, 3)))
-    slow, never = 4 * fast, np.full((5, 3), 0.9)
-    found = dial.reached(sizes, fast, 0.1)
-    assert found["low"] < 1000 * 1.3 and found["low"] <= found["samples"] <= found["high"] < 1300
-    assert set(dial.reached(sizes, never, 0.1).values()) == {math.inf}
-    ratio = dial.reach_ratio(sizes, fast, slow, 0.1)
-    assert ratio["low"] <= ratio["ratio"] <= ratio["high"]
-    assert ratio["ratio"] == pytest.approx(4, rel=0.1)
-    bound = dial.reach_ratio(sizes, fast, never, 0.1)
-    assert bound["ratio"] == pytest.approx(10_000 / found["samples"])
-    assert bound["bound"] and not ratio["bound"]
-    assert dial.reach_ratio(sizes, never, fast, 0.1)["high"] < 0.15
-    assert math.isnan(dial.reach_ratio(sizes, never, never, 0.1)["low"])
 
 
 @pytest.fixture
@@ -232,12 +202,14 @@ def test_ends_lists_each_end_once(runs):
     assert means == pytest.approx([0.02, 1.02, 51], rel=0.01)
 
 
-@pytest.mark.parametrize(
-    ("text", "linear", "answer"),
-    [(True, False, (True, None)), (None, True, (False, True)), (None, False, (None, None)), (False, False, (False, None))],
-)  # fmt: skip
-def test_another_reading_counts_as_a_condition(text, linear, answer):
-    assert dial.over_readings({"text": text, "linear": linear}) == answer
+def test_another_reading_counts_as_a_condition():
+    for text, linear, answer in (
+        (True, False, (True, None)),
+        (None, True, (False, True)),
+        (None, False, (None, None)),
+        (False, False, (False, None)),
+    ):
+        assert dial.over_readings({"text": text, "linear": linear}) == answer
 
 
 def test_the_band_has_every_seed_the_means_and_the_printed_ends(runs):
@@ -247,10 +219,6 @@ def test_the_band_has_every_seed_the_means_and_the_printed_ends(runs):
     assert [len(values) for values in found] == [3] * 5 + [2] and list(found[-1]) == [1 / 49, 64]
     mean = next(line.get_ydata() for line in axis.lines if line.get_linestyle() == "-")
     assert list(mean) == pytest.approx([0.102, 3.06, 51], rel=0.01)
-    low, high = axis.collections[0].get_paths()[0].get_extents().get_points()[:, 1]
-    assert low < 0.102 and high > 51
-    dial.band(axis, runs[runs["seed"] == 0], "linear-scrambled", (1 / 49, 64), printed=0.45)
-    assert len(axis.collections) == 1  # one seed: no band
 
 
 @pytest.fixture
@@ -268,24 +236,18 @@ def test_factors_and_the_decision_over_goals(sized):
     assert table.loc["ndlinear", "10%"].startswith("1,0")
     assert table.loc["stuck", ["10%", "200%"]].tolist() == ["over 10,000", "at most 100"]
     found = dial.factors(sized, "dense", "ndlinear", 0.1, (0.1, 0.5))
-    assert found[0.1]["ratio"] == pytest.approx(4, rel=0.01)
+    assert found[0.1]["ratio"] == pytest.approx(4, rel=0.01) and not found[0.1]["bound"]
+    assert found[0.1]["low"] <= found[0.1]["ratio"] <= found[0.1]["high"]
     assert dial.over_goals(found, 0.1, 2.5) == (True, None)
     assert dial.over_goals(found, 0.1, 5.0) == (False, None)
+    bound = dial.factors(sized, "stuck", "ndlinear", 0.1, (0.1,))[0.1]
+    assert bound["bound"] and bound["ratio"] == pytest.approx(9.8, rel=0.01)  # 10,000 over 1,020
+    assert dial.factor_words(bound).startswith("at least 9.8")
+    assert dial.factors(sized, "ndlinear", "stuck", 0.1, (0.1,))[0.1]["high"] < 0.15
     never = dial.factors(sized, "stuck", "stuck", 0.1, (0.1,))
     assert dial.over_goals(never, 0.1, 1.0) == (None, None)
     assert dial.factor_words(never[0.1]) == "neither arrives"
-    assert dial.factor_words(found[0.1]).startswith("4.00 [")
-    bound = {"ratio": 12.0, "low": 11.0, "high": 13.5, "bound": True}
-    assert dial.factor_words(bound) == "at least 12.00 [11.00, 13.50]"
     spans = {0.05: (0.5, 0.6), 0.1: (3.0, 4.0), 0.2: (2.0, 3.0)}
     mixed = {goal: {"low": low, "high": high} for goal, (low, high) in spans.items()}
     assert dial.over_goals(mixed, 0.05, 2.5) == (False, True)
     assert dial.over_goals(mixed, 0.2, 2.5) == (None, None)
-
-
-def test_the_figure_of_samples_has_every_seed_and_the_printed_marks(sized):
-    _, axis = plt.subplots()
-    names = {name: name for name in sized["model"].unique()}
-    dial.draw_samples(axis, sized, 0.1, names, goal=0.05, marks={"dense": 15_000})
-    assert sum(line.get_alpha() == 0.4 for line in axis.lines) == 15
-    assert axis.lines[-1].get_xdata() == [15_000]

@@ -338,24 +338,21 @@ def at_best_rate(found: pd.DataFrame) -> pd.DataFrame:
     return at_best_rates(found, ["data", "size", "order", "arm"], "val_loss", logs=True)
 
 
+def log_ratios(own: pd.DataFrame, by: str, one: str, other: str) -> pd.DataFrame:
+    """ln(test loss of one / of the other) of what stands in the column ``by``: a row for each set, size and seed."""
+    keys = ["data", "size", "seed", "samples", "tested", "pool"]
+    wide = np.log(own.pivot(index=keys, columns=by, values="test_loss"))
+    return (wide[one] - wide[other]).rename("gain").reset_index()
+
+
 def gains(chosen: pd.DataFrame, order: str = "permuted") -> pd.DataFrame:
-    """ln(test loss in another order / in place) of NdLinear: a row for each set, size and seed."""
-    own = chosen[chosen["arm"] == "ndlinear"]
-    keys = ["data", "size", "seed"]
-    wide = np.log(own.pivot(index=keys, columns="order", values="test_loss"))
-    found = (wide[order] - wide["in place"]).rename("gain").reset_index()
-    counts = own.groupby(["data", "size"])[["samples", "tested", "pool"]].first().reset_index()
-    return found.merge(counts, on=["data", "size"])
+    """`log_ratios` of NdLinear in another order over in place."""
+    return log_ratios(chosen[chosen["arm"] == "ndlinear"], "order", order, "in place")
 
 
 def ratios(chosen: pd.DataFrame, arm: str) -> pd.DataFrame:
-    """ln(test loss of another kind of layer / of NdLinear), both in place, in the form of `gains`."""
-    own = chosen[chosen["order"] == "in place"]
-    keys = ["data", "size", "seed"]
-    wide = np.log(own.pivot(index=keys, columns="arm", values="test_loss"))
-    found = (wide[arm] - wide["ndlinear"]).rename("gain").reset_index()
-    counts = own.groupby(["data", "size"])[["samples", "tested", "pool"]].first().reset_index()
-    return found.merge(counts, on=["data", "size"])
+    """`log_ratios` of another kind of layer over NdLinear, both in place."""
+    return log_ratios(chosen[chosen["order"] == "in place"], "arm", arm, "ndlinear")
 
 
 def effects(found: pd.DataFrame) -> pd.DataFrame:
@@ -370,12 +367,6 @@ def effects(found: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def error_ratios(runs_of: pd.DataFrame) -> pd.DataFrame:
-    """Test error permuted over in place at the best rates: a row for each set, the geometric mean over its sizes and seeds."""
-    found = effects(gains(at_best_rate(runs_of)))
-    return found.assign(**np.exp(found[["gain", "low", "high"]]))
-
-
 class Pooled(NamedTuple):
     """A mean over data sets with its interval, the deviation between sets, and where a new set is expected."""
 
@@ -388,11 +379,8 @@ class Pooled(NamedTuple):
 
 
 def pooled(values, errors) -> Pooled:
-    """Random effects: restricted maximum likelihood for the variance between sets, Hartung and Knapp's interval at 95 %.
-
-    Args:
-        values: a mean for each set. errors: their standard errors.
-    """
+    """Random effects of a mean for each set with its standard error: restricted maximum likelihood for the variance between sets,
+    Hartung and Knapp's interval at 95 %."""
     values, own = np.asarray(values, float), np.square(np.asarray(errors, float))
 
     def loss(between):
@@ -414,45 +402,21 @@ def pooled(values, errors) -> Pooled:
     return Pooled(mean, mean - half, mean + half, math.sqrt(between), mean - reach, mean + reach)
 
 
-def growth(found: pd.DataFrame) -> pd.DataFrame:
-    """From `gains`: the gain of the large sample minus that of the small one, in the same form."""
-    keys = ["data", "seed"]
-    wide = found.pivot(index=keys, columns="size", values="gain")
-    difference = (wide["large"] - wide["small"]).rename("gain").reset_index()
-    large = found[found["size"] == "large"][[*keys, "tested", "pool"]]
-    return difference.merge(large, on=keys)
-
-
 def over_all(found: pd.DataFrame) -> Pooled:
-    """The pooled mean of what `gains`, `ratios` or `growth` hold."""
+    """The pooled mean of what `gains` or `ratios` hold."""
     each = effects(found)
     return pooled(each["gain"], each["error"])
 
 
-PREDICTORS = {
-    "axis gain in place": "axis gain of the inputs",
-    "label gain in place": "label gain",
-    "share_gain": "share of the first product",
-    "kernel_gain": "gain in the kernel",
-}
+PREDICTORS = ["axis gain in place", "label gain in place", "share_gain", "kernel_gain"]
 
 
 def ranked(looks: pd.DataFrame, measured: pd.DataFrame) -> pd.DataFrame:
-    """Each predictor's rank correlation with the measured gains, one-sided p beside; highest first.
-
-    Args:
-        looks: the predictors of each set and seed. measured: `effects` of the sets to compare with.
-    """
-    means = looks.groupby("data")[list(PREDICTORS)].mean().loc[measured["data"]]
+    """Each predictor's rank correlation with the measured `effects`, one-sided p beside; highest first."""
+    means = looks.groupby("data")[PREDICTORS].mean().loc[measured["data"]]
     rows = [(name, *rank_correlation(means[name], measured["gain"])) for name in PREDICTORS]
     table = pd.DataFrame(rows, columns=["predictor", "correlation", "p"])
     return table.sort_values("correlation", ascending=False, ignore_index=True)
-
-
-def kernel_effects(looks: pd.DataFrame, sets: Sequence[str]) -> pd.DataFrame:
-    """Mean kernel gain of each set with its standard error over the seeds."""
-    own = looks[looks["data"].isin(sets)].groupby("data")["kernel_gain"]
-    return pd.DataFrame({"gain": own.mean(), "error": own.sem()}).reset_index()
 
 
 # --------------------------------------------------------------------------------------------- the kernel of the wide limit
@@ -544,41 +508,26 @@ def rank_correlation(a, b) -> tuple[float, float]:
 
 
 # ------------------------------------------------------------------------------------------- which term one layer learns
+def outer_loss(sigma: Tensor, weights: Tensor) -> Tensor:
+    """Half the squared distance of w_1 o ... o w_N, weights (starts, N, terms), to sum_i sigma_i e_i o ... o e_i: (starts,)."""
+    norms = weights.square().sum(2).prod(1)
+    return (norms + sigma.square().sum()) / 2 - (sigma * weights.prod(1)).sum(1)
+
+
 def descend(
     sigma: Tensor, start: Tensor, rate: float, steps: int, adam: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """One layer of rank one on a target of orthogonal terms, from many starts, in the basis of the terms.
-
-    The layer is w_1 o ... o w_N, the target sum_i sigma_i e_i o ... o e_i; the loss is half the squared distance.
-
-    Args:
-        sigma: (terms,). start: (starts, N, terms). rate, steps: of gradient descent, or of Adam.
-
-    Returns:
-        Of each start the term that was learned and the loss, both (starts,).
-    """
-    weights = start.clone()
-    moments = torch.zeros_like(weights), torch.zeros_like(weights)
-    for step in range(1, steps + 1):
-        slope = _slope(sigma, weights)
-        if adam:
-            moments[0].lerp_(slope, 0.1)
-            moments[1].lerp_(slope.square(), 0.001)
-            mean, square = moments[0] / (1 - 0.9**step), moments[1] / (1 - 0.999**step)
-            slope = mean / (square.sqrt() + 1e-12)
-        weights = weights - rate * slope
-    overlaps = sigma * weights.prod(1)
-    norms = weights.square().sum(2).prod(1)
-    return overlaps.argmax(1), (norms + sigma.square().sum()) / 2 - overlaps.sum(1)
-
-
-def _slope(sigma: Tensor, weights: Tensor) -> Tensor:
-    norms = weights.square().sum(2, keepdim=True)
-    parts = []
-    for k in range(weights.shape[1]):
-        rest = [other for other in range(weights.shape[1]) if other != k]
-        parts.append(norms[:, rest].prod(1) * weights[:, k] - sigma * weights[:, rest].prod(1))
-    return torch.stack(parts, 1)
+    """The term that each start has learned after gradient descent, or Adam, on `outer_loss`, and the loss there."""
+    weights = start.clone().requires_grad_()
+    rule = (
+        torch.optim.Adam([weights], rate, eps=1e-12) if adam else torch.optim.SGD([weights], rate)
+    )
+    for _ in range(steps):
+        rule.zero_grad()
+        outer_loss(sigma, weights).sum().backward()
+        rule.step()
+    weights = weights.detach()
+    return (sigma * weights.prod(1)).argmax(1), outer_loss(sigma, weights)
 
 
 def blow_up(sigma: float, start: Sequence[float]) -> float:
@@ -626,23 +575,12 @@ def fit_outer(target: Tensor, starts: int, steps: int = 2000, rate: float = 0.02
 def train_sum(target: NdLinearSum, seed: int) -> tuple[NdLinearSum, float]:
     """A sum of as many terms trained to do what ``target`` does, and its relative error on the inputs."""
     torch.manual_seed(seed)
-    model = NdLinearSum(
-        target.input_dims,
-        target.hidden_size,
-        target.rank,
-        bias=False,
-        init="unit",
-        dtype=torch.float64,
-    )
-    x = torch.randn(400, *target.input_dims, dtype=torch.float64)
+    shape, how = (target.input_dims, target.hidden_size, target.rank), {"dtype": torch.float64}
+    model = NdLinearSum(*shape, bias=False, init="unit", **how)
+    x = torch.randn(400, *target.input_dims, **how)
     y = target(x).detach()
-    rule = torch.optim.LBFGS(
-        model.parameters(),
-        max_iter=3000,
-        tolerance_grad=1e-13,
-        tolerance_change=1e-16,
-        line_search_fn="strong_wolfe",
-    )
+    limits = {"max_iter": 3000, "tolerance_grad": 1e-13, "tolerance_change": 1e-16}
+    rule = torch.optim.LBFGS(model.parameters(), line_search_fn="strong_wolfe", **limits)
 
     def closure():
         rule.zero_grad()
@@ -667,47 +605,33 @@ def matched(one: NdLinearSum, other: NdLinearSum) -> float:
 
 def k_rank(columns: Tensor) -> int:
     """Kruskal's rank of a matrix (n, R): the largest k such that any k of its columns are independent."""
-    count = columns.shape[1]
-    best = 0
-    for k in range(1, count + 1):
-        chosen = [columns[:, list(c)] for c in itertools.combinations(range(count), k)]
-        if any(torch.linalg.matrix_rank(part, rtol=1e-9) < k for part in chosen):
-            break
-        best = k
-    return best
+    for k in range(columns.shape[1], 0, -1):
+        chosen = itertools.combinations(columns.unbind(1), k)
+        if all(torch.linalg.matrix_rank(torch.stack(part), rtol=1e-9) == k for part in chosen):
+            return k
+    return 0
 
 
 def kruskal(model: NdLinearSum) -> tuple[int, int]:
     """Both sides of Kruskal's condition for a sum of R terms over N axes: the sum of the k-ranks, and 2R + N - 1."""
-    axes = len(model.input_dims)
-    ranks = [
-        k_rank(torch.stack([term.weights[k].detach().flatten() for term in model.terms], 1))
-        for k in range(axes)
-    ]
-    return sum(ranks), 2 * model.rank + axes - 1
+    factors = zip(*[[weight.detach().flatten() for weight in term.weights] for term in model.terms])
+    ranks = [k_rank(torch.stack(axis, 1)) for axis in factors]
+    return sum(ranks), 2 * model.rank + len(ranks) - 1
 
 
 # --------------------------------------------------------------------------------------------------------------- figures
-CONTROLS = {
-    "teacher 1": "1",
-    "teacher 2": "2",
-    "teacher 4": "4",
-    "teacher 8": "8",
-    "turned": "turned",
-}
-
-
 def draw_controls(axis, found: pd.DataFrame) -> None:
     """Test loss permuted over in place for the teachers: a mark with its interval for each number of training cases."""
+    names = ["teacher 1", "teacher 2", "teacher 4", "teacher 8", "turned"]
     for shift, (samples, own) in zip((-0.2, 0, 0.2), found.groupby("samples")):
-        marks = effects(own).set_index("data").loc[list(CONTROLS)]
+        marks = effects(own).set_index("data").loc[names]
         ratio = np.exp(marks[["gain", "low", "high"]])
         look = {"fmt": "os^"[round(5 * shift) + 1], "color": None, "label": f"{samples:,} cases"}
         at = np.arange(len(marks)) + shift
         figures.intervals(axis, at, ratio, "ndlinear", upright=True, **look)
     axis.axhline(1, color="0.5", linewidth=1)
     axis.set(yscale="log", ylabel="error with entries permuted / in place")
-    axis.set_xticks(range(len(CONTROLS)), CONTROLS.values())
+    axis.set_xticks(range(len(names)), [name.removeprefix("teacher ") for name in names])
     axis.set_yticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
     axis.set_xlabel("Kronecker products in the teacher")
 

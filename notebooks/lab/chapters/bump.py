@@ -1,16 +1,10 @@
-"""Radius Bump: ten uniform coordinates, a target that depends on their length alone, and networks
-of two kinds.
-
-The target is exp(-(|x| - 0.8)^2 / (2 sigma^2)) for x uniform on [-1, 1]^10. Lengths concentrate
-near 1.8, so the smaller sigma, the rarer are inputs whose target is not close to zero.
-"""
+"""Radius Bump: ten uniform coordinates, a target that depends on their length alone, and networks of two kinds."""
 
 from __future__ import annotations
 
 import functools
 import itertools
 import math
-from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
@@ -24,8 +18,8 @@ from ndlinear import cheapest_order, count_macs, count_parameters
 from .. import models
 from ..modes import LabError
 from ..page.facts import facts
-from ..page.figures import colour, intervals, label, marker
-from ..stats import below, interval, paired, summary
+from ..page.figures import colour, intervals, marker
+from ..stats import below, interval, paired
 
 INPUTS = 10
 DIMS = (2, 5)
@@ -46,8 +40,7 @@ def target(x: Tensor, sigma: float) -> Tensor:
 
 
 def draw(seed: int, train: int, test: int) -> tuple[Tensor, Tensor]:
-    """The training and the small test inputs of a seed. A smaller training set is the beginning of
-    a larger one."""
+    """The training and the small test inputs of a seed. A smaller training set is the beginning of a larger one."""
     if train + test > POOL:
         raise LabError(f"{train} + {test} samples; a seed has {POOL}")
     x = inputs(POOL, seed)
@@ -70,8 +63,7 @@ def network(arm: str, size: int | tuple[int, ...], depth: int, bias: bool = True
 
 
 def lengths(cells: int = 1 << 14) -> tuple[np.ndarray, np.ndarray]:
-    """Distribution of |x|: values and their probabilities, by convolving that of one squared
-    coordinate with itself."""
+    """Distribution of |x|: values and their probabilities, by convolving that of one squared coordinate with itself."""
     edge = np.linspace(0, 1, cells + 1)
     one = np.diff(np.sqrt(edge))  # P(x^2 in a cell)
     size = 1 << math.ceil(math.log2(INPUTS * cells))
@@ -83,8 +75,7 @@ def lengths(cells: int = 1 << 14) -> tuple[np.ndarray, np.ndarray]:
 
 
 def constant_errors(sigma: float) -> dict[str, float]:
-    """Population mean squared error of the answers "always zero" and "always the mean", and the
-    mean itself."""
+    """Population mean squared error of the answers "always zero" and "always the mean", and the mean itself."""
     r, p = lengths()
     y = np.exp(-((r - RADIUS) ** 2) / (2 * sigma**2))
     mean, square = float(p @ y), float(p @ y**2)
@@ -97,9 +88,7 @@ def rays(cells: int = 1000, nodes: int = 60) -> tuple[Tensor, Tensor, Tensor]:
     A direction meets the surface of the cube at a distance R, where one coordinate is +-1 and the
     other nine are uniform: R^2 is one plus nine squares. Along it (r / R)^10 is uniform on [0, 1].
 
-    Returns:
-        Probabilities p of R (n,), lengths r on each ray (n, nodes), and their weights w (nodes,): E
-        f = p @ (f(r) @ w).
+    Returns probabilities p of R (n,), lengths r on each ray (n, nodes), and their weights w (nodes,): E f = p @ (f(r) @ w).
     """
     square = np.diff(np.sqrt(np.linspace(0, 1, cells + 1)))  # P(x^2 in a cell)
     p = functools.reduce(fftconvolve, [square] * (INPUTS - 1)).clip(0)
@@ -132,12 +121,10 @@ def costs(arm: str, size: int | tuple[int, ...], depth: int) -> dict[str, int]:
 
 
 def equal_dense(width: int, depth: int) -> dict[str, int]:
-    """Dense widths to compare NdLinear with hidden shape (width/4, width/4) with, by what they have
-    in common.
+    """Dense widths to compare NdLinear with hidden shape (width/4, width/4) with, by what they have in common.
 
-    "label": the printed pair; "parameters", "multiply-adds" (cheapest order, which favours
-    NdLinear): the width with the nearest count; "units": as many hidden units. 256 stands in where
-    the nearest width is 257.
+    The printed pair; the nearest count of parameters or of multiply-adds (cheapest order, which favours NdLinear); as many hidden
+    units. 256 stands in where the nearest width is 257.
     """
     modewise = costs("ndlinear", (width // 4,) * 2, depth)
     found = {"label": width}
@@ -149,16 +136,14 @@ def equal_dense(width: int, depth: int) -> dict[str, int]:
 
 
 def spread_of_zero(sigma: float, samples: int) -> float:
-    """Standard deviation of the error of "always zero" over test sets of a size: what the draw of
-    the test set alone does."""
+    """Standard deviation of the error of "always zero" over test sets of a size: what their draw alone does."""
     r, p = lengths()
     squares = np.exp(-((r - RADIUS) ** 2) / sigma**2)
     return float(np.sqrt((p @ squares**2 - (p @ squares) ** 2) / samples))
 
 
 def constants() -> pd.DataFrame:
-    """By difficulty: how rare a target above one tenth is, the errors of the two constant answers,
-    and how much the error of "always zero" varies between test sets of 200."""
+    """By difficulty: how rare a target above one tenth is, the constants' errors, and how that of zero varies between test sets."""
     r, p = lengths()
     rows = {}
     for sigma in SIGMAS:
@@ -168,25 +153,12 @@ def constants() -> pd.DataFrame:
     return pd.DataFrame(rows, index=columns).T.rename_axis("sigma")
 
 
-def grid(cells: Iterable[tuple[str, int, int]], seeds: int, **fixed) -> list[dict]:
-    """Configurations of (arm, width, depth) cells for all difficulties and seeds, narrow ones
-    first."""
-    return [
-        {"sigma": sigma, "arm": arm, "width": width, "depth": depth, "seed": seed} | fixed
-        for (arm, width, depth), sigma in itertools.product(
-            sorted(cells, key=lambda cell: (*cell[1:], cell[0])), SIGMAS
-        )
-        for seed in range(seeds)
-    ]
-
-
 # ------------------------------------------------------------------------------ reading the records
 GROUP = ["sigma", "arm", "width", "depth"]
 
 
 def printed(metric: str) -> pd.DataFrame:
-    """A column of the paper's three tables: ``value`` and ``std`` by difficulty, width, depth and
-    arm."""
+    """A column of the paper's three tables: ``value`` and ``std`` by difficulty, width, depth and arm."""
     tables = [facts(f"radius_0{s}", metric=metric) for s in (10, 20, 30)]
     found = pd.concat(tables).astype({"width": int, "depth": int, "sigma": float})
     found["arm"] = found["method"].map({"dense": "dense", "NdLinear": "ndlinear"})
@@ -194,8 +166,7 @@ def printed(metric: str) -> pd.DataFrame:
 
 
 def by_pair(runs: pd.DataFrame, metric: str, level: float = 0.95) -> pd.DataFrame:
-    """NdLinear minus dense of the same label, paired by seed: ``difference``, ``low``, ``high`` and the ``dense`` mean, one row
-    for each difficulty, width and depth."""
+    """NdLinear minus dense of the same label, paired by seed, and the dense mean: a row for each difficulty, width and depth."""
     rows = {}
     for key, group in runs.groupby(["sigma", "width", "depth"]):
         dense = group[group["arm"] == "dense"][metric].mean()
@@ -207,8 +178,7 @@ def by_pair(runs: pd.DataFrame, metric: str, level: float = 0.95) -> pd.DataFram
 def against(
     runs: pd.DataFrame, sigma: float, width: int, depth: int, opponent: int, level: float = 0.95
 ) -> tuple[float, float, float] | None:
-    """Test error of NdLinear minus that of the dense network of width ``opponent``: percent of the
-    latter's mean, with interval.
+    """Test error of NdLinear minus that of the dense network of width ``opponent``, in percent of the latter's mean, with interval.
 
     Paired by the seeds that both have; None where there are fewer than two.
     """
@@ -224,43 +194,13 @@ def against(
     return tuple(100 * value / scale for value in found)
 
 
-def percent(frame: pd.DataFrame) -> list[str]:
-    """Rows of `by_pair` as text: the difference in percent of the dense mean, with its interval."""
-    parts = [100 * frame[k] / frame["dense"] for k in ("difference", "low", "high")]
-    return [f"{a:+.0f} [{b:+.0f}, {c:+.0f}]" for a, b, c in zip(*parts)]
-
-
-def pair_names(index: pd.MultiIndex) -> pd.DataFrame:
-    """The first columns of a table of pairs: ``sigma``, and label and depth in one column, "64,
-    3"."""
-    frame = index.to_frame(index=False)
-    names = [f"{w}, {d}" for w, d in zip(frame["width"], frame["depth"])]
-    return pd.DataFrame({"sigma": frame["sigma"], "label, depth": names})
-
-
-def pair_table(answers: pd.DataFrame, **columns: tuple[pd.DataFrame, pd.Series]) -> pd.DataFrame:
-    """The pairs of equal label as text: for each column of ``answers`` the printed gap, the measured one and a sign.
-
-    columns: name -> (measured as `by_pair` gives it, printed values by difficulty, width, depth and arm).
-    """
-    signs = {True: "✓", False: "✗", None: "≈"}
-    shown = pair_names(answers.index)
-    for name, (found, values) in columns.items():
-        before = values.unstack("arm").loc[answers.index]
-        gap = 100 * (before["ndlinear"] / before["dense"] - 1)
-        shown[f"{name}, printed"] = [f"{value:+.0f}" for value in gap]
-        shown[name] = [f"{text} {signs[v]}" for text, v in zip(percent(found), answers[name])]
-    return shown
-
-
 def rank_correlation(
     runs: pd.DataFrame, x: str, y: str, level: float = 0.95
 ) -> tuple[float, float, float]:
-    """Spearman's correlation over the seeds of a group, averaged over the groups that have all
-    seeds: (mean, low, high).
+    """Spearman's correlation over the seeds of a group, averaged over the groups that have all seeds: (mean, low, high).
 
-    The interval is the wider of two: t over the groups, and a jackknife over the seeds, which the
-    groups share. A group in which one of the two does not vary counts as 0.
+    The interval is the wider of two: t over the groups, and a jackknife over the seeds, which the groups share. A group in which one
+    of the two does not vary counts as 0.
     """
     seeds = runs["seed"].unique()
     full = runs.groupby(GROUP).filter(lambda group: len(group) == len(seeds))
@@ -282,71 +222,6 @@ def rank_correlation(
     return float(each.mean()), float(each.mean() - widest), float(each.mean() + widest)
 
 
-def table(
-    runs: pd.DataFrame, sigma: float, printed: pd.DataFrame, constants: dict[str, float]
-) -> pd.DataFrame:
-    """Rows of a paper's table as text: train and test error, the small test set, what is printed;
-    the constants last.
-
-    Test errors are in thousandths. printed: ``value`` and ``std`` by difficulty, width, depth and
-    arm.
-    """
-    some, keys = runs[runs["sigma"] == sigma], ["arm", "width", "depth"]
-    found = summary(some, [*keys, "parameters"], ["end_train", "end_test"]).sort_values(
-        ["depth", "width", "arm"]
-    )
-    at = list(map(tuple, found[keys].to_numpy()))
-    small = some.groupby(keys)["end_small"].agg(["mean", "std"]).loc[at]
-    beside = printed.loc[sigma].reorder_levels(keys).loc[at]
-    names = [f"{label(arm)} {width}" for arm, width in zip(found["arm"], found["width"])]
-    out = pd.DataFrame({"network": names, "depth": found["depth"].astype(str)})
-    out["parameters"] = [f"{v:,}" for v in found["parameters"]]
-    out["train"] = [f"{v:.1e}" for v in found["end_train"]]
-    test = 1e3 * found[["end_test", "end_test_low", "end_test_high"]].to_numpy()
-    out["test"] = [f"{a:.2f} [{b:.2f}, {c:.2f}]" for a, b, c in test]
-    for name, columns in (("small test", small), ("printed", beside)):
-        out[name] = [f"{a:.2f} ± {b:.2f}" for a, b in 1e3 * columns.to_numpy()]
-    lines = [{"network": name, "test": f"{1e3 * value:.2f}"} for name, value in constants.items()]
-    return pd.concat([out, pd.DataFrame(lines)], ignore_index=True).fillna("")
-
-
-def normalised(runs: pd.DataFrame, when: str, samples: int) -> pd.DataFrame:
-    """Entropy of the last hidden representation under every normaliser of `lab.entropy`, and
-    without centring, with unit rows.
-
-    when: "init", "stop" or "end"; samples: how many inputs the entropy was taken on. Last column:
-    AveEntropy.
-    """
-    units = np.where(runs["arm"] == "dense", runs["width"], (runs["width"] // 4) ** 2)
-    sizes = {
-        "nats": np.e,
-        "log-width": units,
-        "log-samples": samples,
-        "log-min": np.minimum(units, samples),
-    }
-    sizes["log-rank"] = runs[f"{when}_rank"].clip(lower=2)
-    values = {name: runs[f"{when}_entropy"] / np.log(size) for name, size in sizes.items()}
-    values |= {
-        "not centred": runs[f"{when}_entropy_raw"],
-        "unit rows": runs[f"{when}_entropy_rows"],
-    }
-    return pd.DataFrame(values | {"AveEntropy": runs[f"{when}_ave_entropy"]})
-
-
-def opponents(runs: pd.DataFrame, fair: dict[tuple[int, int], dict[str, int]]) -> pd.DataFrame:
-    """`against` for all difficulties and the dense networks of ``fair``, as a table of text; their units in brackets."""
-    rows = []
-    for sigma in sorted(runs["sigma"].unique()):
-        for (width, depth), widths in fair.items():
-            row = {"sigma": sigma, "NdLinear, depth": f"{width // 4} × {width // 4}, {depth}"}
-            for name, opponent in widths.items():
-                found = against(runs, sigma, width, depth, opponent)
-                text = "{:+.0f} [{:+.0f}, {:+.0f}]".format(*found) if found else "not run"
-                row[f"equal {name}"] = f"({opponent}) {text}"
-            rows.append(row)
-    return pd.DataFrame(rows)
-
-
 def tally(
     runs: pd.DataFrame, fair: dict[tuple[int, int], dict[str, int]], level: float = 0.95
 ) -> pd.DataFrame:
@@ -360,36 +235,6 @@ def tally(
                 if found:
                     counts[name][words[below(found)]] += 1
     return pd.DataFrame(counts).T.rename_axis("equal")
-
-
-def cuts(runs: pd.DataFrame, samples: int) -> pd.DataFrame:
-    """How far NdLinear lies below dense of the same label, in percent, under each normaliser,
-    before and after training."""
-    rows = []
-    for when, name in (("init", "untrained"), ("end", "trained")):
-        values = normalised(runs, when, samples)
-        means = values.groupby([runs[k] for k in GROUP]).mean().unstack("arm")
-        for normaliser in values:
-            wide = means[normaliser]
-            cut = 100 * (1 - wide["ndlinear"] / wide["dense"])
-            lower = f"{(cut > 0).sum()} of {len(cut)}"
-            rows.append((name, normaliser, cut.mean(), cut.min(), cut.max(), lower))
-    return pd.DataFrame(
-        rows, columns=["network", "normaliser", "mean", "least", "most", "lower in"]
-    )
-
-
-def stopping(runs: pd.DataFrame) -> pd.DataFrame:
-    """By difficulty, arm and depth: the share of runs that the stopping rule ends, and how the test
-    error there differs from that of the last epoch, in percent, for those runs."""
-    rows = []
-    for (sigma, arm, depth), group in runs.groupby(["sigma", "arm", "depth"]):
-        ended = group[group["stopped"] == 1]
-        change = 100 * (ended["stop_test"] / ended["end_test"] - 1)
-        rows.append(
-            (sigma, label(arm), depth, len(ended) / len(group), change.mean(), change.std())
-        )
-    return pd.DataFrame(rows, columns=["sigma", "network", "depth", "stopped", "change, %", "sd"])
 
 
 # ----------------------------------------------------------------------------------------------------------- figures

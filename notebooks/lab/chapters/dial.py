@@ -1,9 +1,6 @@
-"""Dial-a-bias: targets between a separable and an entangled part of a square input, training,
-crossing points, decisions.
+"""Dial-a-bias: targets between a separable and an entangled part of a square input, training, crossing points, decisions.
 
-All components have mean 0 and variance 1 over the distribution of the inputs and are uncorrelated
-(tests/lab/test_dial.py holds the formulas against samples), so the share of a target's variance
-that belongs to each is known, and so is the error of the best constant.
+All components have mean 0 and variance 1 over the inputs and are uncorrelated, so the error of the best constant is known.
 """
 
 from __future__ import annotations
@@ -43,8 +40,7 @@ def inputs(count: int, seed: int, side: int = SIDE) -> Tensor:
 
 
 def wave(side: int = SIDE) -> Tensor:
-    """One period of a cosine: how much each row, or column, counts. It sums to zero, its squares to
-    side / 2."""
+    """One period of a cosine: how much each row, or column, counts."""
     return torch.cos(math.tau * torch.arange(side) / side)
 
 
@@ -54,8 +50,7 @@ def halves(side: int = SIDE) -> Tensor:
 
 
 def variance_of_variance(count: int) -> float:
-    """Variance of the (biased) variance of ``count`` uniform numbers on [0, 1]: fourth moment 1/80,
-    variance 1/12."""
+    """Variance of the (biased) variance of ``count`` uniform numbers on [0, 1]."""
     return (count - 1) ** 2 / count**3 / 80 - (count - 1) * (count - 3) / count**3 / 144
 
 
@@ -82,8 +77,7 @@ def masks(where: str = "aligned", side: int = SIDE) -> dict[str, Tensor]:
 
 
 def components(x: Tensor, where: str = "aligned") -> dict[str, Tensor]:
-    """The six components of inputs (count, side, side): name -> (count,), each with mean 0 and
-    variance 1.
+    """The six components of inputs (count, side, side): name -> (count,), each with mean 0 and variance 1.
 
     Row and column means and variances are weighted by `wave` over the rows or columns.
     Checkerboard: the sum of the entries with alternating signs. XOR: +1 if exactly one of two bits
@@ -108,8 +102,7 @@ def components(x: Tensor, where: str = "aligned") -> dict[str, Tensor]:
 
 
 def weights(reading: str, alpha: float) -> dict[str, float]:
-    """Component -> its factor in (1 - alpha) f_separable + alpha f_entangled; each f is the sum of
-    its components over the root of their number, so it has variance 1."""
+    """Component -> its factor in (1 - alpha) f_separable + alpha f_entangled; each f has variance 1."""
     if reading not in READINGS:
         raise LabError(f"reading {reading!r}: one of {', '.join(READINGS)}")
     parts = READINGS[reading][0]
@@ -135,8 +128,7 @@ def scaled(x: Tensor) -> Tensor:
 
 
 def draw(reading: str, alpha: float, samples: int, seed: int, tests: int = 10_000) -> Split:
-    """``samples`` fresh samples, four fifths for training and one for validation, and ``tests``
-    further ones for testing."""
+    """``samples`` fresh samples, four fifths for training and one for validation; ``tests`` further ones for testing."""
     x = inputs(samples, seed)
     x_test = inputs(tests, seed + 1_000_000)
     y = target(x, reading, alpha)
@@ -149,8 +141,7 @@ def draw(reading: str, alpha: float, samples: int, seed: int, tests: int = 10_00
 
 # ----------------------------------------------------------------------------------------- training
 def endless(count: int, batch_size: int, seed: int) -> Iterator[Tensor]:
-    """Indices of batch after batch, epoch after epoch in a new order; the last, smaller batch of an
-    epoch comes first."""
+    """Indices of batch after batch, each epoch in a new order; its last, smaller batch comes first."""
     order = torch.Generator().manual_seed(seed)
     while True:
         yield from reversed(loop.batches(count, batch_size, order))
@@ -174,21 +165,17 @@ def fit(
     batch_size: int = 128,
     checks: int = 25,
 ) -> tuple[list[dict[str, float]], int]:
-    """Train in place by a number of Adam steps, and keep the weights of the look with the lowest
-    validation error.
+    """Train in place by a number of Adam steps, and keep the weights of the look with the lowest validation error.
 
-    Unlike `lab.fit` it counts steps, so that data sets of different sizes get the same work, and
-    lets the rate fall.
+    Unlike `lab.fit` it counts steps, so that data sets of different sizes get the same work, and lets the rate fall.
 
     Args:
         schedule: "constant", or "cosine": the rate falls to zero along half a cosine.
         seed: order of the batches; the caller seeds the weights.
-        checks: number of looks at the validation part, evenly spaced, the last one after the last
-            step.
+        checks: number of looks at the validation part, evenly spaced, the last one after the last step.
 
     Returns:
-        The looks (step, train_mse of the batches since the last look, val_mse), and the step of the
-        best one.
+        The looks (step, train_mse of the batches since the last look, val_mse), and the step of the best one.
     """
     if schedule not in ("constant", "cosine") or not 1 <= checks <= steps:
         raise LabError(
@@ -216,8 +203,7 @@ def fit(
 def ridge(
     data: Split, penalties: Sequence[float] = (1e-6, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 ) -> nn.Module:
-    """The linear model of least squares with the penalty (times the number of samples) that
-    validates best, as a module."""
+    """The linear model of least squares with the penalty (times the number of samples) that validates best."""
     x = data.train[0].flatten(1).double()
     y = data.train[1].double()
     mean = x.mean(0)
@@ -240,11 +226,7 @@ def ridge(
 
 
 def learnt(model: nn.Module, x: Tensor, reading: str, alpha: float) -> dict[str, float]:
-    """How much of each component of the target the model has: 1 all of it, 0 nothing (slope of the
-    output along the component).
-
-    ``x``: inputs as models get them, see `scaled`.
-    """
+    """Slope of a model's output along each component of the target: 1 if it has all of it, 0 if nothing. ``x`` is `scaled`."""
     parts = components(x / math.sqrt(12) + 0.5, READINGS[reading][1])
     out = predict(model, x)[:, 0]
     out = out - out.mean()
@@ -255,52 +237,39 @@ def learnt(model: nn.Module, x: Tensor, reading: str, alpha: float) -> dict[str,
 
 
 # ---------------------------------------------------------------------------------- crossing points
-def crossings(at: Sequence[float], gap: Sequence[float]) -> list[float]:
-    """Where a curve given at the points ``at`` passes through zero, by straight lines between the
-    points."""
-    at, gap = np.asarray(at, float), np.asarray(gap, float)
-    up = np.flatnonzero((gap[:-1] < 0) != (gap[1:] < 0))
-    return [float(at[i] + (at[i + 1] - at[i]) * gap[i] / (gap[i] - gap[i + 1])) for i in up]
-
-
 def resampled(values: np.ndarray, draws: int = 2000, seed: int = 0) -> np.ndarray:
-    """Bootstrap over seeds: means over rows drawn with replacement; (seeds, points) -> (draws,
-    points)."""
+    """Bootstrap over seeds: means over rows drawn with replacement; (seeds, points) -> (draws, points)."""
     values = np.asarray(values, float)
     rows = np.random.default_rng(seed).integers(len(values), size=(draws, len(values)))
     return values[rows].mean(axis=1)
 
 
 def crossing(at: Sequence[float], gaps: np.ndarray, draws: int = 2000) -> dict[str, float]:
-    """Where the mean of curves (seeds, points) passes from below zero to above, with a 95 %
-    bootstrap interval over seeds.
+    """Where the mean of curves (seeds, points) passes from below zero to above, by straight lines, with a 95 % bootstrap interval.
 
-    Returns:
-        ``alpha``, ``low``, ``high`` (nan where the mean curve, or more than 2.5 % of the resamples,
-        do not cross), ``once``: share of the resamples that cross exactly once, upwards.
+    ``alpha``, ``low`` and ``high`` are nan where the mean, or more than 2.5 % of the resamples, do not cross exactly once, upwards;
+    ``once`` is the share of the resamples that do.
     """
+    at = np.asarray(at, float)
 
     def upwards(curve) -> float:
-        found = crossings(at, curve)
-        return found[0] if len(found) == 1 and curve[0] < 0 else math.nan
+        turns = np.flatnonzero((curve[:-1] < 0) != (curve[1:] < 0))
+        if len(turns) != 1 or curve[0] >= 0:
+            return math.nan
+        i = turns[0]
+        return float(at[i] + (at[i + 1] - at[i]) * curve[i] / (curve[i] - curve[i + 1]))
 
     found = np.array([upwards(curve) for curve in resampled(gaps, draws)])
     once = float(np.isfinite(found).mean())
     low, high = np.nanquantile(found, (0.025, 0.975)) if once >= 0.975 else (math.nan, math.nan)
-    return {
-        "alpha": upwards(np.mean(gaps, axis=0)),
-        "low": float(low),
-        "high": float(high),
-        "once": once,
-    }
+    mean = upwards(np.mean(gaps, axis=0))
+    return {"alpha": mean, "low": float(low), "high": float(high), "once": once}
 
 
 def reach(sizes: Sequence[int], errors: Sequence[float], goal: float) -> float:
-    """Number of samples from which on the error stays at or below the goal: straight lines between
-    log size and log error.
+    """Number of samples from which on the error stays at or below the goal, by straight lines between log size and log error.
 
-    The first size if every error is below the goal (read: at most that many), infinity if the last
-    one is above.
+    The first size if every error is below the goal, infinity if the last one is above.
     """
     gap = np.log(np.asarray(errors, float) / goal)
     if gap[-1] > 0:
@@ -313,57 +282,16 @@ def reach(sizes: Sequence[int], errors: Sequence[float], goal: float) -> float:
     return float(np.exp(a + (b - a) * gap[i] / (gap[i] - gap[i + 1])))
 
 
-def reached(
-    sizes: Sequence[int], errors: np.ndarray, goal: float, draws: int = 2000
-) -> dict[str, float]:
-    """`reach` of the geometric mean over seeds of errors (seeds, sizes), with a 95 % bootstrap
-    interval; infinite where not reached."""
-    logs = np.log(np.asarray(errors, float))
-    found = np.sort([reach(sizes, np.exp(curve), goal) for curve in resampled(logs, draws)])
-    low, high = found[int(0.025 * draws)], found[math.ceil(0.975 * draws) - 1]
-    return {
-        "samples": reach(sizes, np.exp(logs.mean(axis=0)), goal),
-        "low": float(low),
-        "high": float(high),
-    }
-
-
-def reach_ratio(
-    sizes: Sequence[int], a: np.ndarray, b: np.ndarray, goal: float, draws: int = 2000
-) -> dict[str, float]:
-    """How many times more samples b needs than a, both (seeds, sizes) with paired seeds; a 95 %
-    bootstrap interval.
-
-    Where only b does not arrive, the ratio is at least last size / a's number, and that bound is
-    taken (``bound`` says so for the means); the other way round it is at most b's number / last
-    size; where neither arrives, nan.
-    """
-
-    def ratio(one, other) -> float:
-        n, m = reach(sizes, np.exp(one), goal), reach(sizes, np.exp(other), goal)
-        if math.isinf(n) and math.isinf(m):
-            return math.nan
-        return min(m, sizes[-1]) / min(n, sizes[-1])
-
-    a, b = np.log(np.asarray(a, float)), np.log(np.asarray(b, float))
-    found = np.array(
-        [ratio(one, other) for one, other in zip(resampled(a, draws), resampled(b, draws))]
-    )
-    known = np.isfinite(found).mean() >= 0.975
-    low, high = np.nanquantile(found, (0.025, 0.975)) if known else (math.nan, math.nan)
-    means = a.mean(axis=0), b.mean(axis=0)
-    bound = math.isinf(reach(sizes, np.exp(means[1]), goal))
-    return {"ratio": ratio(*means), "low": float(low), "high": float(high), "bound": bound}
+def arrivals(errors: pd.DataFrame, goal: float, draws: int = 2000) -> np.ndarray:
+    """`reach` of the geometric mean of errors (seeds, sizes), and after it of each bootstrap sample of the seeds."""
+    logs = np.log(errors.to_numpy())
+    curves = [logs.mean(axis=0), *resampled(logs, draws)]
+    return np.array([reach(list(errors.columns), np.exp(curve), goal) for curve in curves])
 
 
 # ------------------------------------------------------------------------------- runs of chapter 31
-SHARED = {
-    "linear": "linear-scrambled",
-    "text-scrambled": "text",
-    "text-local": "text",
-}  # the same target at alpha 0
-
-
+# reading: another one with the same target at alpha 0
+SHARED = {"linear": "linear-scrambled", "text-scrambled": "text", "text-local": "text"}
 PANELS = {  # what a figure calls a reading
     "text": "as the text names the parts",
     "text-scrambled": "all parts, places permuted",
@@ -374,8 +302,7 @@ PANELS = {  # what a figure calls a reading
 
 
 def of(runs: pd.DataFrame, reading: str) -> pd.DataFrame:
-    """The runs of a reading; at alpha 0, where the entangled part is absent, readings with equal
-    components share theirs."""
+    """The runs of a reading; at alpha 0, where the entangled part is absent, some readings share theirs."""
     shared = (runs["reading"] == SHARED.get(reading, reading)) & (runs["alpha"] == 0)
     return runs[(runs["reading"] == reading) | shared]
 
@@ -387,18 +314,15 @@ def log_ratios(runs: pd.DataFrame, reading: str) -> pd.DataFrame:
 
 
 def ends(runs: pd.DataFrame) -> pd.DataFrame:
-    """Both ends of the dial in each reading that has runs: geometric mean errors, and their ratio
-    with a t interval of its logarithm."""
+    """Both ends of the dial in each reading that has runs: geometric mean errors, and their ratio with its t interval."""
     rows = []
     for reading in [r for r in READINGS if len(of(runs, r))]:
         logs, found = log_ratios(runs, reading), of(runs, reading)
         for alpha in [a for a in (0, 1) if a in logs and not (a == 0 and reading in SHARED)]:
             at = found[found["alpha"] == alpha]
-            errors = [
-                math.exp(np.log(at[at["model"] == m]["test_mse"]).mean())
-                for m in ("ndlinear", "dense")
-            ]
-            rows.append((reading, alpha, *errors, *np.exp(interval(logs[alpha]))))
+            errors = np.exp(np.log(at["test_mse"]).groupby(at["model"]).mean())
+            two = errors[["ndlinear", "dense"]]
+            rows.append((reading, alpha, *two, *np.exp(interval(logs[alpha]))))
     names = ["reading", "alpha", "ndlinear", "dense", "ratio", "ratio_low", "ratio_high"]
     return pd.DataFrame(rows, columns=names)
 
@@ -410,8 +334,7 @@ def by_budget(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
 
 
 def over_readings(answers: dict[str, bool | None]) -> tuple[bool | None, bool | None]:
-    """(holds, under) for `lab.verdict`: the reading "text" counts as printed, another one as a
-    condition."""
+    """(holds, under) for `lab.verdict`: the reading "text" counts as printed, another one as a condition."""
     if answers["text"]:
         return True, None
     one = any_of(*answers.values())
@@ -463,19 +386,15 @@ def words(samples: float, sizes: Sequence[int]) -> str:
 def needed(
     runs: pd.DataFrame, models: Sequence[str], alpha: float, goals: Sequence[float]
 ) -> pd.DataFrame:
-    """Samples to each goal (rows: models, columns: goals) in words, with the interval in
-    brackets."""
+    """Samples to each goal (rows: models, columns: goals) in words, with a 95 % bootstrap interval in brackets."""
     rows = []
     for model in models:
         errors, row = by_size(runs, model, alpha), {"model": model}
-        sizes = list(errors.columns)
         for goal in goals:
-            found = reached(sizes, errors.to_numpy(), goal)
-            span = [words(found[end], sizes) for end in ("low", "high")]
-            middle = words(found["samples"], sizes)
-            row[f"{goal:.0%}"] = (
-                middle if span[0] == span[1] else f"{middle} [{span[0]}, {span[1]}]"
-            )
+            middle, *drawn = arrivals(errors, goal)
+            ends = np.sort(drawn)[[len(drawn) // 40, -1 - len(drawn) // 40]]
+            middle, low, high = (words(n, list(errors.columns)) for n in (middle, *ends))
+            row[f"{goal:.0%}"] = middle if low == high else f"{middle} [{low}, {high}]"
         rows.append(row)
     return pd.DataFrame(rows)
 
@@ -483,13 +402,26 @@ def needed(
 def factors(
     runs: pd.DataFrame, more: str, than: str, alpha: float, goals: Sequence[float]
 ) -> dict[float, dict]:
-    """For each goal the samples of one model over those of another, see `reach_ratio`."""
-    a, b = by_size(runs, than, alpha), by_size(runs, more, alpha)
-    return {goal: reach_ratio(list(a.columns), a.to_numpy(), b.to_numpy(), goal) for goal in goals}
+    """For each goal how many times more samples one model needs than another, with a 95 % bootstrap interval over paired seeds.
+
+    The largest size stands in for a model that does not arrive: if that is the first model, the ratio is a ``bound``. Where neither
+    arrives it is nan.
+    """
+    errors, found = [by_size(runs, model, alpha) for model in (than, more)], {}
+    last = errors[0].columns.max()
+    for goal in goals:
+        few, many = (arrivals(own, goal) for own in errors)
+        ratios = np.minimum(many, last) / np.minimum(few, last)
+        ratios[np.isinf(few) & np.isinf(many)] = math.nan
+        known = np.isfinite(ratios[1:]).mean() >= 0.975
+        low, high = np.nanquantile(ratios[1:], (0.025, 0.975)) if known else (math.nan, math.nan)
+        ends = {"low": float(low), "high": float(high)}
+        found[goal] = {"ratio": float(ratios[0]), **ends, "bound": math.isinf(many[0])}
+    return found
 
 
 def factor_words(found: dict) -> str:
-    """A `reach_ratio` in words, with its interval in brackets; a bound is called one."""
+    """What `factors` found at a goal in words, with the interval in brackets; a bound is called one."""
     if math.isnan(found["ratio"]):
         return "neither arrives"
     least = "at least " if found["bound"] else ""

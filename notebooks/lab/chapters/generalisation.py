@@ -1,19 +1,12 @@
-"""Chapter 24: what the axes of a data set can buy before anything is trained, and a bound for networks that keep axes.
-
-from lab.chapters import generalisation
-generalisation.axis_gain(x)        # x (m, D_1, ..., D_N): how many times smaller the complexity of the rank-one class is
-generalisation.label_gain(x, y)    # do the labels speak through the axes more than shuffled labels do?
-"""
+"""Chapter 24: what the axes of a data set can buy before anything is trained, and a bound for networks that keep axes."""
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
 
@@ -22,7 +15,6 @@ from ndlinear import NdLinear
 from ..data import load
 from ..page.figures import colour, marker
 from ..page.recorded import recorded
-from ..records import read
 
 
 # ------------------------------------------------------------------------------------------------------------ two norms
@@ -100,20 +92,10 @@ def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float, float]:
 
 
 def axis_gain(x: np.ndarray, draws: int = 200, seed: int = 0) -> Gain:
-    """How many times smaller the complexity of a linear class is on these inputs if its weights are outer products over the axes.
+    """How many times smaller the complexity of a linear class on inputs (m, D_1, ..., D_N) is if its weights are outer products.
 
-    It is E|S|_Frobenius / E|S|_spectral for S = sum_i s_i (x_i - mean) with random signs s_i: the empirical Rademacher
-    complexity of all weights of norm at most B over that of the outer products w_1 o ... o w_N of norm at most B, for every B.
-    One means that the axes buy nothing. No labels are used: a class that is n times simpler helps only if it also fits.
-
-    Args:
-        x: inputs (m, D_1, ..., D_N), any real dtype; they are centred first.
-        draws: sign patterns; the interval is over them. seed: of the signs.
-
-    Returns:
-        gain, low, high, and the ceiling that Theorem 24.3 reads off the covariances along the two axes; the gain is at most
-        sqrt(2) times it. For N > 2 the gain comes from a lower bound of the norm, so it may be too high; low comes from an
-        upper bound, and there is no such ceiling.
+    It is E|S|_Frobenius / E|S|_spectral for S = sum_i s_i (x_i - mean) with random signs s_i, ``draws`` times. For N > 2 the gain
+    comes from a lower bound of the norm, so it may be too high; low comes from an upper bound, and there is no ceiling.
     """
     x = np.asarray(x, float) - np.mean(x, axis=0, dtype=float)
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], (draws, len(x)))
@@ -150,14 +132,10 @@ def whiten(x: np.ndarray, floor: float = 0.02) -> np.ndarray:
 
 
 def label_gain(x: np.ndarray, y: np.ndarray, draws: int = 200, seed: int = 0) -> Gain:
-    """Do the labels of these inputs speak through the axes? Above one: more than shuffled labels do.
+    """Do labels (m,) of inputs (m, D_1, ..., D_N) speak through the axes? Above one: more than shuffled labels do.
 
-    S_y = sum_i (y_i - mean) x_i on axes that were whitened one by one. The signal of the labels over that of shuffled labels, for the
-    rank-one class (spectral norm) over the same for the dense class (Frobenius norm); no ball radius enters.
-
-    Args:
-        x: inputs (m, D_1, ..., D_N). y: real or two-valued labels (m,).
-        draws: shuffles of the labels; the interval is over them. seed: of the shuffles.
+    S_y = sum_i (y_i - mean) x_i on whitened axes: its spectral norm over that for shuffled labels, over the same for the Frobenius
+    norm.
     """
     x = whiten(np.asarray(x, float) - np.mean(x, axis=0, dtype=float))
     y = np.asarray(y, float) - np.mean(y, dtype=float)
@@ -221,13 +199,8 @@ def covering_bound(
 ) -> dict[str, float]:
     """Theorem 24.4: how far the mean of a loss in [0, 1] on the training samples can lie below its expectation.
 
-    Args:
-        steps: of the trained network; every norm is rounded up to a power of two, and that choice is paid for.
-        radius: of the ball of inputs. samples: m. lipschitz: of the loss in the output (Euclidean norm); rounded and paid likewise.
-
-    Returns:
-        bound; nats, the logarithm that each parameter costs; least, the favoured value for this
-        number of parameters, see `least_bound`.
+    Every norm of the trained network is rounded up to a power of two, and that choice is paid for; so is the Lipschitz constant of
+    the loss in the output. "nats" is the logarithm that each parameter costs.
     """
     rounded, price = [], power_of_two(lipschitz)[1] + math.log(1 / (1 - confidence))
     for step in steps:
@@ -257,16 +230,13 @@ def least_bound(numbers: int, steps: int, samples: int) -> float:
 
 # ------------------------------------------------------------------------------------------------------ tasks of the chapter
 FLAG = 1.1  # from this label gain on, the number says that the axes help
-KINDS = {"own axes": "ndlinear", "shuffled": "dense-params", "made up": "tt"}  # kind -> look
+KINDS = {
+    "own axes": "ndlinear",
+    "shuffled": "dense-params",
+    "made up": "tt",
+}  # kind of task -> look
 OPTIMISERS = {"convex": "linear", "sgd": "ndlinear", "adam": "dense", "adamw": "tcl"}
 NAMES = {"convex": "convex problem", "sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
-
-
-def kind(case: str, order: str) -> str:
-    """To which group of the figure a task belongs."""
-    if case.startswith("made up"):
-        return "made up"
-    return "own axes" if order == "own" else "shuffled"
 
 
 def real_inputs(case: str) -> tuple[np.ndarray, np.ndarray]:
@@ -307,8 +277,7 @@ def made_up_inputs(case: str, count: int, seed: int) -> tuple[np.ndarray, np.nda
 def task(case: str, order: str, samples: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """Training, validation and test part (x, y) of a task: x centred and scaled by the training part, y is -1 or 1.
 
-    order: "own" or "shuffled", all entries of all samples permuted alike. samples: of the first two parts each, at most a third
-    of the data; the test part has 1,000 or what is left.
+    order: "own" or "shuffled", all entries of all samples permuted alike. The test part has 1,000 samples or what is left.
     """
     if case.startswith("made up"):
         x, label = made_up_inputs(case, 2 * samples + 1000, seed)
@@ -426,57 +395,6 @@ def neighbour(model: nn.Sequential, other: nn.Sequential, delta: float) -> list[
     return [Step(max(a.weight, b.weight), max(a.bias, b.bias), a.numbers) for a, b in pairs]
 
 
-# ---------------------------------------------------------------------------------------------------- gaps of other chapters
-def recorded_gaps(spread) -> pd.DataFrame:
-    """Test minus training error over the error of a constant, from the records of chapters 10, 30 and 31: means over seeds.
-
-    spread: sigma -> variance of the target of chapter 30. Columns: chapter, arm, parameters, samples, gap, least.
-    """
-    spread = functools.cache(spread)
-    sources = {
-        "10": ("digits-head", _gap_digits),
-        "30": ("radius-bump", lambda row: _gap_bump(row, spread)),
-        "32": ("dial-samples", _gap_dial),
-    }
-    found = []
-    for chapter, (name, gap) in sources.items():
-        newest = {row["key"]: row for row in read(name) if row["status"] == "ok" and row["curve"]}
-        for row in newest.values():
-            arm = row["config"].get("model") or row["config"]["arm"]
-            what = str({k: v for k, v in row["config"].items() if k != "seed"})
-            value, samples, matrices = gap(row)
-            least = least_bound(row["parameters"], matrices, samples)
-            found.append((chapter, arm, what, row["parameters"], samples, value, least))
-    columns = ["chapter", "arm", "what", "parameters", "samples", "gap", "least"]
-    frame = pd.DataFrame(found, columns=columns)
-    return frame.groupby(columns[:5], sort=False).mean().reset_index().drop(columns="what")
-
-
-def _gap_digits(row: dict) -> tuple[float, int, int]:
-    matrices = {"dense": 2, "dense-params": 2, "linear": 1}.get(row["config"]["model"], 3)
-    found = row["metrics"]
-    return (found["test_loss"] - found["train_loss"]) / math.log(10), 1078, matrices
-
-
-def _gap_bump(row: dict, spread) -> tuple[float, int, int]:
-    config, found = row["config"], row["metrics"]
-    matrices = config["depth"] * (2 if config["arm"] == "ndlinear" else 1)
-    gap = (found["end_test"] - found["end_train"]) / spread(config["sigma"])
-    return gap, config["train"], matrices
-
-
-def _gap_dial(row: dict) -> tuple[float, int, int]:
-    config, found = row["config"], row["metrics"]
-    chosen = next(p for p in row["curve"] if p["step"] == found["best_step"])
-    variance = found["test_mse"] / found["relative"]
-    matrices = 6 if config["model"] == "ndlinear" else 3
-    return (
-        (found["test_mse"] - chosen["train_mse"]) / variance,
-        int(0.8 * config["samples"]),
-        matrices,
-    )
-
-
 def small_network(first: bool) -> nn.Sequential:
     """(n, 3, 4) -> (n, 3): two NdLinear layers with per-mode biases, in the order 1..N or N..1, and a dense one, random."""
     shapes = [((3, 4), (5, 2)), ((5, 2), (2, 6))]
@@ -518,7 +436,8 @@ def larger_root(sigma: float, decay: float, modes: int) -> float:
 def draw_tasks(axis) -> None:
     """Error with the axes over error without against the label gain: a point for each task, mean over seeds."""
     found = recorded("axis-gain")
-    found["kind"] = [kind(*pair) for pair in zip(found["case"], found["order"])]
+    own = np.where(found["order"] == "own", "own axes", "shuffled")
+    found["kind"] = np.where(found["case"].str.startswith("made up"), "made up", own)
     found["error"] = np.log(found["mse_axes"] / found["mse_dense"])
     columns = ["label_gain", "error"]
     found = found.groupby(["kind", "case", "order"])[columns].mean().reset_index("kind")

@@ -6,7 +6,6 @@ inputs and nothing else: the numbers, the targets and the number of weights stay
 
 from __future__ import annotations
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import scipy.signal
@@ -18,7 +17,6 @@ from ndlinear import NdLinear
 from ..data import load
 from ..data.splits import split
 from ..modes import LabError
-from ..page import figures
 from ..stats import differences, interval
 from ..train.loop import Split
 
@@ -117,30 +115,16 @@ def network(arm: str, steps: int, channels: int, outputs: int) -> nn.Sequential:
 def gains(runs: pd.DataFrame, data: str, arm: str, order: str) -> pd.Series:
     """By how much the logarithm of the test loss is higher in an order than with all in place, seed by seed."""
     part = runs[(runs["data"] == data) & (runs["arm"] == arm)]
-    return differences(
-        part.assign(log=np.log(part["test_loss"])), "log", order, "in place", by="order"
-    )
+    logs = part.assign(log=np.log(part["test_loss"]))
+    return differences(logs, "log", order, "in place", by="order")
 
 
 def behind(runs: pd.DataFrame, data: str, order: str) -> pd.Series:
     """By how much the logarithm of NdLinear's test loss is above that of the dense network, seed by seed."""
     part = runs[(runs["data"] == data) & (runs["order"] == order)]
-    return differences(
-        part.assign(log=np.log(part["test_loss"])), "log", "ndlinear", "dense", by="arm"
-    )
+    return differences(part.assign(log=np.log(part["test_loss"])), "log", "ndlinear", "dense")
 
 
 def percent(logs, level: float = 0.95) -> tuple[float, float, float]:
     """Mean and interval of differences of logarithms, as changes in percent."""
     return tuple(100 * np.expm1(value) for value in interval(logs, level=level))
-
-
-def draw(axis: plt.Axes, runs: pd.DataFrame, names: dict[str, str]) -> None:
-    """For every set and order how much higher the loss is than with all in place, with its interval."""
-    marks = {"steps lost": "^", "channels lost": "s", "both lost": "D"}
-    for (order, mark), shift in zip(marks.items(), (-0.2, 0, 0.2)):
-        found = [percent(gains(runs, data, "ndlinear", order)) for data in names]
-        at = np.arange(len(names)) + shift
-        figures.intervals(axis, at, found, "ndlinear", fmt=mark, color=None, label=order)
-    figures.rows(axis, names.values())
-    axis.set_xlabel("test loss above that with all in place, percent")
