@@ -1,30 +1,11 @@
-"""lab.chapters.capacity against brute force, closed forms and independent counts; chapter 20 checks the certificates."""
+"""lab.chapters.capacity against closed forms and independent counts; chapter 20 checks certificates and weights."""
 
 import itertools
 import math
 
-import numpy as np
 import pytest
 import torch
 from lab.chapters import capacity
-
-SHAPES = [(2, 2), (2, 3), (3, 2), (3, 3), (2, 2, 2), (2, 3, 1), (1, 4), (3,), (2, 1, 2, 2), (1, 1)]
-
-
-@pytest.mark.parametrize("shape", SHAPES)
-def test_the_explicit_set_is_shattered_in_integers(shape):
-    tensors = []
-    for factors in capacity.shattered(shape):
-        tensor = np.array(factors[0], dtype=object)
-        for factor in factors[1:]:
-            tensor = np.multiply.outer(tensor, np.array(factor, dtype=object))
-        tensors.append(tensor.flatten())
-    assert len(tensors) == capacity.lower(shape) <= capacity.upper(shape) <= math.prod(shape)
-    for labels in itertools.product((1, -1), repeat=len(tensors)):
-        weight = np.array([1], dtype=object)
-        for w in capacity.realise(shape, labels):
-            weight = np.kron(weight, np.array(w, dtype=object))
-        assert [int(np.sign(weight @ t)) for t in tensors] == list(labels)
 
 
 def test_entropy_bounds_the_number_of_subsets():
@@ -50,23 +31,6 @@ def test_two_axes_are_exact_and_one_long_axis_tends_to_two():
         assert capacity.effective((2, d)) == d + 1
     ratios = [capacity.upper((4, d)) / d for d in (10**3, 10**4, 10**5)]
     assert ratios == sorted(ratios, reverse=True) and 2 < ratios[-1] < 2.1
-
-
-def test_search_finds_and_writes_a_certificate(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(capacity, "FOLDER", tmp_path)
-    capacity.main(["2,2", "4", "20", "1"])
-    points, weights = capacity.certificate((2, 2))
-    assert len(points) == 4 and len(weights) == 8 and "shattered" in capsys.readouterr().out
-
-
-def test_search_says_when_it_failed(tmp_path, monkeypatch):
-    points = np.array([[1, 0, 0, 0], [1, 0, 0, 0]])  # two equal points are never told apart
-    assert capacity.whole_weights((2, 2), points, np.random.default_rng(0), rounds=1) is None
-    monkeypatch.setattr(capacity, "FOLDER", tmp_path)
-    monkeypatch.setattr(capacity, "whole_weights", lambda *a: None)
-    with pytest.raises(SystemExit, match="another seed"):
-        capacity.main(["2,2", "4", "1"])
-    assert not list(tmp_path.iterdir())
 
 
 SMALL = [s for n in range(1, 5) for s in itertools.combinations_with_replacement(range(1, 5), n)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 import math
 
@@ -142,11 +141,6 @@ class Sheet:
             for name, c in cells
             if (name, c.row, c.col, c.metric, c.model) not in self._taken
         ]
-
-    def tally(self) -> dict[str, int]:
-        """Cells by class, in the order of `CLASSES`."""
-        found = collections.Counter(row["match"] for row in self.rows)
-        return {name: found[name] for name in CLASSES}
 
 
 # ------------------------------------------------------------------------------------------------ the paper's own tables
@@ -295,38 +289,6 @@ def printed_comparisons() -> pd.DataFrame:
     for where, name, metrics, options in STATEMENTS:
         both = pd.concat(pairs(name, metric, **options) for metric in metrics)
         rows.append({"where": where, "at_least_as_good": int(both["ahead"].sum()), "of": len(both)})
-    return pd.DataFrame(rows)
-
-
-def printed_trends() -> pd.DataFrame:
-    """Gains that are said to grow with depth, width or scale: how many steps from one printed row to the next do grow."""
-    vit = pd.concat(pairs("vit_scaling", metric) for metric in ("acc_at_1", "acc_at_5"))
-    vit = vit.assign(
-        column=vit.groupby(["dataset", "blocks"]).cumcount(),
-        at=vit["blocks"].astype(int),
-        gain=vit["new"] - vit["old"],
-    )
-    bias = pairs("app_bias", "test_mse", **_BIAS)
-    bias = bias.assign(at=bias["width"].astype(int), gain=bias["fewer"], column=0)
-    opt = pairs("opt_pretrain", "perplexity").assign(gain=lambda d: d["old"] - d["new"], column=0)
-    opt["at"] = opt["model"].map({"OPT-Small": 0, "OPT-Mid": 1})
-    tasks = pairs("opt_pretrain", "zero_shot_accuracy")
-    tasks = (
-        tasks.assign(gain=tasks["new"] - tasks["old"])
-        .groupby("model", as_index=False)["gain"]
-        .mean()
-    )
-    tasks = tasks.assign(at=tasks["model"].map({"OPT-Small": 0, "OPT-Mid": 1}), column=0)
-    rows = []
-    for where, data in (
-        ("ViT students, with the number of blocks", vit),
-        ("biases, with the width", bias),
-        ("OPT, perplexity, with the size", opt),
-        ("OPT, mean of ten zero-shot tasks, with the size", tasks),
-    ):
-        groups = data.sort_values("at").groupby([k for k in ("dataset", "column") if k in data])
-        steps = groups["gain"].diff().dropna()
-        rows.append({"where": where, "steps_that_grow": int((steps > 0).sum()), "of": len(steps)})
     return pd.DataFrame(rows)
 
 
