@@ -299,8 +299,9 @@ RADIUS = "radius_010", "radius_020", "radius_030"
 def rebuilt() -> Sheet:
     """Every count that a table prints, beside that of the network that we build for it."""
     sheet = Sheet()
-    for experiment in (_radius_bump, _heads, _series, _forecasters, _cifar, _opt, _adapters, _dit):
-        experiment(sheet.add)
+    with torch.device("meta"):  # shapes without numbers
+        for enter in (_radius_bump, _heads, _series, _forecasters, _cifar, _opt, _adapters, _dit):
+            enter(sheet.add)
     return sheet
 
 
@@ -392,8 +393,7 @@ def _cifar(add) -> None:
 def _opt(add) -> None:
     for name, settings in models.OPT.items():
         for method, inside in (("Linear", None), ("NdLinear", models.OPT_INSIDE[name])):
-            with torch.device("meta"):
-                net = models.opt(**settings, inside=inside)
+            net = models.opt(**settings, inside=inside)
             count = size(net) - (size(net["project"]) if "project" in net else 0)
             how = f"block {inside or settings['hidden']}, as the training script counts"
             for printed in ("opt_pretrain", "linear_vs_ndlinear"):
@@ -411,8 +411,7 @@ def _adapters(add) -> None:
     departs = "no biases; the released adapter has them"
     for name, judged in (("Qwen3-1.7B", "lora-params-qwen"), ("LLaMA3-8B", "lora-params-llama")):
         for rank in (4, 8):
-            with torch.device("meta"):
-                net = models.apply_lora(models.decoder(**models.DECODERS[name]), rank)
+            net = models.apply_lora(models.decoder(**models.DECODERS[name]), rank)
             where = {"model": name, "rank": rank}
             add("ndlinear_lora", size(net), f"rank {rank}", "lora-params-baseline", **where)
         where = {"model": name, "rank": "", "departs": departs}
@@ -422,8 +421,7 @@ def _adapters(add) -> None:
 def _dit(add) -> None:
     part = "some blocks; the released code replaces all or none"
     for variant, blocks, departs in (("674M", 0, ""), ("619M", 7, part), ("563M", 14, part)):
-        with torch.device("meta"):
-            net = models.dit(blocks, nd_embedder=blocks > 0)
+        net = models.dit(blocks, nd_embedder=blocks > 0)
         how = f"(1152, 1) twice in {blocks} of 28 blocks"
         add("fid_scores", size(net), how, "dit-params", departs=departs, variant=variant)
 
