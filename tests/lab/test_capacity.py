@@ -25,41 +25,31 @@ def test_largest_is_the_last_that_fits(variables, degree):
     assert m <= 2 * variables * math.log2(4 * math.e * degree)
 
 
+def matched(sizes):
+    """The largest sum of max(pair) - 1 over disjoint pairs, by trying all."""
+    if len(sizes) < 2:
+        return 0
+    first, *others = sizes
+    with_first = [
+        max(first, d) - 1 + matched(others[:k] + others[k + 1 :]) for k, d in enumerate(others)
+    ]
+    return max([matched(others), *with_first])
+
+
+@pytest.mark.parametrize("axes", [1, 2, 3, 4])
+def test_the_lower_bound_is_the_best_matching(axes):
+    for shape in itertools.product(range(1, 5), repeat=axes):
+        pairs = matched([d for d in shape if d > 1])
+        assert capacity.lower(shape) == sum(shape) - axes + 1 + pairs, shape
+        assert capacity.lower(shape) <= capacity.upper(shape) <= math.prod(shape), shape
+
+
 def test_two_axes_are_exact_and_one_long_axis_tends_to_two():
     for d in range(1, 9):
         assert capacity.lower((2, d)) == capacity.upper((2, d)) == 2 * d
         assert capacity.effective((2, d)) == d + 1
     ratios = [capacity.upper((4, d)) / d for d in (10**3, 10**4, 10**5)]
     assert ratios == sorted(ratios, reverse=True) and 2 < ratios[-1] < 2.1
-
-
-SMALL = [s for n in range(1, 5) for s in itertools.combinations_with_replacement(range(1, 5), n)]
-
-
-def test_composed_sets_are_superadditive_and_grow_with_an_axis():
-    for shape in SMALL:
-        found = capacity.composed(shape)
-        assert capacity.lower(shape) <= found <= math.prod(shape), shape
-        assert capacity.composed((*shape[:-1], shape[-1] + 1)) >= found + 1, shape
-    assert capacity.composed((1, 1)) == 1 and capacity.composed((7,)) == 7
-    for one, two in itertools.combinations_with_replacement([(2,), (3,), (2, 2), (3, 3)], 2):
-        apart = capacity.composed(one) + capacity.composed(two) - 1
-        assert capacity.composed((*one, *two)) >= apart, (one, two)
-
-
-@pytest.mark.parametrize(
-    ("shape", "points"),
-    [((2,) * 6, 15), ((2,) * 12, 29), ((3,) * 4, 17), ((2, 2, 3), 10), ((2, 3, 3), 11)],
-)
-def test_composed_sets_of_certificates(shape, points):
-    assert capacity.composed(shape) == capacity.composed(shape[::-1]) == points
-
-
-def test_without_certificates_the_matching_bound_is_left(tmp_path, monkeypatch):
-    monkeypatch.setattr(capacity, "FOLDER", tmp_path)
-    monkeypatch.setattr(capacity, "composed", capacity.composed.__wrapped__)
-    for shape in SMALL:
-        assert capacity.composed(shape) == capacity.lower(shape), shape
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ The class: X of shape (D_1, ..., D_N) is labelled by the sign of <w_1 o ... o w_
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import math
@@ -126,42 +125,3 @@ def certificate(shape: Sequence[int]) -> tuple[list[list[int]], list[list[list[i
     """
     found = json.loads((FOLDER / f"{'x'.join(map(str, shape))}.json").read_text(encoding="utf-8"))
     return found["points"], found["weights"]
-
-
-def certified(shape: Sequence[int]) -> int:
-    """Points that a certificate shows for this shape, lengthened entry by entry; 0 if none fits."""
-    best = 0
-    for file in FOLDER.glob("*.json"):
-        small = sorted(int(d) for d in file.stem.split("x"))
-        longer = [d - e for d, e in zip(sorted(shape), small)]
-        if len(small) == len(shape) and min(longer) >= 0:
-            best = max(best, len(certificate(small)[0]) + sum(longer))
-    return best
-
-
-@functools.cache
-def composed(shape: tuple[int, ...]) -> int:
-    """Largest strictly shattered set that axes, pairs of axes and certificates give when they are put together.
-
-    A block of axes counts its own points; n blocks together count their sum less n - 1.
-    """
-    shape = tuple(sorted(d for d in shape if d > 1))
-    if len(shape) <= 1:
-        return sum(shape) or 1
-    first, others = shape[0], range(1, len(shape))
-    best = 0
-    for size in range(4):
-        for chosen in {tuple(shape[k] for k in c) for c in itertools.combinations(others, size)}:
-            rest = list(shape[1:])
-            for d in chosen:
-                rest.remove(d)
-            best = max(best, block((first, *chosen)) + composed(tuple(rest)) - 1)
-    return best
-
-
-def block(shape: tuple[int, ...]) -> int:
-    """Points strictly shattered by one axis, by one pair, or by a certificate; 0 if nothing is known."""
-    if len(shape) == 1:
-        return shape[0]
-    pair = 2 * max(shape) + min(shape) - 2 if len(shape) == 2 else 0
-    return max(pair, certified(shape))
