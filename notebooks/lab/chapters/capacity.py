@@ -1,22 +1,15 @@
-"""VC dimensions of rank-one tensor classifiers: bounds, an explicit shattered set, certificates and the search that found them.
+"""VC dimensions of rank-one tensor classifiers: bounds, weights for two axes, and certificates.
 
 The class: X of shape (D_1, ..., D_N) is labelled by the sign of <w_1 o ... o w_N, X>, an NdLinear layer with one output.
-
-    python -m lab.chapters.capacity 3,3 9        searches for 9 points of shape (3, 3) that are shattered and writes the certificate
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import math
 import pathlib
-import sys
-import time
-from collections.abc import Callable, Iterator, Sequence
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 FOLDER = pathlib.Path(__file__).with_name("certificates")
 
@@ -99,7 +92,7 @@ def upper(shape: Sequence[int]) -> int:
     return min([math.prod(shape), warren(shape), *axes])
 
 
-# ------------------------------------------------------------------------------------------------ the explicit shattered set
+# ---------------------------------------------------------------------------------------------------------- shape (2, d)
 def moments(t: int, d: int) -> list[int]:
     """(1, t, ..., t^(d-1))."""
     return [t**e for e in range(d)]
@@ -124,54 +117,6 @@ def two_axes(signs: Sequence[int], d: int) -> tuple[list[int], list[int]]:
     return [0, 1] if flip else [1, 0], v + [0] * (d - len(v))
 
 
-def plan(shape: Sequence[int]) -> tuple[list[tuple[int, int]], list[int]]:
-    """(longer, shorter) pairs of axes of the best matching, and the axes left over."""
-    order = sorted((k for k, d in enumerate(shape) if d > 1), key=lambda k: -shape[k])
-    half = len(order) // 2
-    pairs = list(zip(order[:half], order[half : 2 * half]))
-    return pairs, [k for k in range(len(shape)) if k not in itertools.chain(*pairs)]
-
-
-def _unit(c: int, d: int) -> list[int]:
-    return [int(e == c) for e in range(d)]
-
-
-def shattered(shape: Sequence[int]) -> list[list[list[int]]]:
-    """lower(shape) points, each a list of N integer vectors whose outer product is the point."""
-    pairs, rest = plan(shape)
-    corner = [_unit(0, d) for d in shape]
-    for i, j in pairs:
-        corner[i], corner[j] = moments(0, shape[i]), [1, 1] + [0] * (shape[j] - 2)
-    swaps = []
-    for i, j in pairs:
-        swaps += [
-            {i: moments(2 * t, shape[i]), j: [1, (-1) ** t] + [0] * (shape[j] - 2)}
-            for t in range(1, 2 * shape[i])
-        ]
-        swaps += [{j: _unit(c, shape[j])} for c in range(2, shape[j])]
-    swaps += [{k: _unit(c, shape[k])} for k in rest for c in range(1, shape[k])]
-    return [[swap.get(k, corner[k]) for k in range(len(shape))] for swap in [{}, *swaps]]
-
-
-def realise(shape: Sequence[int], labels: Sequence[int]) -> list[list[int]]:
-    """Integer weights w_1, ..., w_N with which the points of ``shattered(shape)`` get these labels (1 or -1)."""
-    pairs, rest = plan(shape)
-    first, left = labels[0], iter(labels[1:])
-    weights: list = [None] * len(shape)
-    for place, (i, j) in enumerate(pairs):
-        block = list(itertools.islice(left, 2 * shape[i] - 1))
-        signs = [first, *block] if place == 0 else [1, *(first * s for s in block)]
-        u, weights[i] = two_axes(signs, shape[i])
-        weights[j] = u + [first * s for s in itertools.islice(left, shape[j] - 2)]
-    for place, k in enumerate(rest):
-        carries = (
-            not pairs and place == 0
-        )  # without a pair, the first axis carries the label of the corner
-        others = list(itertools.islice(left, shape[k] - 1))
-        weights[k] = [first, *others] if carries else [1, *(first * s for s in others)]
-    return weights
-
-
 # ----------------------------------------------------------------------------------------------------------- certificates
 def certificate(shape: Sequence[int]) -> tuple[list[list[int]], list[list[list[int]]]]:
     """Points (flattened, integer) and, for the label pattern number j < 2^(m-1), integer weights.
@@ -180,140 +125,3 @@ def certificate(shape: Sequence[int]) -> tuple[list[list[int]], list[list[list[i
     """
     found = json.loads((FOLDER / f"{'x'.join(map(str, shape))}.json").read_text(encoding="utf-8"))
     return found["points"], found["weights"]
-
-
-def certified(shape: Sequence[int]) -> int:
-    """Points that a certificate shows for this shape, lengthened entry by entry; 0 if none fits."""
-    best = 0
-    for file in FOLDER.glob("*.json"):
-        small = sorted(int(d) for d in file.stem.split("x"))
-        longer = [d - e for d, e in zip(sorted(shape), small)]
-        if len(small) == len(shape) and min(longer) >= 0:
-            best = max(best, len(certificate(small)[0]) + sum(longer))
-    return best
-
-
-@functools.cache
-def composed(shape: tuple[int, ...]) -> int:
-    """Largest strictly shattered set that axes, pairs of axes and certificates give when they are put together.
-
-    A block of axes counts its own points; n blocks together count their sum less n - 1.
-    """
-    shape = tuple(sorted(d for d in shape if d > 1))
-    if len(shape) <= 1:
-        return sum(shape) or 1
-    first, others = shape[0], range(1, len(shape))
-    best = 0
-    for size in range(4):
-        for chosen in {tuple(shape[k] for k in c) for c in itertools.combinations(others, size)}:
-            rest = list(shape[1:])
-            for d in chosen:
-                rest.remove(d)
-            best = max(best, block((first, *chosen)) + composed(tuple(rest)) - 1)
-    return best
-
-
-def block(shape: tuple[int, ...]) -> int:
-    """Points strictly shattered by one axis, by one pair, or by a certificate; 0 if nothing is known."""
-    if len(shape) == 1:
-        return shape[0]
-    pair = 2 * max(shape) + min(shape) - 2 if len(shape) == 2 else 0
-    return max(pair, certified(shape))
-
-
-def sample(
-    shape: Sequence[int], size: int, rng: np.random.Generator
-) -> tuple[list[np.ndarray], np.ndarray]:
-    """Random weights w_k (size, D_k) and their outer products (size, prod D)."""
-    weights = [rng.standard_normal((size, d)) for d in shape]
-    product = weights[0]
-    for w in weights[1:]:
-        product = (product[:, :, None] * w[:, None, :]).reshape(size, -1)
-    return weights, product
-
-
-def patterns(product: np.ndarray, points: np.ndarray) -> np.ndarray:
-    """Number of the label pattern of each weight, the smaller of it and its negative's."""
-    code = (product @ points.T > 0) @ (1 << np.arange(len(points)))
-    return np.minimum(code, (1 << len(points)) - 1 - code)
-
-
-def hunt(
-    shape: Sequence[int], m: int, rng: np.random.Generator, seconds: float, size: int
-) -> Iterator[np.ndarray]:
-    """Hill climbing on integer points: change one, keep it if the sampled weights show no fewer patterns; yields improvements."""
-    product, end, best = (
-        sample(shape, size, rng)[1].astype(np.float32),
-        time.monotonic() + seconds,
-        0,
-    )
-    while time.monotonic() < end:
-        points, count, stale = rng.integers(-2, 3, (m, math.prod(shape))).astype(np.float32), 0, 0
-        while stale < 1500 and time.monotonic() < end:
-            trial = points.copy()
-            trial[rng.integers(m), rng.integers(math.prod(shape))] += rng.choice([-1, 1])
-            shown = len(np.unique(patterns(product, trial)))
-            stale = stale + 1 if shown <= count else 0
-            if shown >= count:
-                points, count = trial, shown
-            if count > best:
-                best = count
-                yield points.astype(int)
-            if count == 1 << (m - 1):
-                return
-
-
-def whole_weights(
-    shape: Sequence[int], points: np.ndarray, rng: np.random.Generator, rounds: int = 20
-) -> list[list[list[int]]] | None:
-    """Small integer weights for every pattern, or None when some pattern was not found."""
-    found: dict[int, list] = {}
-    for scale in np.repeat([2, 4, 8, 16, 32, 64], rounds):
-        weights = [np.rint(scale * w).astype(np.int64) for w in sample(shape, 100_000, rng)[0]]
-        product = weights[0]
-        for w in weights[1:]:
-            product = (product[:, :, None] * w[:, None, :]).reshape(len(w), -1)
-        values = product @ points.T
-        usable = np.flatnonzero((values != 0).all(axis=1))
-        codes = patterns(product[usable], points)
-        for code, at in zip(*np.unique(codes, return_index=True)):
-            row = usable[at]
-            sign = (
-                -1 if values[row, -1] > 0 else 1
-            )  # the last point is negative in the patterns that are kept
-            one = [w[row].tolist() for w in weights]
-            found.setdefault(int(code), [[sign * entry for entry in one[0]], *one[1:]])
-        if len(found) == 1 << (len(points) - 1):
-            return [found[j] for j in range(len(found))]
-    return None
-
-
-def main(arguments: Sequence[str]) -> None:
-    """Search and write a certificate: SHAPE M [SECONDS [SEED]]."""
-    shape, m = [int(d) for d in arguments[0].split(",")], int(arguments[1])
-    seconds, seed = (
-        float(arguments[2]) if len(arguments) > 2 else 120,
-        int(arguments[3]) if len(arguments) > 3 else 0,
-    )
-    rng = np.random.default_rng(seed)
-    *_, points = hunt(shape, m, rng, seconds, 60_000)
-    weights = whole_weights(shape, points, rng)
-    if weights is None:
-        raise SystemExit(
-            f"no certificate for {shape} with {m} points in {seconds:.0f} s; try another seed or more time"
-        )
-    rows = [
-        f'{{"shape": {shape}, "seed": {seed},',
-        f' "points": {json.dumps(points.tolist())},',
-        ' "weights": [',
-    ]
-    rows += [",\n".join(f"  {json.dumps(w)}" for w in weights), " ]}"]
-    FOLDER.mkdir(exist_ok=True)
-    (FOLDER / f"{'x'.join(map(str, shape))}.json").write_text(
-        "\n".join(rows) + "\n", encoding="utf-8"
-    )
-    print(f"{m} points of shape {shape} are shattered; {len(weights)} weights written")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import itertools
 import math
 
@@ -56,8 +55,8 @@ class Sheet:
     {'holds': True}
     """
 
-    def __init__(self, metrics: tuple[str, ...] = ("params", "flops")):
-        self.metrics, self.rows = metrics, []
+    def __init__(self):
+        self.rows = []
 
     def add(
         self,
@@ -135,18 +134,13 @@ class Sheet:
         cells = [
             (name, c)
             for name in tables
-            for c in facts(name, metric=list(self.metrics)).itertuples()
+            for c in facts(name, metric=["params", "flops"]).itertuples()
         ]
         return [
             (name, c.printed)
             for name, c in cells
             if (name, c.row, c.col, c.metric, c.model) not in self._taken
         ]
-
-    def tally(self) -> dict[str, int]:
-        """Cells by class, in the order of `CLASSES`."""
-        found = collections.Counter(row["match"] for row in self.rows)
-        return {name: found[name] for name in CLASSES}
 
 
 # ------------------------------------------------------------------------------------------------ the paper's own tables
@@ -298,38 +292,6 @@ def printed_comparisons() -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def printed_trends() -> pd.DataFrame:
-    """Gains that are said to grow with depth, width or scale: how many steps from one printed row to the next do grow."""
-    vit = pd.concat(pairs("vit_scaling", metric) for metric in ("acc_at_1", "acc_at_5"))
-    vit = vit.assign(
-        column=vit.groupby(["dataset", "blocks"]).cumcount(),
-        at=vit["blocks"].astype(int),
-        gain=vit["new"] - vit["old"],
-    )
-    bias = pairs("app_bias", "test_mse", **_BIAS)
-    bias = bias.assign(at=bias["width"].astype(int), gain=bias["fewer"], column=0)
-    opt = pairs("opt_pretrain", "perplexity").assign(gain=lambda d: d["old"] - d["new"], column=0)
-    opt["at"] = opt["model"].map({"OPT-Small": 0, "OPT-Mid": 1})
-    tasks = pairs("opt_pretrain", "zero_shot_accuracy")
-    tasks = (
-        tasks.assign(gain=tasks["new"] - tasks["old"])
-        .groupby("model", as_index=False)["gain"]
-        .mean()
-    )
-    tasks = tasks.assign(at=tasks["model"].map({"OPT-Small": 0, "OPT-Mid": 1}), column=0)
-    rows = []
-    for where, data in (
-        ("ViT students, with the number of blocks", vit),
-        ("biases, with the width", bias),
-        ("OPT, perplexity, with the size", opt),
-        ("OPT, mean of ten zero-shot tasks, with the size", tasks),
-    ):
-        groups = data.sort_values("at").groupby([k for k in ("dataset", "column") if k in data])
-        steps = groups["gain"].diff().dropna()
-        rows.append({"where": where, "steps_that_grow": int((steps > 0).sum()), "of": len(steps)})
-    return pd.DataFrame(rows)
-
-
 # ---------------------------------------------------------------------------------------- every printed count, rebuilt
 RADIUS = "radius_010", "radius_020", "radius_030"
 
@@ -337,8 +299,9 @@ RADIUS = "radius_010", "radius_020", "radius_030"
 def rebuilt() -> Sheet:
     """Every count that a table prints, beside that of the network that we build for it."""
     sheet = Sheet()
-    for experiment in (_radius_bump, _heads, _series, _forecasters, _cifar, _opt, _adapters, _dit):
-        experiment(sheet.add)
+    with torch.device("meta"):  # shapes without numbers
+        for enter in (_radius_bump, _heads, _series, _forecasters, _cifar, _opt, _adapters, _dit):
+            enter(sheet.add)
     return sheet
 
 
@@ -430,8 +393,7 @@ def _cifar(add) -> None:
 def _opt(add) -> None:
     for name, settings in models.OPT.items():
         for method, inside in (("Linear", None), ("NdLinear", models.OPT_INSIDE[name])):
-            with torch.device("meta"):
-                net = models.opt(**settings, inside=inside)
+            net = models.opt(**settings, inside=inside)
             count = size(net) - (size(net["project"]) if "project" in net else 0)
             how = f"block {inside or settings['hidden']}, as the training script counts"
             for printed in ("opt_pretrain", "linear_vs_ndlinear"):
@@ -449,8 +411,7 @@ def _adapters(add) -> None:
     departs = "no biases; the released adapter has them"
     for name, judged in (("Qwen3-1.7B", "lora-params-qwen"), ("LLaMA3-8B", "lora-params-llama")):
         for rank in (4, 8):
-            with torch.device("meta"):
-                net = models.apply_lora(models.decoder(**models.DECODERS[name]), rank)
+            net = models.apply_lora(models.decoder(**models.DECODERS[name]), rank)
             where = {"model": name, "rank": rank}
             add("ndlinear_lora", size(net), f"rank {rank}", "lora-params-baseline", **where)
         where = {"model": name, "rank": "", "departs": departs}
@@ -460,8 +421,7 @@ def _adapters(add) -> None:
 def _dit(add) -> None:
     part = "some blocks; the released code replaces all or none"
     for variant, blocks, departs in (("674M", 0, ""), ("619M", 7, part), ("563M", 14, part)):
-        with torch.device("meta"):
-            net = models.dit(blocks, nd_embedder=blocks > 0)
+        net = models.dit(blocks, nd_embedder=blocks > 0)
         how = f"(1152, 1) twice in {blocks} of 28 blocks"
         add("fid_scores", size(net), how, "dit-params", departs=departs, variant=variant)
 

@@ -63,30 +63,6 @@ def needs(claim: dict) -> str:
     )
 
 
-def takes(claim: dict) -> str:
-    """The same with names: "GPU; data: CIFAR-10, CIFAR-100"."""
-    parts = [
-        word for need, word in (("gpu", "GPU"), ("cpu", "processor")) if need in claim["needs"]
-    ]
-    for kind in ("data", "weights"):
-        names = [need.partition(":")[2] for need in claim["needs"] if need.startswith(kind + ":")]
-        parts += [f"{kind}: {', '.join(names)}"] if names else []
-    return "; ".join(parts) or needs(claim)
-
-
-def needed(claims: list[dict], kind: str) -> pd.DataFrame:
-    """How many claims need each of the named things of a kind ("data" or "weights"), most needed first."""
-    named = [
-        need.partition(":")[2]
-        for claim in claims
-        for need in claim["needs"]
-        if need.startswith(kind + ":")
-    ]
-    return (
-        pd.Series(named, dtype=str).value_counts().rename_axis(kind).rename("claims").reset_index()
-    )
-
-
 def evidence(claims: list[dict]) -> pd.DataFrame:
     """The recorded runs that settled claims rest on: one row per experiment."""
     used: dict[str, list[str]] = {}
@@ -112,7 +88,7 @@ def right(claim: dict) -> tuple[str, str]:
     if verdict == "untestable":
         return "Missing", claim["reason"]
     if verdict == "open":
-        return "A test takes", takes(claim)
+        return "A test takes", needs(claim)
     return ("Scope", claim["scope"])
 
 
@@ -123,32 +99,27 @@ def address(claim: dict) -> str:
     return f"../book/claims.html#{claim['id']}"
 
 
-def _entry(id: str, question: str, why: str) -> tuple[str, str]:
+def _entry(id: str, question: str = "") -> tuple[str, str]:
     """A claim as text and as an entry of a definition list."""
     claim = ledger.claim(id)
     head, text = right(claim)
     sign = ledger.label(claim)
-    lines = [
-        f"    {h}: {p}"
-        for h, p in (("Why it matters", why), ("Paper", claim["statement"]), (head, text))
-        if p
-    ]
     mark = f'<span class="{ledger.classes(claim)}">{sign}</span>'
     name = f'{mark} <a href="{html.escape(address(claim))}">{html.escape(id)}</a>'
     parts = [
-        f"<div><b>Paper:</b> {html.escape(claim['statement'])} {name if question else ''}</div>"
+        f"<div><b>Paper:</b> {html.escape(claim['statement'])} {name if question else ''}</div>",
+        f"<div><b>{html.escape(head)}:</b> {html.escape(text)}</div>",
     ]
-    parts += [f"<div><b>{html.escape(head)}:</b> {html.escape(text)}</div>"]
-    parts += [f'<div class="ndl-meaning">Why it matters: {html.escape(why)}</div>'] if why else []
     title = html.escape(question) if question else name
-    return "\n".join(
-        [f"{question or id} ({sign} · {id})", *lines]
-    ), f"<dt>{title}</dt><dd>{''.join(parts)}</dd>"
+    return (
+        f"{question or id} ({sign} · {id})\n    Paper: {claim['statement']}\n    {head}: {text}",
+        f"<dt>{title}</dt><dd>{''.join(parts)}</dd>",
+    )
 
 
-def tell(questions: dict[str, tuple[str, str]]) -> None:
-    """Show questions, each answered by a claim: id -> (question, why it matters). Verdict and answer come from the ledger."""
-    entries = [_entry(id, *asked) for id, asked in questions.items()]
+def tell(questions: dict[str, str]) -> None:
+    """Show claims, each under the question that it answers, if there is one. Verdict and answer come from the ledger."""
+    entries = [_entry(id, question) for id, question in questions.items()]
     put("\n".join(text for text, _ in entries), html=_list(entry for _, entry in entries))
 
 
@@ -159,7 +130,7 @@ def fold(ids: Iterable[str], by: Callable[[dict], str] = ledger.area) -> None:
         groups.setdefault(by(ledger.claim(id)), []).append(id)
     lines, folded = [], []
     for name, members in groups.items():
-        entries = [_entry(id, "", "") for id in members]
+        entries = [_entry(id) for id in members]
         lines += [f"{name} ({len(members)})", *(text for text, _ in entries)]
         body = _list(entry for _, entry in entries)
         folded.append(
