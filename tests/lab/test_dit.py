@@ -2,8 +2,6 @@
 
 import itertools
 import math
-import sys
-import types
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -276,79 +274,7 @@ def test_digits_survive_the_letters_of_a_record():
     assert dit.as_text(torch.full((1, 1, 8, 8), 2.0)) == ["g" * 64]
 
 
-# ------------------------------------------------------------------------ the public network, drawing
-
-
-def test_a_cut_keeps_the_units_that_matter():
-    model = awake()
-    mlp = model.blocks[1].mlp
-    with torch.no_grad():
-        mlp.fc1.weight[16:] = 0  # hidden units 16 to 63 see nothing and say nothing
-        mlp.fc1.bias[16:] = 0
-    x, t, y = batch()
-    whole, before = model(x, t, y), model.blocks[0].mlp
-    small = dit.cut(model, 1)
-    assert small.blocks[0].mlp is before and small.blocks[1].mlp.fc1.out_features == 16
-    assert torch.allclose(small(x, t, y), whole, atol=1e-5)
-    assert dit.cut(awake(), 2).blocks[0].mlp.fc2.weight.shape == (16, 16)
-
-
-def test_the_printed_path_runs_on_a_tiny_network():
-    tools = dit.tools("tiny")
-    setting = {"steps": 2, "guidance": 1.5, "batch": 7}
-    one = dit.distance(tools, 20, seed=0, **setting)
-    assert one > 0 and one == dit.distance(tools, 20, seed=0, **setting)
-    assert one != dit.distance(tools, 20, seed=1, **setting)
-
-
-def test_the_public_network_needs_two_libraries(monkeypatch):
-    monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
-    monkeypatch.setitem(sys.modules, "diffusers", None)
-    with pytest.raises(LabError, match="diffusers"):
-        dit.tools("DiT-XL/2")
-
-
-def test_the_public_network_is_put_together(monkeypatch, tmp_path):
-    """With stand-ins for what is downloaded: scale of the latents, range of the pictures, reference."""
-    small = dit.XL | {"side": 8, "width": 16, "depth": 1, "heads": 2, "classes": 3}
-    monkeypatch.setattr(dit, "XL", small)
-    weights, sigma = dit.DiT(**small).state_dict(), np.eye(3) + 1
-    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", lambda *a, **k: weights)
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
-
-    class Coder(nn.Module):
-        def decode(self, z):
-            return types.SimpleNamespace(sample=z[:, :3])
-
-    class Network(nn.Module):
-        BLOCK_INDEX_BY_DIM = {2048: 3}  # noqa: RUF012
-
-        def __init__(self, blocks):
-            super().__init__()
-
-        def forward(self, x):
-            return [x.mean((2, 3), keepdim=True)]
-
-    def fetch(url, file):
-        assert url == dit.REFERENCE
-        np.savez(file, mu=np.arange(3.0), sigma=sigma)
-
-    pretrained = types.SimpleNamespace(from_pretrained=lambda name: Coder())
-    network = types.SimpleNamespace(InceptionV3=Network)
-    libraries = types.SimpleNamespace(AutoencoderKL=pretrained), network
-    monkeypatch.setattr(dit, "require", lambda *names: libraries)
-    monkeypatch.setattr(torch.hub, "download_url_to_file", fetch)
-    tools = dit.tools("DiT-XL/2")
-    z = torch.full((2, 4, 8, 8), 0.5 * dit.LATENT_SCALE)
-    assert torch.allclose(tools.decode(z), torch.full((2, 3, 8, 8), 0.5))
-    assert tools.decode(9 * z).max() == 1
-    assert torch.allclose(tools.extract(tools.decode(z)), torch.full((2, 3), 0.75))
-    assert torch.allclose(torch.cov(tools.real.T), torch.from_numpy(sigma))
-    assert torch.allclose(tools.real.mean(0), torch.arange(3.0).double())
-    monkeypatch.setattr(torch.hub, "download_url_to_file", None)  # the second time it is there
-    assert torch.equal(dit.tools("DiT-XL/2").real, tools.real)
-
-
+# ---------------------------------------------------------------------------------------- drawing
 def test_recorded_digits_are_found_by_arm_and_seed():
     x, y = dit.pictures("digits").train
     firsts = torch.cat([x[y == k][0] for k in range(10)])
