@@ -5,11 +5,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from lab import LabError
 from lab.chapters import ablations
 from lab.data import Data
 from lab.train import Split, scores, stacked
-from scipy import stats
 
 
 @pytest.fixture(autouse=True)
@@ -71,19 +69,6 @@ def test_each_arm_is_taken_at_the_rate_that_validation_prefers():
     assert list(chosen.itertuples(index=False, name=None)) == [
         ("a", 2, 0), ("a", 2, 1), ("b", 1, 0), ("b", 1, 1)
     ]  # fmt: skip
-
-
-def test_paired_differences_against_scipy():
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(size=9), rng.normal(size=9)
-    runs = pd.DataFrame({"arm": ["a"] * 9 + ["b"] * 9, "seed": [*range(9)] * 2, "m": np.r_[a, b]})
-    mean, low, high = lab.paired(runs, "m", "a", "b", level=0.99)
-    expected = stats.ttest_rel(a, b).confidence_interval(0.99)
-    assert (mean, low, high) == pytest.approx(((a - b).mean(), *expected))
-    with pytest.raises(LabError, match="same seeds"):
-        lab.paired(runs.iloc[:-1], "m", "a", "b")
-    with pytest.raises(LabError, match="there are a, b"):
-        lab.paired(runs, "m", "a", "c")
 
 
 def test_results_of_a_stack_carry_each_members_metrics_and_the_counts():

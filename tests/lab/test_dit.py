@@ -92,15 +92,6 @@ def test_patches_go_back_where_they_came_from():
     assert torch.allclose(model(x, t, y), x, atol=1e-6)
 
 
-def test_the_names_are_those_of_the_public_checkpoints():
-    parts = ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2", "adaLN_modulation.1"]
-    around = "x_embedder.proj t_embedder.mlp.0 t_embedder.mlp.2 final_layer.linear"
-    layers = [f"blocks.{k}.{part}" for k in (0, 1) for part in parts] + around.split()
-    layers.append("final_layer.adaLN_modulation.1")
-    names = {f"{name}.{kind}" for name in layers for kind in ("weight", "bias")}
-    assert names | {"pos_embed", "y_embedder.embedding_table.weight"} == set(tiny().state_dict())
-
-
 def test_variances_double_the_channels_and_are_left_out():
     model, (x, t, y) = awake(variances=True), batch()
     out = model(x, t, y)
@@ -166,28 +157,20 @@ def test_samples_begin_with_the_same_noise_in_every_batch_size():
     assert not torch.allclose(whole, dit.sample(model, labels, 8, steps=3, seed=5, batch=6))
 
 
-def test_guidance_goes_from_no_class_towards_the_class():
-    model, (x, t, y) = awake(), batch()
-    plain, none = dit.noise_in(model, x, t, y), dit.noise_in(model, x, t, torch.full_like(y, 10))
-    guided = dit.guided_noise(model, x, t, y, 1.5)
-    assert torch.allclose(guided, none + 1.5 * (plain - none), atol=1e-6)
-    assert torch.equal(dit.guided_noise(model, x, t, y, 1.0), plain)
-
-
 def test_fixed_loss_of_an_oracle_is_zero_and_of_silence_one():
     picture = torch.rand(1, 8, 8)
-    part = picture.expand(50, 1, 8, 8), dit.in_turn(50)
+    part = picture.expand(30, 1, 8, 8), dit.in_turn(30)
     assert dit.fixed_loss(Oracle(picture), part) < 1e-8
-    silent = dit.fixed_loss(tiny(), part, draws=40)
-    assert abs(silent - 1) < 0.02 and silent == dit.fixed_loss(tiny(3), part, draws=40)
+    silent = dit.fixed_loss(tiny(), part, draws=20)
+    assert abs(silent - 1) < 0.02 and silent == dit.fixed_loss(tiny(3), part, draws=20)
 
 
 def test_training_lowers_the_loss_and_repeats():
     x = torch.linspace(-1, 1, 20).view(-1, 1, 1, 1).expand(20, 1, 8, 8)
-    setting = {"steps": 40, "lr": 5e-3, "batch": 16, "seed": 0, "decay": 0.9}
+    setting = {"steps": 20, "lr": 1e-2, "batch": 16, "seed": 0, "decay": 0.9}
     model = tiny()
     averaged, curve = dit.train(model, (x, dit.in_turn(20)), **setting)
-    assert curve[-1]["train_loss"] < 0.7 * curve[0]["train_loss"] and curve[-1]["step"] == 40
+    assert curve[-1]["train_loss"] < 0.7 * curve[0]["train_loss"] and curve[-1]["step"] == 20
     assert averaged is not model and not averaged.pos_embed.requires_grad
     again, _ = dit.train(tiny(), (x, dit.in_turn(20)), **setting)
     assert all(torch.equal(a, b) for a, b in zip(averaged.parameters(), again.parameters()))
@@ -245,15 +228,15 @@ def test_neighbourhoods_by_loops():
 
 def test_several_sets_are_judged_together():
     x, classes = dit.pictures("digits").train
-    real, labels, judge = x[:200], classes[:100], dit.classifier("digits", 2)
-    found = dit.judged([real[:100], real[100:]], labels, "digits", 2)
-    features = dit.real_features("digits", 2), dit.features(judge, real)
+    real, labels, judge = x[:200], classes[:100], dit.classifier("digits", 1)
+    found = dit.judged([real[:100], real[100:]], labels, "digits", 1)
+    features = dit.real_features("digits", 1), dit.features(judge, real)
     assert math.isclose(found["frechet"], dit.frechet(*features))
     assert {"frechet_0", "frechet_1"} <= set(found) and found["precision"] == 1
     with torch.no_grad():
         right = judge(real).argmax(1) == labels.repeat(2)
     assert math.isclose(found["agreement"], right.double().mean().item())
-    noise = dit.judged([torch.rand(100, 1, 8, 8) * 2 - 1], labels, "digits", 2)
+    noise = dit.judged([torch.rand(100, 1, 8, 8) * 2 - 1], labels, "digits", 1)
     assert found["frechet"] < noise["frechet"]
 
 
