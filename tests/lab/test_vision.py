@@ -196,6 +196,16 @@ def test_bytes_at_the_peak_are_those_of_the_first_convolution_and_its_norm():
     assert 0 <= beside <= 512  # a few numbers for each channel
 
 
+def test_times_are_medians_of_ratios_within_rounds():
+    rows = [
+        (what, 1, {"a": [1.0 * k] * 4, "b": [2.0 * k, 3.0 * k, 2.0 * k, 2.0 * k]})
+        for what, k in (("network", 1), ("network", 5), ("head", 7))
+    ]
+    timed = pd.DataFrame(rows, columns=["what", "batch", "curve"])
+    found = vision.times(timed, "a", "network", 1)
+    assert found.loc["b"].tolist() == [2.0, 2.0, 3.0] and found.loc["a", "times"] == 1
+
+
 @pytest.mark.parametrize(
     "out, piece, holds",
     [(True, True, True), (True, None, None), (True, False, False), (False, True, False), (None, True, None)],
