@@ -53,7 +53,7 @@ def test_every_member_trains_as_lab_fit_would_train_it(name):
     stacked_loss = tabular.cross_entropy if classes else tabular.squared_error
     loss = F.cross_entropy if classes else lambda out, y: F.mse_loss(out[:, 0], y)
     scores = {"accuracy": tabular.accuracy} if classes else {}
-    options = {"epochs": 9, "lr": 0.01, "batch_size": 32}
+    options = {"epochs": 5, "lr": 0.01, "batch_size": 32}
     stack = tabular.fit(make, data, seeds=seeds, loss=stacked_loss, scores=scores, **options)
     found = stack.evaluate([s.test for s in data], {"loss": stacked_loss} | scores)
     options |= {"loss": loss, "optimiser": "adamw", "weight_decay": 0.01, "device": "cpu"}
