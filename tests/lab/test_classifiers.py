@@ -1,6 +1,5 @@
 """Chapter 42's classifiers: the short cuts are the plain modules, the arms have the sizes they claim, the scores are scikit-learn's."""
 
-import copy
 import math
 
 import lab
@@ -12,7 +11,6 @@ import torch
 from lab import models
 from lab.chapters import classifiers
 from lab.data import Data
-from lab.train import loop
 from sklearn.metrics import accuracy_score, f1_score
 from torch.nn import functional as F
 
@@ -129,19 +127,6 @@ def test_multiply_adds_are_those_of_the_formula():
     assert classifiers.cost("ECGFiveDays", "folded") == around + 2 * steps * (4 * 4 * 8 + 8 * 4 * 8)
 
 
-def test_training_is_the_loop_of_the_lab():
-    x, y = torch.randn(20, 9, 1), torch.arange(20) % 5
-    net = classifiers.build("ECG5000", "base*", 9)
-    plain = copy.deepcopy(net).to(loop.default_device())
-    how = {"epochs": 2, "lr": 0.01, "batch_size": 8, "seed": 5}
-    curve = classifiers.train(net, x, y, **how)
-    assert curve == loop.train_epochs(plain, (x, y), loss=F.cross_entropy, **how)
-    for found, expected in zip(net.cpu().parameters(), plain.cpu().parameters()):
-        assert torch.equal(found, expected)
-    with torch.no_grad():
-        assert classifiers.predict(net, x).tolist() == net(x).argmax(1).tolist()
-
-
 @pytest.mark.parametrize("arm", ["ndlinear", "folded", "time"])
 def test_blocks_of_ndlinear_start_as_its_own_layers(arm):
     width, steps = 32, 11
@@ -158,11 +143,6 @@ def test_blocks_of_ndlinear_start_as_its_own_layers(arm):
     table = x if arm == "time" else x.reshape(3, steps, *D)
     expected = second(first(table).relu()).reshape(x.shape)
     torch.testing.assert_close(block(x), expected, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("arm", [arm for arm in classifiers.ARMS if arm != "learned"])
-def test_classifiers_start_as_torchs_layers(arm, starts_as_torch_does):
-    starts_as_torch_does(classifiers.build("ECG5000", arm, 20))
 
 
 def test_series_are_the_published_ones_centred_and_scaled_by_channel():
@@ -240,12 +220,8 @@ def test_tables_hold_the_printed_scores_the_means_of_ours_and_the_cost_of_networ
     assert table["printed F1"].tolist() == [wanted["value"][m] for m in table["method"]]
     ours = runs.query("data == 'ECG5000' and arm == 'base*'")["accuracy"].mean()
     assert table["micro"].iloc[1].startswith(f"{ours:.3f} [")
-    one = classifiers.beside(runs[runs["seed"] == 0], ["ECG5000"])
-    assert "[" not in one["micro"].iloc[0]  # one run has no interval
     cost = classifiers.overview(made_runs(["ECG5000"])).set_index("arm")["multiply-adds"]
     assert cost["Base"] == classifiers.cost("ECG5000", "base") and np.isnan(cost["MiniRocket"])
-    with pytest.raises(ValueError, match="too many values"):
-        classifiers.overview(runs)  # two sets have no table together
 
 
 def test_figures_show_every_run_and_the_printed_scores():

@@ -2,8 +2,6 @@
 
 import itertools
 import math
-import sys
-import types
 
 import matplotlib.pyplot as plt
 import numpy as np
@@ -94,15 +92,6 @@ def test_patches_go_back_where_they_came_from():
     assert torch.allclose(model(x, t, y), x, atol=1e-6)
 
 
-def test_the_names_are_those_of_the_public_checkpoints():
-    parts = ["attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2", "adaLN_modulation.1"]
-    around = "x_embedder.proj t_embedder.mlp.0 t_embedder.mlp.2 final_layer.linear"
-    layers = [f"blocks.{k}.{part}" for k in (0, 1) for part in parts] + around.split()
-    layers.append("final_layer.adaLN_modulation.1")
-    names = {f"{name}.{kind}" for name in layers for kind in ("weight", "bias")}
-    assert names | {"pos_embed", "y_embedder.embedding_table.weight"} == set(tiny().state_dict())
-
-
 def test_variances_double_the_channels_and_are_left_out():
     model, (x, t, y) = awake(variances=True), batch()
     out = model(x, t, y)
@@ -168,28 +157,20 @@ def test_samples_begin_with_the_same_noise_in_every_batch_size():
     assert not torch.allclose(whole, dit.sample(model, labels, 8, steps=3, seed=5, batch=6))
 
 
-def test_guidance_goes_from_no_class_towards_the_class():
-    model, (x, t, y) = awake(), batch()
-    plain, none = dit.noise_in(model, x, t, y), dit.noise_in(model, x, t, torch.full_like(y, 10))
-    guided = dit.guided_noise(model, x, t, y, 1.5)
-    assert torch.allclose(guided, none + 1.5 * (plain - none), atol=1e-6)
-    assert torch.equal(dit.guided_noise(model, x, t, y, 1.0), plain)
-
-
 def test_fixed_loss_of_an_oracle_is_zero_and_of_silence_one():
     picture = torch.rand(1, 8, 8)
-    part = picture.expand(50, 1, 8, 8), dit.in_turn(50)
+    part = picture.expand(30, 1, 8, 8), dit.in_turn(30)
     assert dit.fixed_loss(Oracle(picture), part) < 1e-8
-    silent = dit.fixed_loss(tiny(), part, draws=40)
-    assert abs(silent - 1) < 0.02 and silent == dit.fixed_loss(tiny(3), part, draws=40)
+    silent = dit.fixed_loss(tiny(), part, draws=20)
+    assert abs(silent - 1) < 0.02 and silent == dit.fixed_loss(tiny(3), part, draws=20)
 
 
 def test_training_lowers_the_loss_and_repeats():
     x = torch.linspace(-1, 1, 20).view(-1, 1, 1, 1).expand(20, 1, 8, 8)
-    setting = {"steps": 40, "lr": 5e-3, "batch": 16, "seed": 0, "decay": 0.9}
+    setting = {"steps": 20, "lr": 1e-2, "batch": 16, "seed": 0, "decay": 0.9}
     model = tiny()
     averaged, curve = dit.train(model, (x, dit.in_turn(20)), **setting)
-    assert curve[-1]["train_loss"] < 0.7 * curve[0]["train_loss"] and curve[-1]["step"] == 40
+    assert curve[-1]["train_loss"] < 0.7 * curve[0]["train_loss"] and curve[-1]["step"] == 20
     assert averaged is not model and not averaged.pos_embed.requires_grad
     again, _ = dit.train(tiny(), (x, dit.in_turn(20)), **setting)
     assert all(torch.equal(a, b) for a, b in zip(averaged.parameters(), again.parameters()))
@@ -247,15 +228,15 @@ def test_neighbourhoods_by_loops():
 
 def test_several_sets_are_judged_together():
     x, classes = dit.pictures("digits").train
-    real, labels, judge = x[:200], classes[:100], dit.classifier("digits", 2)
-    found = dit.judged([real[:100], real[100:]], labels, "digits", 2)
-    features = dit.real_features("digits", 2), dit.features(judge, real)
+    real, labels, judge = x[:200], classes[:100], dit.classifier("digits", 1)
+    found = dit.judged([real[:100], real[100:]], labels, "digits", 1)
+    features = dit.real_features("digits", 1), dit.features(judge, real)
     assert math.isclose(found["frechet"], dit.frechet(*features))
     assert {"frechet_0", "frechet_1"} <= set(found) and found["precision"] == 1
     with torch.no_grad():
         right = judge(real).argmax(1) == labels.repeat(2)
     assert math.isclose(found["agreement"], right.double().mean().item())
-    noise = dit.judged([torch.rand(100, 1, 8, 8) * 2 - 1], labels, "digits", 2)
+    noise = dit.judged([torch.rand(100, 1, 8, 8) * 2 - 1], labels, "digits", 1)
     assert found["frechet"] < noise["frechet"]
 
 
@@ -276,79 +257,7 @@ def test_digits_survive_the_letters_of_a_record():
     assert dit.as_text(torch.full((1, 1, 8, 8), 2.0)) == ["g" * 64]
 
 
-# ------------------------------------------------------------------------ the public network, drawing
-
-
-def test_a_cut_keeps_the_units_that_matter():
-    model = awake()
-    mlp = model.blocks[1].mlp
-    with torch.no_grad():
-        mlp.fc1.weight[16:] = 0  # hidden units 16 to 63 see nothing and say nothing
-        mlp.fc1.bias[16:] = 0
-    x, t, y = batch()
-    whole, before = model(x, t, y), model.blocks[0].mlp
-    small = dit.cut(model, 1)
-    assert small.blocks[0].mlp is before and small.blocks[1].mlp.fc1.out_features == 16
-    assert torch.allclose(small(x, t, y), whole, atol=1e-5)
-    assert dit.cut(awake(), 2).blocks[0].mlp.fc2.weight.shape == (16, 16)
-
-
-def test_the_printed_path_runs_on_a_tiny_network():
-    tools = dit.tools("tiny")
-    setting = {"steps": 2, "guidance": 1.5, "batch": 7}
-    one = dit.distance(tools, 20, seed=0, **setting)
-    assert one > 0 and one == dit.distance(tools, 20, seed=0, **setting)
-    assert one != dit.distance(tools, 20, seed=1, **setting)
-
-
-def test_the_public_network_needs_two_libraries(monkeypatch):
-    monkeypatch.delenv("COLAB_RELEASE_TAG", raising=False)
-    monkeypatch.setitem(sys.modules, "diffusers", None)
-    with pytest.raises(LabError, match="diffusers"):
-        dit.tools("DiT-XL/2")
-
-
-def test_the_public_network_is_put_together(monkeypatch, tmp_path):
-    """With stand-ins for what is downloaded: scale of the latents, range of the pictures, reference."""
-    small = dit.XL | {"side": 8, "width": 16, "depth": 1, "heads": 2, "classes": 3}
-    monkeypatch.setattr(dit, "XL", small)
-    weights, sigma = dit.DiT(**small).state_dict(), np.eye(3) + 1
-    monkeypatch.setattr(torch.hub, "load_state_dict_from_url", lambda *a, **k: weights)
-    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
-
-    class Coder(nn.Module):
-        def decode(self, z):
-            return types.SimpleNamespace(sample=z[:, :3])
-
-    class Network(nn.Module):
-        BLOCK_INDEX_BY_DIM = {2048: 3}  # noqa: RUF012
-
-        def __init__(self, blocks):
-            super().__init__()
-
-        def forward(self, x):
-            return [x.mean((2, 3), keepdim=True)]
-
-    def fetch(url, file):
-        assert url == dit.REFERENCE
-        np.savez(file, mu=np.arange(3.0), sigma=sigma)
-
-    pretrained = types.SimpleNamespace(from_pretrained=lambda name: Coder())
-    network = types.SimpleNamespace(InceptionV3=Network)
-    libraries = types.SimpleNamespace(AutoencoderKL=pretrained), network
-    monkeypatch.setattr(dit, "require", lambda *names: libraries)
-    monkeypatch.setattr(torch.hub, "download_url_to_file", fetch)
-    tools = dit.tools("DiT-XL/2")
-    z = torch.full((2, 4, 8, 8), 0.5 * dit.LATENT_SCALE)
-    assert torch.allclose(tools.decode(z), torch.full((2, 3, 8, 8), 0.5))
-    assert tools.decode(9 * z).max() == 1
-    assert torch.allclose(tools.extract(tools.decode(z)), torch.full((2, 3), 0.75))
-    assert torch.allclose(torch.cov(tools.real.T), torch.from_numpy(sigma))
-    assert torch.allclose(tools.real.mean(0), torch.arange(3.0).double())
-    monkeypatch.setattr(torch.hub, "download_url_to_file", None)  # the second time it is there
-    assert torch.equal(dit.tools("DiT-XL/2").real, tools.real)
-
-
+# ---------------------------------------------------------------------------------------- drawing
 def test_recorded_digits_are_found_by_arm_and_seed():
     x, y = dit.pictures("digits").train
     firsts = torch.cat([x[y == k][0] for k in range(10)])

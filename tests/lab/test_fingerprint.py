@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from lab import models, modes
-from lab.chapters import ablations, bump, classifiers, dial, forecast, tabular, vision
+from lab.chapters import bump, classifiers, dial, forecast, tabular, vision
 from lab.data import SOURCES
 from lab.records import FingerprintError, RecordError, fingerprint, store
 from lab.records.fingerprint import code_hash
@@ -219,7 +219,6 @@ PARTS = [  # one of each module, and of each kind: plain, with cached results, w
     vision.pictures,
     classifiers.train,
     forecast.ridge,
-    ablations.features,
 ]
 
 

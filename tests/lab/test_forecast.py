@@ -11,7 +11,6 @@ import torch
 from lab import models
 from lab.chapters import forecast
 from lab.modes import LabError
-from lab.page import figures
 from lab.train import Split, fit, seed_everything, stacked
 from scipy import stats as scipy_stats
 from torch import nn
@@ -247,6 +246,10 @@ def test_the_paper_stands_beside_the_records():
         wanted = forecast.reduction(runs.query(last), metric)
         assert found["Transformer", "ETTm1", metric] == wanted
     printed = as_printed().assign(Linear=range(8), NdLinear=range(10, 18))
+    shown = forecast.reduction_table({"shuffled": found}, printed)
+    assert shown["printed"].iloc[0] == "10.0%" and len(shown) == 8
+    assert shown["shuffled"].iloc[-1] == forecast.share(found["Transformer", "ETTm1", "mae"])
+    assert forecast.share((0.274, -0.011, 0.456)) == "27% [−1%, 46%]"
     table = forecast.beside(runs, printed, "shuffled", "mse")
     assert table["printed Linear"].tolist() == [0, 2, 4, 6]
     assert table["printed NdLinear"].tolist() == [10, 12, 14, 16]
@@ -321,18 +324,6 @@ def test_a_p_value_is_the_largest_over_the_ways_and_one_on_the_other_side():
     assert forecast.p_value(runs, "mse", ["text"], -9.0) == 1  # it is not that much worse
 
 
-def test_the_table_of_reductions_has_a_column_for_each_protocol():
-    runs = many_runs().query("family != 'none'")
-    found = {p: forecast.reductions(runs, p) for p in ("chronological", "shuffled")}
-    table = forecast.reduction_table(found, as_printed())
-    assert list(table) == ["model", "set", "metric", "printed", "chronological", "shuffled"]
-    assert len(table) == 8 and table["printed"].iloc[0] == "10.0%"
-    assert table["shuffled"].iloc[-1] == forecast.share(
-        found["shuffled"]["Transformer", "ETTm1", "mae"]
-    )
-    assert forecast.share((0.274, -0.011, 0.456)) == "27% [−1%, 46%]"
-
-
 def test_of_several_looks_the_last_one_of_each_family_and_set_is_kept():
     first = many_runs()
     here = "protocol == 'chronological' and family == 'RNN' and dataset == 'ETTm1'"
@@ -356,24 +347,6 @@ def test_the_figures_show_every_seed_and_the_printed_factor():
     assert shown == pytest.approx(factors.tolist())
     strokes = [line for line in axis.lines if line.get_marker() == "|"]
     assert [len(line.get_xdata()) for line in strokes] == [4] * 8
-    text = runs.query("protocol == 'chronological' and family == 'RNN' and model == 'ndlinear'")
-    runs = pd.concat([runs, text.assign(model="ndlinear-paper", mse=text["mse"] / 3)])
-    axis.clear()
-    forecast.draw_factors(axis, runs, printed)
-    means = {
-        round(line.get_ydata()[0], 2): line.get_xdata()[0]
-        for line in axis.lines
-        if line.get_marker() == figures.marker("ndlinear")
-    }
-    assert len(means) == 10 and {0.0, 1.0} < set(means)  # the start of the text, in the RNN only
-    assert means[0.0] == pytest.approx(3 * means[-0.22])
-
-
-def test_readings_are_a_table_of_seven_columns(monkeypatch):
-    monkeypatch.setenv("NDL_MODE", "smoke")
-    forecast.readings.cache_clear()
-    assert forecast.readings("ETTh1").shape == (600, 7)
-    forecast.readings.cache_clear()
 
 
 # --- stacked training with dropout ---------------------------------------------------------------------------------
@@ -392,12 +365,9 @@ def test_dropout_is_stacked_only_when_asked_for(table):
     assert stack.curves[0][-1]["val_loss"] != stack.curves[1][-1]["val_loss"]
 
 
-@pytest.mark.parametrize(
-    "family", [forecast.transformer, forecast.recurrent], ids=lambda f: f.__name__
-)
-def test_stacked_members_train_as_they_would_alone_when_nothing_is_dropped(table, family):
+def test_stacked_members_train_as_they_would_alone_when_nothing_is_dropped(table):
     def make():
-        net = family("ndlinear")
+        net = forecast.transformer("ndlinear")
         for module in net.modules():
             if isinstance(module, nn.Dropout):
                 module.p = 0.0

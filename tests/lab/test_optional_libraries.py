@@ -172,7 +172,7 @@ def unguarded(source: str) -> list[str]:
 SOURCES = sorted([*modes.chapters(), *(modes.NOTEBOOKS / "lab").rglob("*.py")])
 # NDL_CLUSTER without dask has a message of its own
 OWN_MESSAGE = {"where.py"}
-PRINTED_SCALE = {"transformers", "peft", "diffusers"}  # no run of this book's own size needs them
+PRINTED_SCALE = {"transformers", "peft"}  # no run of this book's own size needs them
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: path.name)

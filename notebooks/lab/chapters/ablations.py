@@ -1,27 +1,20 @@
-"""What the ablations share: small parts of networks and of tables, and features of CIFAR-100
-pictures.
-
-Frozen features are a cheap design, not the paper's: every arm gets the same numbers, and what
-differs between two arms is the head on top of them alone.
-"""
+"""What the ablations share: small parts of networks, of tables and figures, and CIFAR-100 pictures."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import numpy as np
 import pandas as pd
 from torch import Tensor, nn
 
-from .. import models
 from ..counts import count_macs
 from ..data import load, official
 from ..data.splits import some_of_each
 from ..page import figures
 from ..page.facts import fact
 from ..stats import interval, paired
-from ..train.loop import Split, fit, predict, seed_everything
+from ..train.loop import Split
 from ..train.stacked import Stack
 
 
@@ -79,31 +72,6 @@ def pictures(images: int, seed: int = 0) -> Split:
     )
     few = len(y) < 10 * len(data.names)
     return official(small, seed=seed, val=0.5 if few else 0.1, standardise="channel")
-
-
-@functools.lru_cache(maxsize=1)
-def features(images: int, epochs: int, seed: int = 0) -> Split:
-    """The features (64, 8, 8) of `pictures`, by the convolutions of the paper's CNN.
-
-    They are trained once, for ``epochs`` epochs under a bare linear classifier, and then frozen,
-    with all arms of an experiment on top of the same features. Validation chose the epoch; no test
-    picture is used in training.
-    """
-    split = pictures(images, seed)
-    seed_everything(seed)
-    network = models.cnn("affine", classes=100)
-    trained = fit(
-        network,
-        split,
-        loss=nn.functional.cross_entropy,
-        epochs=epochs,
-        lr=1e-3,
-        batch_size=128,
-        seed=seed,
-    )
-    body = trained.model[0]
-    parts = (split.train, split.val, split.test)
-    return Split(*[(predict(body, x, batch=256), y) for x, y in parts])
 
 
 # --------------------------------------------------------------------------------------------- tables and figures

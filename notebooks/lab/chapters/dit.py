@@ -2,8 +2,8 @@
 sampling, and what is measured on the samples.
 
 The network has the parameter names of the public DiT checkpoints, so the class that is trained here
-on digits of 8 x 8 pixels also takes the weights of DiT-XL/2. The modules that the chapter exchanges,
-the timestep embedder and what stands inside the blocks, are handed in.
+on digits of 8 x 8 pixels is also that of DiT-XL/2, whose parameters chapter 50 counts. The modules
+that the chapter exchanges, the timestep embedder and what stands inside the blocks, are handed in.
 
 No distance here is an FID: features come from a classifier that is trained in this module.
 """
@@ -14,18 +14,14 @@ import copy
 import functools
 import itertools
 import math
-import pathlib
 from collections.abc import Callable
-from dataclasses import dataclass
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .. import data
-from ..machine import require
 from ..train import loop
 
 TIMES = 1000  # steps of the diffusion
@@ -520,7 +516,7 @@ def from_text(rows: list[str]) -> Tensor:
     return (levels / 8 - 1).view(-1, 8, 8)
 
 
-# ------------------------------------------------------------------- the public network, as printed
+# ------------------------------------------------------- the sizes of the public network, DiT-XL/2
 XL = {
     "side": 32,
     "patch": 2,
@@ -531,101 +527,6 @@ XL = {
     "classes": 1000,
     "variances": True,
 }
-WEIGHTS = "https://dl.fbaipublicfiles.com/DiT/models/DiT-XL-2-256x256.pt"  # CC BY-NC 4.0
-DECODER = "stabilityai/sd-vae-ft-ema"  # MIT
-REFERENCE = (  # mean and covariance of Inception's features of ImageNet, 256 x 256
-    "https://openaipublic.blob.core.windows.net/diffusion/jul-2021/ref_batches/imagenet/256/"
-    "VIRTUAL_imagenet256_labeled.npz"
-)
-LATENT_SCALE = 0.18215  # of the autoencoder
-
-
-@dataclass(frozen=True)
-class Tools:
-    """A trained network and what makes a Fréchet distance of it: decoder, features, reference."""
-
-    model: DiT
-    decode: Callable[[Tensor], Tensor]
-    extract: Callable[[Tensor], Tensor]
-    real: Tensor
-
-
-def tools(source: str) -> Tools:
-    """``source``: "DiT-XL/2" with its public weights, autoencoder and Inception, downloaded, or
-    "tiny", the same classes with random numbers and four blocks."""
-    return _public() if source == "DiT-XL/2" else _tiny()
-
-
-def _tiny() -> Tools:
-    loop.seed_everything(0)
-    model = start(DiT(**XL | {"side": 8, "width": 32, "depth": 4, "heads": 4, "classes": 10}))
-    judge = Classifier(3).eval()
-    real = torch.randn(200, 64, dtype=torch.float64)
-    return Tools(model, lambda z: z[:, :3], judge.body, real)
-
-
-def _public() -> Tools:
-    diffusers, inception = require("diffusers", "pytorch_fid.inception")
-    device = loop.default_device()
-    model = DiT(**XL)
-    model.load_state_dict(torch.hub.load_state_dict_from_url(WEIGHTS, map_location="cpu"))
-    autoencoder = diffusers.AutoencoderKL.from_pretrained(DECODER).to(device).eval()
-    block = inception.InceptionV3.BLOCK_INDEX_BY_DIM[2048]
-    network = inception.InceptionV3([block]).to(device).eval()
-    file = pathlib.Path(torch.hub.get_dir()) / "VIRTUAL_imagenet256_labeled.npz"
-    if not file.is_file():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        torch.hub.download_url_to_file(REFERENCE, str(file))
-    found = np.load(file)
-    return Tools(
-        model.to(device).eval(),
-        lambda z: autoencoder.decode(z.to(device) / LATENT_SCALE).sample.clamp(-1, 1),
-        lambda x: network((x + 1) / 2)[0].flatten(1),
-        points(*(torch.from_numpy(found[name]).double() for name in ("mu", "sigma"))),
-    )
-
-
-def points(mean: Tensor, covariance: Tensor) -> Tensor:
-    """(2 d, d) points that have exactly this mean and covariance."""
-    values, vectors = torch.linalg.eigh(covariance)
-    arms = (vectors * values.clamp_min(0).sqrt()).T * math.sqrt((2 * len(mean) - 1) / 2)
-    return torch.cat([mean + arms, mean - arms])
-
-
-def cut(model: DiT, blocks: int) -> DiT:
-    """Cut the MLPs of so many blocks, spread evenly, to ratio 1; returns the model.
-
-    Kept are the hidden units with the largest product of the norms of their weights, in and out.
-    """
-    depth = len(model.blocks)
-    for k in range(blocks):
-        block = model.blocks[(2 * k + 1) * depth // (2 * blocks)]
-        wide = block.mlp
-        width = wide.fc2.out_features
-        worth = wide.fc1.weight.norm(dim=1) * wide.fc2.weight.norm(dim=0)
-        kept = worth.topk(width).indices.sort().values
-        block.mlp = MLP(width, 1).to(wide.fc1.weight.device)
-        with torch.no_grad():
-            block.mlp.fc1.weight.copy_(wide.fc1.weight[kept])
-            block.mlp.fc1.bias.copy_(wide.fc1.bias[kept])
-            block.mlp.fc2.weight.copy_(wide.fc2.weight[:, kept])
-            block.mlp.fc2.bias.copy_(wide.fc2.bias)
-    return model
-
-
-@torch.no_grad()
-def distance(
-    made_by: Tools, samples: int, *, steps: int, guidance: float, seed: int, batch: int = 64
-) -> float:
-    """Fréchet distance of samples of a network, classes in turn, to the reference of its tools."""
-    labels = in_turn(samples, made_by.model.classes)
-    side = round(made_by.model.pos_embed.shape[1] ** 0.5) * made_by.model.patch
-    found = []
-    for k, part in enumerate(labels.split(batch)):
-        setting = {"steps": steps, "guidance": guidance, "seed": seed * len(labels) + k}
-        latents = sample(made_by.model, part, side, clip=math.inf, **setting)
-        found.append(made_by.extract(made_by.decode(latents)).cpu().double())
-    return frechet(made_by.real, torch.cat(found))
 
 
 # -------------------------------------------------------------------------------------- the pictures

@@ -464,23 +464,6 @@ def accuracies(runs: pd.DataFrame, data: str) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def baselines(budgets: dict[str, pd.DataFrame], why: dict[str, str]) -> pd.DataFrame:
-    """The dense head on each set and with each budget: as printed, as found here (an interval from
-    three seeds on), and why the two are not equal."""
-    rows = []
-    for data, (printed_as, _) in PRINTED.items():
-        for budget, runs in budgets.items():
-            part = runs[(runs["data"] == data) & (runs["arm"] == "dense")]
-            if part.empty:
-                continue
-            found = interval(100 * part[f"test_{METRIC[data]}"])
-            form = "{:.1f} [{:.1f}, {:.1f}]" if len(part) > 2 else "{:.1f}"
-            row = {"set": printed_as, "budget": budget, "seeds": len(part)}
-            row |= {"printed": stated(data, "dense"), "ours": form.format(*found)}
-            rows.append(row | {"why not equal": why[budget]})
-    return pd.DataFrame(rows)
-
-
 def by_printed_gain(found: tuple[float, float, float], printed: float) -> bool | None:
     """Whether a printed gain is found at its own scale: True where the whole interval lies above
     zero; False where it does not and lies below zero or below half the printed gain; else None."""
