@@ -280,6 +280,7 @@ def test_the_front_page_agrees_with_the_records(name):
 
 def test_the_answer_of_the_page_agrees_with_the_records():
     page, rows = "notebooks/72_should_you_use_it.ipynb", counted()
+    assert rows.index.equals(guide.with_axes(guide.measured()).index)
     timed = rows.dropna(subset="time").drop_duplicates(
         "time"
     )  # a network that was timed counts once

@@ -217,7 +217,8 @@ def test_a_line_that_was_cut_off_costs_one_training(task, tmp_path):
     found = guide.race(*task, store=store, **QUICK)
     whole = trainings()
     store.write_text(store.read_text()[:-9])
-    assert guide.race(*task, store=store, **QUICK).rounds == found.rounds
+    for _ in range(2):  # the file is whole again after the first
+        assert guide.race(*task, store=store, **QUICK).rounds == found.rounds
     assert trainings() == whole
     for other in ("no race\n", "no line"):
         store.write_text(other)
@@ -264,7 +265,6 @@ WRONG = [
     ({"layers": [("fc1", "out")]}, "are no pair"),
     ({"layers": [("fc1", "fc2"), ("fc2", "fc1")]}, "more than once"),
     ({"layers": [("fc1", "fc2", "out")]}, "two names"),
-    ({"model": nn.Sequential(nn.Conv2d(1, 1, 1))}, "has no nn.Linear"),
     ({"kinds": ("tucker",)}, "kinds names"),
     ({"kinds": "ndlinear"}, r"give \['ndlinear'\]"),
     ({"kinds": ("dense",)}, "larger share"),
