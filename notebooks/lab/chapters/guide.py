@@ -19,12 +19,8 @@ from ..page.show import cells, grid, put
 SLACK = 1.05  # a model of equal size may have up to 5 % more parameters: widths are whole numbers
 LOSS = 1.0  # "at no loss": less than one point is lost
 WORDS = {  # what a reader calls the models that the figures' style does not name
-    "base": "dense block",
     "base*": "smaller dense block",
-    "learned": "dense, learned activation",
     "mean": "constant",
-    "majority": "most frequent class",
-    "narrow": "narrow dense head",
     "sorted": "logistic regression, sorted values",
     "linear": "linear or logistic regression",
     "blocks-of-2": "block-diagonal",

@@ -252,9 +252,7 @@ def log_regret(chosen: pd.DataFrame) -> pd.Series:
 def draw_regret(axis, chosen: pd.DataFrame, names: Mapping[str, str]) -> None:
     """For each way of choosing the share of the cells in which it costs at most so much, both in percent."""
     for way, name in names.items():
-        lost = np.sort(chosen.loc[chosen["way"] == way, "regret"].to_numpy())
-        share = np.arange(1, len(lost) + 1) / len(lost)
-        lost, share = np.append(0.0, lost), np.append(0.0, share)
+        lost = 100 * np.sort([0.0, *chosen.loc[chosen["way"] == way, "regret"]])
         look, line = LOOKS[way]
-        colour = figures.colour(look) if look else "0.5"
-        axis.step(100 * lost, 100 * share, line, where="post", label=name, color=colour)
+        how = {"color": figures.colour(look) if look else "0.5", "where": "post", "label": name}
+        axis.step(lost, np.linspace(0, 100, len(lost)), line, **how)
