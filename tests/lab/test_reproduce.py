@@ -110,6 +110,10 @@ def test_times_are_not_judged():
         reproduce.main(["speed-latency"])
 
 
+def test_a_notebook_that_records_by_whole_grids_alone_is_found():
+    assert reproduce.owner("race-choices").stem == "65_race"
+
+
 def test_an_unknown_experiment_and_missing_argument_say_what_is_there():
     with pytest.raises(LabError, match="template-example"):
         reproduce.main(["no-such-thing"])

@@ -19,12 +19,8 @@ from ..page.show import cells, grid, put
 SLACK = 1.05  # a model of equal size may have up to 5 % more parameters: widths are whole numbers
 LOSS = 1.0  # "at no loss": less than one point is lost
 WORDS = {  # what a reader calls the models that the figures' style does not name
-    "base": "dense block",
     "base*": "smaller dense block",
-    "learned": "dense, learned activation",
     "mean": "constant",
-    "majority": "most frequent class",
-    "narrow": "narrow dense head",
     "sorted": "logistic regression, sorted values",
     "linear": "linear or logistic regression",
     "blocks-of-2": "block-diagonal",
@@ -48,20 +44,18 @@ class Situation(NamedTuple):
     kind: str  # the row of the figure in which it stands
     chapter: str
     records: tuple[str, ...]
-    where: dict
-    metric: str
-    ours: str
-    dense: str
     scale: str
+    where: Mapping = MappingProxyType({})
+    metric: str = "test_accuracy"
+    ours: str = "ndlinear"
+    dense: str = "dense"
     examples: int = 0  # training examples times passes: the largest scale of a task decides
     search: tuple[str, ...] = ()  # where the rates of the models were searched
-    left_out: Mapping = MappingProxyType(
-        {}
-    )  # model: why it is no opponent although it is small enough
+    # model: why it is no opponent although it is small enough
+    left_out: Mapping = MappingProxyType({})
     error_of: str = ""  # if named, the metric is an error, given in percent of this model's
-    against_dense: tuple[
-        str, ...
-    ] = ()  # if named, the runs of ours and dense with better chosen rates
+    # if named, the runs of ours and dense with better chosen rates
+    against_dense: tuple[str, ...] = ()
     seconds: tuple = ()  # the record and the conditions of the times, if they were measured
 
     @property
@@ -70,13 +64,18 @@ class Situation(NamedTuple):
         return self.name.split(" (")[0]
 
 
-def _all(names: tuple[str, ...], where: dict, read) -> pd.DataFrame:
-    """The rows of some experiments that agree with the conditions, with one column `arm` for what was trained."""
-    frame = read(*names)
-    for column in set(where) & set(frame):
-        wanted = where[column]
+def _where(frame: pd.DataFrame, conditions: Mapping) -> pd.DataFrame:
+    """The rows that agree with the conditions on the columns that there are, or have nothing there; a tuple is any of its values."""
+    for column in set(conditions) & set(frame):
+        wanted = conditions[column]
         among = wanted if isinstance(wanted, tuple) else (wanted,)
         frame = frame[frame[column].isin(among) | frame[column].isna()]
+    return frame
+
+
+def _all(names: tuple[str, ...], where: Mapping, read) -> pd.DataFrame:
+    """The rows of some experiments that agree with the conditions, with one column `arm` for what was trained."""
+    frame = _where(read(*names), where)
     for column in ("model", "kind"):
         if "arm" not in frame and column in frame:
             frame = frame.rename(columns={column: "arm"})
@@ -92,7 +91,7 @@ def runs(situation: Situation, read=recorded) -> pd.DataFrame:
         return replaced(situation.where["model"], read)
     frame = repeated(_all(situation.records, situation.where, read))
     varied = "lr" in frame and frame.groupby("arm")["lr"].nunique().max() > 1
-    return tuned(frame) if varied else frame
+    return stats.at_best_rates(frame, ["arm"], "val_loss") if varied else frame
 
 
 def repeated(frame: pd.DataFrame) -> pd.DataFrame:
@@ -100,14 +99,6 @@ def repeated(frame: pd.DataFrame) -> pd.DataFrame:
     alone = frame.groupby("arm")["seed"].transform("size") == 1
     seeds = pd.DataFrame({"seed": frame["seed"].unique()})
     return pd.concat([frame[~alone], frame[alone].drop(columns="seed").merge(seeds, how="cross")])
-
-
-def tuned(frame: pd.DataFrame) -> pd.DataFrame:
-    """Of each arm the runs with the learning rate of the lowest mean validation loss."""
-    mean = frame.groupby(["arm", "lr"])["val_loss"].mean()
-    best = mean.groupby("arm").idxmin()
-    chosen = pd.MultiIndex.from_frame(frame[["arm", "lr"]]).isin(list(best))
-    return frame[chosen]
 
 
 def replaced(net: str, read=recorded) -> pd.DataFrame:
@@ -129,9 +120,7 @@ def opponents(situation: Situation, found: pd.DataFrame) -> list[str]:
     """All arms with at most 1.05 times the parameters of ours, but those that are left out for a reason that is written."""
     size = sizes(found)
     small = size[size <= SLACK * size[situation.ours]].index
-    outside = {situation.ours, situation.dense, *situation.left_out}
-    dense = [situation.dense] if situation.dense in small else []
-    return [arm for arm in small if arm not in outside] + dense
+    return [arm for arm in small if arm not in {situation.ours, *situation.left_out}]
 
 
 def best(found: pd.DataFrame, situation: Situation) -> str:
@@ -173,9 +162,7 @@ def seconds(situation: Situation, read=recorded) -> tuple[float, float, float] |
     if not situation.seconds:
         return None
     name, where = situation.seconds
-    times = read(name)
-    for column, value in where.items():
-        times = times[times[column] == value]
+    times = _where(read(name), where)
     return tuple(np.exp(stats.interval(np.log(times["ndlinear"] / times["dense"]))))
 
 
@@ -192,11 +179,8 @@ def compare(situation: Situation, read=recorded) -> dict:
     ):
         row |= dict(zip((name, f"{name}_low", f"{name}_high"), gain(among, situation, other)))
     if "parameters" in found:
-        size = sizes(found)
-        row |= {
-            "parameters": size[situation.ours],
-            "share": size[situation.ours] / size[situation.dense],
-        }
+        ours, dense = sizes(found)[[situation.ours, situation.dense]]
+        row |= {"parameters": ours, "share": ours / dense}
     time = seconds(situation, read)
     row |= dict(zip(("time", "time_low", "time_high"), time or [np.nan] * 3))
     arms = [situation.ours, situation.dense, *opponents(situation, found)]
@@ -205,10 +189,13 @@ def compare(situation: Situation, read=recorded) -> dict:
 
 
 # ------------------------------------------------------------------------------------------------------------- the answers
+def _word(low: float, high: float, bound: float = 0.0) -> str:
+    return {True: "yes", False: "no", None: "not shown"}[stats.above((low, high), bound)]
+
+
 def better(row) -> str:
     """Better than the best recorded model of its size?"""
-    ahead = stats.above((row["fair_low"], row["fair_high"]))
-    return {True: "yes", False: "no", None: "not shown"}[ahead]
+    return _word(row["fair_low"], row["fair_high"])
 
 
 def smaller(row) -> str:
@@ -222,10 +209,7 @@ def smaller(row) -> str:
 
 def faster(row) -> str:
     """Faster than the dense network in a training step?"""
-    if np.isnan(row["time"]):
-        return "not timed"
-    faster = stats.above((-row["time_high"], -row["time_low"]), -1)
-    return {True: "yes", False: "no", None: "not shown"}[faster]
+    return "not timed" if np.isnan(row["time"]) else _word(-row["time_high"], -row["time_low"], -1)
 
 
 # ------------------------------------------------------------------------------------------------------- the situations
@@ -235,213 +219,186 @@ FOLDED, BLOCK = "One axis, folded by hand", "Transformer block, tokens and chann
 FEW, CONTROL, LOST = "Pixels, few", "Pixels shuffled, a control", "Digits"
 WITHOUT_AXES = (FOLDED, CONTROL)
 STEP = {"pass": "training", "batch": 128}
+THREE = {"ndlinear-3": ITSELF}
+PARTS = {"all": 1.0, "a sixteenth": 0.0625}
 
 
 def _images() -> list[Situation]:
-    pair = ("ndlinear", "dense")
-    step = ("overhead-time", {"network": "CNN"})
     hundred, ten = "CNN features, CIFAR-100", "CNN features, CIFAR-10"
-    where = {data: {"data": data} for data in ("cifar10", "cifar100")}
-    of = (PICTURES, "40_cnn")
-    printed = "50,000 pictures, 50 epochs"
-    brief = "20,000 pictures, 6 epochs"
-    five, one = "test_top_five", "test_accuracy"
-    at_print = {
-        data: tuple(f"cnn-printed-{data}{part}" for part in ("", "-simple", "-relu"))
-        for data in where
-    }
-    at_print["cifar10"] += ("cnn-printed-cifar10-pointwise",)
+    top = {"metric": "test_top_five"}
+    printed = {"scale": "50,000 pictures, 50 epochs", "examples": 2_500_000}
+    brief = {"scale": "20,000 pictures, 6 epochs", "examples": 120_000}
+    own = {"scale": "10,000 pictures, 10 epochs", "examples": 100_000}
+    parts = ("", "-simple", "-relu", "-pointwise")
+    of_ten = tuple(f"cnn-printed-cifar10{part}" for part in parts)
+    of_hundred = tuple(f"cnn-printed-cifar100{part}" for part in parts[:3])
+    search = {"search": ("cnn-own-rates-search",)}
     rows = [
-        (hundred + " (10 epochs)", ("cnn-own-rates",), "cifar100", five, "10,000 pictures, 10 epochs", 100_000),
-        (hundred + " (printed)", at_print["cifar100"], "cifar100", five, printed, 2_500_000),
-        (hundred + " (6 epochs)", ("cnn-longer",), "cifar100", five, brief, 120_000),
-        (ten + " (printed)", at_print["cifar10"], "cifar10", one, printed, 2_500_000),
-        (ten + " (6 epochs)", ("cnn-longer",), "cifar10", one, brief, 120_000),
-    ]  # fmt: skip
+        (f"{hundred} (10 epochs)", "cifar100", ("cnn-own-rates",), top | own | search),
+        (f"{hundred} (printed)", "cifar100", of_hundred, top | printed),
+        (f"{hundred} (6 epochs)", "cifar100", ("cnn-longer",), top | brief),
+        (f"{ten} (printed)", "cifar10", of_ten, printed),
+        (f"{ten} (6 epochs)", "cifar10", ("cnn-longer",), brief),
+    ]
+    step = {"seconds": ("overhead-time", {"network": "CNN"}), "left_out": {"relu": ITSELF}}
     found = [
-        Situation(
-            name, *of, records, where[data], metric, *pair, scale, examples, left_out={"relu": ITSELF},
-            search=("cnn-own-rates-search",) if records == ("cnn-own-rates",) else (), seconds=step,
-        )
-        for name, records, data, metric, scale, examples in rows
-    ]  # fmt: skip
-    behind = {
-        f"{ten}, ReLU behind it (printed)": found[3],
-        f"{hundred}, ReLU behind it (printed)": found[1],
-    }
+        Situation(name, PICTURES, "40_cnn", records, where={"data": data}, **step, **more)
+        for name, data, records, more in rows
+    ]
     with_relu = {"ours": "relu", "left_out": {"ndlinear": ITSELF}, "seconds": ()}
-    return found + [one._replace(name=name, **with_relu) for name, one in behind.items()]
+    behind = ((ten, found[3]), (hundred, found[1]))
+    return found + [
+        one._replace(name=f"{name}, ReLU behind it (printed)", **with_relu) for name, one in behind
+    ]
 
 
 def _digits() -> list[Situation]:
     one = Situation(
-        "Digits, one layer", LOST, "10_one_layer", ("digits-head",), {}, "test_accuracy", "ndlinear", "dense",
-        "1,000 pictures, 200 epochs", left_out={"ndlinear-shuffled": SHUFFLED},
+        "Digits, one layer", LOST, "10_one_layer", ("digits-head",), "1,000 pictures, 200 epochs",
+        left_out={"ndlinear-shuffled": SHUFFLED},
     )  # fmt: skip
     return [one] + [
         Situation(
-            f"Digits, residual network, {words}", kind, "64_structured_layers", ("structured-share",),
-            {"data": "digits", "part": part}, "test_accuracy", "ndlinear", "dense", "300 steps",
-            search=("structured-share-rates",), left_out={"ndlinear-3": ITSELF},
+            f"Digits, residual network, {words}", LOST, "64_structured_layers", ("structured-share",), "300 steps",
+            {"data": "digits", "part": part}, search=("structured-share-rates",), left_out=THREE,
             seconds=("structured-time", STEP | {"width": 64}),
         )
-        for words, kind, part in (("all", LOST, 1.0), ("a sixteenth", LOST, 0.0625))
+        for words, part in PARTS.items()
     ]  # fmt: skip
 
 
 def _pixels() -> list[Situation]:
-    tuning = "rates chosen on a quarter of the pictures, those against dense on all"
+    scale = "{:,} pictures, 600 steps"
+    tuned = scale + ", rates chosen on a quarter of the pictures, those against dense on all"
     return [
         Situation(
-            f"Pixels of CIFAR-10 {order}, {count:,}",
-            CONTROL if order == "shuffled" else PIXELS if count > 2000 else FEW,
-            "64_structured_layers",
-            ("structured-pixels",),
-            {"order": order, "samples": count, "seed": tuple(range(5))},
-            "test_accuracy",
-            "ndlinear",
-            "dense",
-            f"{count:,} pictures, 600 steps" + (f", {tuning}" if count > 2000 else ""),
-            search=("structured-pixels-rates",),
-            left_out={"ndlinear-3": ITSELF},
-            against_dense=("structured-pixels-whole",) if count > 2000 else (),
+            f"Pixels of CIFAR-10 {order}, {count:,}", CONTROL if order == "shuffled" else kind, "64_structured_layers",
+            ("structured-pixels",), words.format(count), {"order": order, "samples": count, "seed": tuple(range(5))},
+            search=("structured-pixels-rates",), left_out=THREE, against_dense=better_rates,
             seconds=("structured-time", STEP | {"width": 256}),
         )
         for order in ("in place", "shuffled")
-        for count in (18000, 1125)
-    ]
+        for count, kind, words, better_rates in (
+            (18000, PIXELS, tuned, ("structured-pixels-whole",)),
+            (1125, FEW, scale, ()),
+        )
+    ]  # fmt: skip
 
 
 def _students() -> list[Situation]:
-    records = ("vit-others", "vit-students", "vit-twins")
-    others = (
-        "two modes 100",
-        "tokens 100",
-        "ndlinear 50",
-        "ndlinear 75",
-        "ndlinear 100",
-        "ndlinear 125",
-    )
     brief = "18,000 pictures, 6 epochs"
     kinds = {
         "tokens 100": ("tokens and channels", BLOCK, f"{brief}; no other block mixes tokens"),
         "two modes 100": ("channels folded", FOLDED, brief),
     }
+    others = [*kinds, *(f"ndlinear {width}" for width in (50, 75, 100, 125))]
+    records = ("vit-others", "vit-students", "vit-twins")
     return [
         Situation(
-            f"Transformer block, {words}", kind, "50_as_a_dense_layer", records, {"data": "cifar10"},
-            "test_accuracy", arm, "standard 125", scale, search=("vit-tuning",),
-            left_out=dict.fromkeys([other for other in others if other != arm], ITSELF),
+            f"Transformer block, {words}", kind, "50_as_a_dense_layer", records, scale, {"data": "cifar10"},
+            ours=arm, dense="standard 125", search=("vit-tuning",),
+            left_out={other: ITSELF for other in others if other != arm},
         )
         for arm, (words, kind, scale) in kinds.items()
     ]  # fmt: skip
 
 
 def _series() -> list[Situation]:
-    sets = {"ECG5000": "", "ECGFiveDays": "", "ChlorineConcentration": ""}
-    sets |= {"RacketSports": "-racketsports", "Heartbeat, training part": "-heartbeat"}
+    sets = dict.fromkeys(("ECG5000", "ECGFiveDays", "ChlorineConcentration"), "ucr")
+    sets |= {"RacketSports": "ucr-racketsports", "Heartbeat, training part": "ucr-heartbeat"}
     return [
         Situation(
             f"Series, {data}", SERIES, "42_time_series_classification",
-            (f"ucr{part}" if part else "ucr-networks", f"ucr{part}-classical"),
-            {"data": data}, "weighted_f1", "time", "base", "40 to 200 epochs",
-            left_out={"ndlinear": ITSELF},
+            ("ucr-networks" if name == "ucr" else name, f"{name}-classical"), "40 to 200 epochs", {"data": data},
+            "weighted_f1", "time", "base", left_out={"ndlinear": ITSELF},
         )
-        for data, part in sets.items()
+        for data, name in sets.items()
     ]  # fmt: skip
 
 
 def _forecasts() -> list[Situation]:
-    left_out = {"last value none": PAST, "linear, with the past none": PAST}
+    past = {"last value none": PAST, "linear, with the past none": PAST}
     other = {"Transformer": "RNN", "RNN": "Transformer"}
+    itself = [f"ndlinear {family}" for family in other]
     return [
         Situation(
-            f"Forecast {data}, {family}", FORECASTS, "41_forecasting", ("ett-forecast",),
+            f"Forecast {data}, {family}", FORECASTS, "41_forecasting", ("ett-forecast",), "10 or 20 epochs",
             {"dataset": data, "protocol": "chronological"}, "mse", f"ndlinear-modes {family}", f"dense {family}",
-            "10 or 20 epochs", error_of="mean none",
-            left_out=left_out | {f"ndlinear {f}": ITSELF for f in other} | {f"ndlinear-modes {other[family]}": ITSELF},
+            error_of="mean none", left_out=past | dict.fromkeys([*itself, f"ndlinear-modes {second}"], ITSELF),
         )
         for data in ("ETTh1", "ETTh2", "ETTm1", "ETTm2")
-        for family in other
+        for family, second in other.items()
     ]  # fmt: skip
 
 
 def _text() -> list[Situation]:
     itself = ("ndlinear (1, 1)", "ndlinear (4, 4)", "ndlinear (10, 10)", "ndlinear ReLU")
     left_out = dict.fromkeys(itself, ITSELF) | {"ndlinear shuffled": SHUFFLED}
-    whole = {"sst2": (67349 * 4, 4), "cola": (8551 * 20, 20)}
+    drawn = "1,800 sentences, 50 epochs"
     rows = [
-        (f"Sentence vectors, {name} ({words})", {"data": data, "split": split}, scale, examples)
-        for data, name in (("sst2", "SST-2"), ("cola", "CoLA"))
-        for words, split, scale, examples in (
-            ("official", "official", f"{whole[data][1]} epochs, official parts", whole[data][0]),
-            ("re-drawn", "re-drawn", "1,800 sentences, 50 epochs", 1800 * 50),
-        )
+        ("SST-2 (official)", "sst2", "official", "4 epochs, official parts", 67349 * 4),
+        ("SST-2 (re-drawn)", "sst2", "re-drawn", drawn, 1800 * 50),
+        ("CoLA (official)", "cola", "official", "20 epochs, official parts", 8551 * 20),
+        ("CoLA (re-drawn)", "cola", "re-drawn", drawn, 1800 * 50),
     ]
     return [
         Situation(
-            name, FOLDED, "44_text_head", ("text-head",), where, "accuracy", "ndlinear", "dense", scale, examples,
-            left_out=left_out,
+            f"Sentence vectors, {name}", FOLDED, "44_text_head", ("text-head",), scale,
+            {"data": data, "split": split}, "accuracy", examples=examples, left_out=left_out,
         )
-        for name, where, scale, examples in rows
+        for name, data, split, scale, examples in rows
     ]  # fmt: skip
 
 
 def _folded() -> list[Situation]:
+    place = (FOLDED, "64_structured_layers")
     characters = Situation(
-        "Characters, feed-forward block", FOLDED, "64_structured_layers", ("structured-characters",), {}, "test_loss",
-        "ndlinear", "dense", "600 steps", search=("structured-characters-rates",), left_out={"ndlinear-3": ITSELF},
-        error_of="dense",
+        "Characters, feed-forward block", *place, ("structured-characters",), "600 steps", metric="test_loss",
+        search=("structured-characters-rates",), left_out=THREE, error_of="dense",
     )  # fmt: skip
-    hearts = [
+    return [characters] + [
         Situation(
-            f"Electrocardiograms folded, {words}", FOLDED, "64_structured_layers", ("structured-ecg",),
-            {"data": "ecg5000", "part": part}, "test_accuracy", "ndlinear", "dense", "300 steps",
-            search=("structured-ecg-rates",), left_out={"ndlinear-3": ITSELF},
+            f"Electrocardiograms folded, {words}", *place, ("structured-ecg",), "300 steps",
+            {"data": "ecg5000", "part": part}, search=("structured-ecg-rates",), left_out=THREE,
         )
-        for words, part in (("all", 1.0), ("a sixteenth", 0.0625))
+        for words, part in PARTS.items()
     ]  # fmt: skip
-    return [characters, *hearts]
 
 
 def _adapters() -> list[Situation]:
-    common = (FOLDED, "52_lora")
-    released = {"ndlinear-released": ITSELF}
+    place, full = (FOLDED, "52_lora"), {"metric": "accuracy", "dense": "full"}
     return [
         Situation(
-            "Adapter, encoder, SST-2", *common, ("lora-adapters", "lora-more"), {"task": "sst2"}, "accuracy",
-            "ndlinear", "full", "240 steps of 16", search=("lora-rates", "lora-more-rates"), left_out=released,
+            "Adapter, encoder, SST-2", *place, ("lora-adapters", "lora-more"), "240 steps of 16", {"task": "sst2"},
+            search=("lora-rates", "lora-more-rates"), left_out={"ndlinear-released": ITSELF}, **full,
         ),
         Situation(
-            "Adapter, encoder, CommonsenseQA", *common, ("lora-choice",), {"task": "commonsenseqa"}, "accuracy",
-            "ndlinear", "full", "100 steps of 8", search=("lora-choice-rates",),
+            "Adapter, encoder, CommonsenseQA", *place, ("lora-choice",), "100 steps of 8", {"task": "commonsenseqa"},
+            search=("lora-choice-rates",), **full,
         ),
         Situation(
-            "Adapter, small decoder, GSM8K", *common, ("lora-text",), {"task": "gsm8k"}, "loss",
-            "ndlinear", "full", "160 steps of 8", search=("lora-text-rates",), error_of="full",
+            "Adapter, small decoder, GSM8K", *place, ("lora-text",), "160 steps of 8", {"task": "gsm8k"}, "loss",
+            dense="full", search=("lora-text-rates",), error_of="full",
         ),
     ]  # fmt: skip
 
 
 def _conversions() -> list[Situation]:
     encoder = Situation(
-        "Trained encoder converted", FOLDED, "72_should_you_use_it", ("convert-encoder",), {}, "accuracy",
-        "ndlinear", "dense", "120 steps of 16 after it", search=("convert-rates",),
+        "Trained encoder converted", FOLDED, "72_should_you_use_it", ("convert-encoder",), "120 steps of 16 after it",
+        metric="accuracy", search=("convert-rates",),
     )  # fmt: skip
-    terms = {f"ndlinear-sum/{r}/{s}": ITSELF for r in (1, 2, 4, 8) for s in STAGES_TRIED}
-    del terms["ndlinear-sum/8/tuned"]
-    layers = [
+    stages = ("fitted", "tuned", "tuned-brief", "scratch", "scratch-brief")
+    terms = [f"ndlinear-sum/{rank}/{stage}" for rank in (1, 2, 4, 8) for stage in stages]
+    ours, dense = "ndlinear-sum/8/tuned", "dense/64/fitted"
+    return [encoder] + [
         Situation(
             f"Trained layer, eight terms, {net.upper()}", FOLDED, "22_approximation", ("compress-digits",),
-            {"model": net}, "accuracy", "ndlinear-sum/8/tuned", "dense/64/fitted", "1,000 pictures, 100 epochs after it",
-            left_out=terms,
+            "1,000 pictures, 100 epochs after it", {"model": net}, "accuracy", ours, dense,
+            left_out={term: ITSELF for term in terms if term != ours},
         )
         for net in ("mlp", "cnn")
     ]  # fmt: skip
-    return [encoder, *layers]
-
-
-STAGES_TRIED = ("fitted", "tuned", "tuned-brief", "scratch", "scratch-brief")
 
 
 def situations() -> list[Situation]:

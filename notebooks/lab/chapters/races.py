@@ -196,17 +196,9 @@ def regret(losses: pd.DataFrame, kind: str) -> dict:
     Good: at most two per cent above, or a difference whose 95 % t interval, paired by seed, holds zero.
     """
     lost = float(losses.loc[kind].mean() / losses.iloc[0].mean() - 1)
-    same = kind == losses.index[0] or not _worse(losses.loc[kind], losses.iloc[0])
+    more = (losses.loc[kind] - losses.iloc[0]).to_numpy()
+    same = kind == losses.index[0] or stats.above(stats.interval(more)) is not True
     return {"regret": lost, "good": lost <= CLOSE or same, "close": lost <= CLOSE}
-
-
-def _worse(one: pd.Series, other: pd.Series) -> bool:
-    return stats.above(stats.interval((one - other).to_numpy())) is True
-
-
-def advised(limit: str, kinds: Sequence[str]) -> str:
-    """The layer that the decision tree names, or where it does not fit, Monarch, or else low rank."""
-    return next(kind for kind in (TREE[limit], "monarch", "low-rank") if kind in kinds)
 
 
 def choices(found: dict[tuple, pd.DataFrame], races: pd.DataFrame) -> pd.DataFrame:
@@ -216,11 +208,19 @@ def choices(found: dict[tuple, pd.DataFrame], races: pd.DataFrame) -> pd.DataFra
         named = dict(zip(CELL, cell))
         own = races[(races[CELL] == list(cell)).all(axis=1)]
         chosen = {f"race, {b:g}": KINDS[int(k)] for b, k in zip(own["budget"], own["kind"])}
-        chosen["tree"] = advised(named["limit"], losses.index)
+        # where the layer that the tree names does not fit, Monarch, or else low rank
+        advised = (TREE[named["limit"]], "monarch", "low-rank")
+        chosen["tree"] = next(kind for kind in advised if kind in losses.index)
         chosen |= {f"always {kind}": kind for kind in losses.index}
         for way, kind in chosen.items():
             rows.append({**named, "way": way, "kind": kind, **regret(losses, kind)})
     return pd.DataFrame(rows)
+
+
+def _everywhere(chosen: pd.DataFrame) -> pd.DataFrame:
+    """The ways of choosing that have an answer in every cell."""
+    cells = chosen.groupby("way")["way"].transform("size")
+    return chosen[cells == cells.max()]
 
 
 def ways(chosen: pd.DataFrame) -> pd.DataFrame:
@@ -228,48 +228,31 @@ def ways(chosen: pd.DataFrame) -> pd.DataFrame:
 
     The interval of the share is a t interval over the means of the data sets, since cells of one set are alike.
     """
-    cells = chosen.groupby("way").size().max()
     rows = []
-    for way, own in chosen.groupby("way", sort=False):
-        if len(own) < cells:
-            continue
+    for way, own in _everywhere(chosen).groupby("way", sort=False):
         _, low, high = stats.interval(own.groupby("data")["good"].mean().to_numpy())
-        rows.append(
-            {
-                "way": way,
-                "good": own["good"].mean(),
-                "good_low": max(0.0, low),
-                "good_high": min(1.0, high),
-                "close": own["close"].mean(),
-                "median_regret": own["regret"].median(),
-            }
-        )
+        row = {"way": way, "good": own["good"].mean()}
+        row |= {"good_low": max(0.0, low), "good_high": min(1.0, high)}
+        rows.append(row | {"close": own["close"].mean(), "median_regret": own["regret"].median()})
     return pd.DataFrame(rows).sort_values("good", ascending=False, ignore_index=True)
 
 
-def leading(found: dict[tuple, pd.DataFrame]) -> pd.DataFrame:
-    """How often each kind has the lowest loss, and how often it is not clearly worse than the lowest, by budget."""
-    rows = []
-    for cell, losses in found.items():
-        for kind in losses.index:
-            is_best = kind == losses.index[0]
-            good = regret(losses, kind)["good"]
-            rows.append({**dict(zip(CELL, cell)), "kind": kind, "best": is_best, "good": good})
-    return pd.DataFrame(rows)
+def leading(chosen: pd.DataFrame) -> pd.DataFrame:
+    """Each kind in each cell: whether it has the lowest loss (`best`), and whether it is not clearly worse (`good`)."""
+    own = chosen[chosen["way"].str.startswith("always")]
+    return own.assign(best=own["regret"] == 0)
 
 
 def log_regret(chosen: pd.DataFrame) -> pd.Series:
     """Mean of ln(1 + regret) of each way of choosing that has an answer in every cell."""
-    logs = np.log1p(chosen["regret"]).groupby(chosen["way"])
-    return logs.mean()[logs.size() == logs.size().max()].sort_values()
+    own = _everywhere(chosen)
+    return np.log1p(own["regret"]).groupby(own["way"]).mean().sort_values()
 
 
 def draw_regret(axis, chosen: pd.DataFrame, names: Mapping[str, str]) -> None:
     """For each way of choosing the share of the cells in which it costs at most so much, both in percent."""
     for way, name in names.items():
-        lost = np.sort(chosen.loc[chosen["way"] == way, "regret"].to_numpy())
-        share = np.arange(1, len(lost) + 1) / len(lost)
-        lost, share = np.append(0.0, lost), np.append(0.0, share)
+        lost = 100 * np.sort([0.0, *chosen.loc[chosen["way"] == way, "regret"]])
         look, line = LOOKS[way]
-        colour = figures.colour(look) if look else "0.5"
-        axis.step(100 * lost, 100 * share, line, where="post", label=name, color=colour)
+        how = {"color": figures.colour(look) if look else "0.5", "where": "post", "label": name}
+        axis.step(lost, np.linspace(0, 100, len(lost)), line, **how)

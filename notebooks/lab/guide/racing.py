@@ -17,10 +17,10 @@ import contextlib
 import copy
 import functools
 import hashlib
-import itertools
 import json
 import math
 import pathlib
+import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -59,12 +59,8 @@ def build(
     limit: str = "parameters",
     bias: bool = True,
 ) -> nn.Module | None:
-    """The largest layer of a kind that costs at most a share of the dense one; None if there is none.
-
-    Args:
-        kind: one of `KINDS`, "narrow" and "ndlinear-axes" excepted. inputs, outputs: of the dense layer, D and H.
-        share: of the D H weights or multiply-adds of the dense layer. limit: "parameters" or "operations". Biases count nothing.
-    """
+    """The largest layer of a kind, one of `BUILT`, that costs at most a share of the D H weights ("parameters") or multiply-adds
+    ("operations") of the dense one, biases not counted; None if there is none."""
     _check_budget(share, limit)
     if kind not in BUILT:
         raise ValueError(f"kind must be one of {', '.join(map(repr, BUILT))}, got {kind!r}")
@@ -285,12 +281,15 @@ def feed_forward(model: nn.Module) -> list[str | tuple[str, str]]:
 
 
 def rates(model: nn.Module, lr: float) -> dict[str, float]:
-    """Adam's rate of each parameter by name: lr, and in a layer of `build` of several matrices, each of which reads n numbers
-    and is one of s in a row, lr D / (n s) for its D inputs. Chapter 15 derives it.
-    An NdLinear of your own keeps lr: `lab.train.rates` is for those."""
+    """Adam's rate of each parameter by name: lr, and in a layer of several matrices, each of which reads n numbers and is one of s
+    in a row, lr D / (n s) for its D inputs; an NdLinear of your own is such a layer too. Chapter 15 derives it."""
     found = {name: lr for name, _ in model.named_parameters()}
     names = {id(p): name for name, p in model.named_parameters()}
-    for layer in model.modules():
+    for layer in reversed(list(model.modules())):  # what holds an NdLinear has the last word
+        modes = [m for m in getattr(layer, "align_layers", ()) if id(m.weight) in names]
+        inputs = math.prod(mode.in_features for mode in modes)
+        for mode in modes:
+            found[names[id(mode.weight)]] = lr * inputs / (mode.in_features * len(modes))
         if hasattr(layer, "matrices"):
             for weight, reads, _ in layer.matrices():
                 found[names[id(weight)]] = lr * layer.in_features / (reads * layer.steps)
@@ -426,7 +425,7 @@ def race(
         loss: (model, batch) -> mean loss. Without it a batch is (inputs, targets), and the loss is cross-entropy where targets are
             integers, the mean squared error where they are not.
         store: a file to which every training is written when it ends; the same call, on the same data, goes on from there. It
-            does not know the loss, the training data, nor of the model more than the sizes of its weights: keep them.
+            does not see other weights of the model, another loss, nor other training data that are no tensors: keep them.
 
     Raises:
         TypeError, ValueError: a layer that cannot be replaced, an empty budget, no batch, no kind that fits, no loss that is
@@ -436,28 +435,17 @@ def race(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         limits = {"share": share, "limit": limit, "axes": axes}
-        fitting = _fitting(model, layers, kinds, limits)
-        seen = _digest(validation)
+        built = {kind: swap(model, layers, kind, **limits) for kind in dict.fromkeys(kinds)}
+        first = next(iter(_batches(validation, 1024, None)), ())
+    fitting = {kind: net for kind, net in built.items() if net is not None}
     if not fitting:
         raise ValueError(
             f"no kind of layer fits into {share:g} of the {limit}: give a larger share"
         )
     contestants = [Contestant(kind, float(rate)) for kind in fitting for rate in rates]
-    log = _Log(
-        store,
-        _settings(
-            model,
-            layers,
-            contestants,
-            limits,
-            steps,
-            batch_size,
-            budget,
-            seconds,
-            seeds,
-            seen,
-        ),
-    )
+    data = _digest(first), _digest(_held(train))
+    asked = [layers, contestants, limits, steps, batch_size, budget, seconds, seeds, data]
+    log = _Log(store, _settings(model, asked))
 
     def run(one: Contestant, length: int, seed: int) -> tuple[float | None, float]:
         net = functools.partial(swap, model, layers, one.kind, **limits)
@@ -499,22 +487,24 @@ def _bar(total: int) -> Iterator[Callable[[], object]]:
         yield bar.update
 
 
-def _digest(validation: Any) -> str:
-    """A short name for data: of the numbers in the first batch of the validation part."""
+def _digest(data: Any) -> str:
+    """A short name for the sizes and the first numbers of all tensors in some data."""
     found = hashlib.sha256()
-    for batch in itertools.islice(iter(_batches(validation, 1024, None)), 1):
-        for part in _tensors(batch):
-            found.update(part.detach().cpu().double().numpy().tobytes())
+    for part in _tensors(data):
+        found.update(str(part.shape).encode())
+        found.update(torch.atleast_1d(part.detach())[:1024].cpu().double().numpy().tobytes())
     return found.hexdigest()[:16]
 
 
-def _fitting(model, layers, kinds, limits: dict) -> dict[str, nn.Module]:
-    """The model with layers of each kind that fits."""
-    built = {kind: swap(model, layers, kind, **limits) for kind in dict.fromkeys(kinds)}
-    return {kind: net for kind, net in built.items() if net is not None}
+def _held(data: Any) -> Any:
+    """What training data hold as tensors, be it in a DataLoader; nothing is drawn from them."""
+    data = getattr(data, "dataset", data)
+    return getattr(data, "tensors", data)
 
 
 def _check_race(rates, steps, budget, seconds, seeds, kinds) -> None:
+    if isinstance(kinds, str):
+        raise ValueError(f"kinds is a list of names: give [{kinds!r}]")
     if not seeds or not rates or not kinds:
         raise ValueError("give at least one seed, one rate and one kind")
     if unknown := sorted(set(kinds) - set(KINDS)):
@@ -525,9 +515,11 @@ def _check_race(rates, steps, budget, seconds, seeds, kinds) -> None:
         raise ValueError(f"steps={steps}, budget={budget}, seconds={seconds}: all must be positive")
 
 
-def _settings(model, layers, contestants, *others) -> str:
+def _settings(model: nn.Module, asked: list) -> str:
+    """What a store belongs to, as text: the model as it prints itself, and what was asked of the race."""
     sizes = [(name, list(p.shape)) for name, p in model.named_parameters()]
-    return json.dumps([sizes, list(layers), contestants, *others], default=list)
+    printed = re.sub(" at 0x[0-9a-f]+", "", repr(model))  # an address is another in every run
+    return json.dumps([printed, sizes, *asked], default=list)
 
 
 # -------------------------------------------------------------------------------------------------------------- one training
@@ -554,8 +546,10 @@ def training(
 ) -> Training:
     """Train what ``make`` gives for so many steps, as the race does: Adam at the rates of `rates`, the schedule of `schedule`, and
     `LOOKS` looks at the validation part, evenly spaced."""
-    with _drawn(make, seed) as net:
-        net.train()
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
+    with torch.random.fork_rng(devices=devices):  # its random numbers are its own
+        torch.manual_seed(seed)
+        net = make().train()
         device = next(net.parameters()).device
         score = loss or _loss
         # the plain loop of Adam takes as long as the layers where these are small
@@ -581,15 +575,6 @@ def training(
         return Training(found, float(np.median(taken)), tested)
 
 
-@contextlib.contextmanager
-def _drawn(make: Callable[[], nn.Module], seed: int) -> Iterator[nn.Module]:
-    """A fresh model, with random numbers that belong to its training alone."""
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(seed)
-        yield make()
-
-
 def _loss(model: nn.Module, batch: Any) -> Tensor:
     """Cross-entropy for integer targets, else the mean squared error."""
     inputs, targets = batch
@@ -605,7 +590,7 @@ def _validate(net: nn.Module, data: Any, loss: Loss, device) -> float:
     total = count = 0
     net.eval()
     for batch in _batches(data, 1024, None):
-        size = _size(batch)
+        size = len(next(_tensors(batch)))
         total += float(loss(net, _moved(batch, device))) * size
         count += size
     net.train()
@@ -625,10 +610,6 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
     elif isinstance(batch, (tuple, list)):
         for part in batch:
             yield from _tensors(part)
-
-
-def _size(batch: Any) -> int:
-    return len(next(_tensors(batch)))
 
 
 def _moved(batch: Any, device) -> Any:
@@ -687,7 +668,8 @@ class _Log:
             self._read()
             if self.rows.get("settings") != settings:
                 raise ValueError(
-                    f"{self.path} holds another race (other layers, kinds, rates, steps or seeds): name another file"
+                    f"{self.path} holds another race (another model or other data, layers, kinds, rates, steps or seeds): "
+                    "name another file"
                 )
         else:
             self.path.parent.mkdir(parents=True, exist_ok=True)

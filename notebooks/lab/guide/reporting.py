@@ -1,15 +1,10 @@
 """Where in your own model a structured layer could stand: `report(model, inputs)`, one row for each linear layer.
 
     found = guide.report(model, torch.randn(32, 3, 224, 224))    # a data frame
-    guide.summary(found)                                         # of a large model: a row for each kind of layer
-    guide.report(model, tokens, parameters=0.1)                  # with foldings of at most a tenth of the parameters
-    guide.foldings(768, 3072, parameters=20_000)                 # the sizes that a layer could have
     smaller, fits = guide.convert(model, ["fc1"], share=0.25)    # a copy with fitted layers, to be trained a little
 
 A linear layer is an nn.Linear or a Conv1D of Hugging Face, which holds its weight as (D, H); the modes of an NdLinear are none.
-Nothing is trained and nothing is changed: for a report the model runs once, in evaluation mode and without gradients, and comes back bit
-for bit as it was. Counts are weights, and multiply-adds (1 = 2 FLOPs) per row of the layer's input. Chapter 72
-explains the columns. Which layer to train only training tells: `lab.guide.race`.
+Counts are weights, and multiply-adds (1 = 2 FLOPs) per row of the layer's input. Which layer to train only training tells: `race`.
 """
 
 from __future__ import annotations
@@ -63,14 +58,7 @@ def foldings(
     Args:
         inputs, outputs: of the dense layer.
         axes: lengths of the axes of the input, which are then the modes; without them all ways to make two modes of it.
-        parameters, macs: at most so many, biases included; below 1, a share of the dense layer's. Only foldings within
-            both are given.
-
-    Returns:
-        Columns ``input_dims``, ``hidden_size``, ``parameters``, ``macs``; no rows if nothing fits.
-
-    Raises:
-        ValueError: the axes do not have as many numbers as the layer reads.
+        parameters, macs: at most so many, biases included; below 1, a share of the dense layer's.
     """
     if axes and math.prod(axes) != inputs:
         raise ValueError(

@@ -40,7 +40,7 @@ def owner(experiment: str) -> pathlib.Path:
     """The notebook that records an experiment."""
     for path in modes.chapters():
         code = cells.script(path)
-        if "lab.record(" in code and any(
+        if re.search(r"lab\.(record|whole)\(", code) and any(
             re.fullmatch(name, experiment) for name in _names(ast.parse(code))
         ):
             return path
