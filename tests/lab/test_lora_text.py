@@ -9,6 +9,7 @@ from lab.chapters import lora, lora_text
 from lab.data import tokens
 from lab.train import answers
 from torch import nn
+from torch.nn import functional as F
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +90,22 @@ def test_fine_tuning_lowers_the_loss_and_leaves_the_frozen_weights(arm):
     losses = answers.fine_tune(model, problems["train"], steps=12, lr=1e-2, batch=4, seed=0)
     assert len(losses) == 12 and answers.answer_loss(model, problems["train"]) < before - 0.05
     assert all(torch.equal(dict(model.named_parameters())[n], p) for n, p in frozen.items())
+
+
+def test_a_step_is_adamws_on_the_first_problems_of_the_order():
+    """One step written out: warm-up over one step, so the full rate; the norm cut to one."""
+    problems = lora_text.problems()["train"]
+    one, other = lora_text.base(1), lora_text.base(1)
+    answers.fine_tune(one, problems, steps=1, lr=1e-3, batch=3, seed=7)
+    order = torch.randperm(len(problems), generator=torch.Generator().manual_seed(7)).tolist()
+    x, targets = answers.padded([problems[i] for i in order[::-1][:3]])
+    loss = F.cross_entropy(other(x).flatten(0, 1), targets.flatten(), ignore_index=answers.IGNORED)
+    loss.backward()
+    norm = torch.stack([p.grad.norm() for p in other.parameters()]).norm()
+    for mine, wanted in zip(one.parameters(), other.parameters()):
+        gradient = wanted.grad * min(1, 1 / float(norm))
+        step = gradient / (gradient.abs() + 1e-8)  # Adam's first
+        assert torch.allclose(mine, wanted * (1 - 1e-5) - 1e-3 * step, atol=2e-5)
 
 
 def test_a_training_that_diverges_raises():

@@ -268,18 +268,6 @@ def test_percent_is_of_the_geometric_mean_and_paired():
     assert step_size.percent(a, b, "loss") == pytest.approx((10, 10, 10))
 
 
-def test_rows_of_other_chapters_are_the_newest_finished_ones(monkeypatch):
-    told = [
-        {"status": status, "key": arm, "config": {"arm": arm}, "metrics": {"score": value}}
-        for status, arm, value in (("ok", "a", 1), ("failed", "b", 0), ("ok", "a", 2), ("ok", "c", 3))
-    ]  # fmt: skip
-    monkeypatch.setattr(step_size, "read", lambda name: told)
-    assert list(step_size.rows("x")["score"]) == [2, 3]
-    assert list(step_size.rows("x", arm=["c", "d"])["score"]) == [3]
-    monkeypatch.setattr(step_size, "read", lambda name: [])
-    assert step_size.rows("x", arm="a").empty
-
-
 # -------------------------------------------------------------------------------------- training of chapter 40 with groups
 def made_up(**scores):
     """Runs of two seeds: "arm rates lr" -> (training loss, accuracies of the two seeds)."""
