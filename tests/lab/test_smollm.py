@@ -144,6 +144,18 @@ def test_tuning_trains_what_stands_for_the_feed_forward_matrices_and_nothing_els
     assert torch.equal(made[-1].model.layers[0].self_attn.q_proj.weight, unmoved)
 
 
+def test_moments_of_inputs_are_those_of_a_hook():
+    model, ids = smollm.load(), torch.randint(0, 256, (2, 10))
+    name, seen = "model.layers.0.mlp.down_proj", []
+    handle = model.get_submodule(name).register_forward_pre_hook(lambda m, x: seen.append(x[0]))
+    root = smollm.roots(model, ids)[name]
+    handle.remove()
+    x = torch.cat([part.flatten(0, -2) for part in seen]).double()
+    moments = x.T @ x
+    moments += 0.01 * moments.diagonal().mean() * torch.eye(len(moments)).double()
+    assert torch.allclose(root @ root.T, moments)
+
+
 def test_differences_of_losses_are_paired_by_piece():
     rows = [("dense", 1, [1, 2]), ("a", 0.5, [2, 4]), ("a", 0.25, [9, 9])]
     made = [
