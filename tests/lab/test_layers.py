@@ -117,6 +117,20 @@ def test_monarch_is_two_layers_of_einops():
     assert torch.allclose(second(first(x)), layer(x), atol=1e-6)
 
 
+def test_a_tensor_train_matrix_of_tensorly_is_a_sum_of_kronecker_products():
+    tltorch = pytest.importorskip("tltorch")
+    train = tltorch.TensorizedTensor.new(((2, 5), (4, 3)), rank=2, factorization="BlockTT")
+    for core in train.factors:
+        core.data = torch.randn_like(core)
+    left, right = (core.data for core in train.factors)
+    layer = layers.Kronecker((4, 3), (2, 5), terms=2, bias=False)
+    with torch.no_grad():
+        for k, term in enumerate(layer.map.terms):
+            term.weights[0].copy_(left[0, ..., k])
+            term.weights[1].copy_(right[k, ..., 0])
+    assert torch.allclose(train.to_matrix(), layer(torch.eye(12)).T, atol=1e-6)
+
+
 def test_sizes_that_do_not_divide_are_refused():
     with pytest.raises(ValueError, match="5 blocks do not divide 12 inputs"):
         layers.BlockDiagonal(12, 10, 5)

@@ -105,30 +105,7 @@ def test_vectors_do_not_see_padding(bert):
     assert torch.allclose(alone[1][0], hidden.mean(0), atol=1e-6), "one word and two ends"
 
 
-def test_choices_are_answered_by_cosine(bert):
-    model, tokenizer = bert
-    flat = encoder.tokens(tokenizer, ["the film", "the film", "dull", "is fine"], 32)
-    x = flat.unflatten(0, (1, 4))
-    logits = lora.Choices(model)(x).detach()
-    one, other = lora.mean_vectors(model, flat)[[0, 2]].detach()
-    wanted = 20 * (one @ other / one.norm() / other.norm())
-    assert logits.shape == (1, 3) and logits[0, 0] == pytest.approx(20, abs=1e-4)
-    assert logits[0, 1].item() == pytest.approx(wanted.item(), abs=1e-4)
-    assert lora.lengths(x).tolist() == [flat[:, 1].sum().item()]
-
-
-def test_a_pass_holds_each_sample_once_with_like_lengths_together():
-    sizes = torch.randint(1, 50, (103,))
-    order = torch.Generator().manual_seed(0)
-    batches = [batch for _, batch in zip(range(26), lora.passes(sizes, 4, order))]
-    assert sorted(torch.cat(batches).tolist()) == list(range(103))
-    spread = np.mean([np.ptp(sizes[batch].numpy()) for batch in batches])
-    assert spread < 15 < np.ptp(sizes.numpy())
-    follow = next(lora.passes(sizes, 4, torch.Generator().manual_seed(1)))
-    assert follow.tolist() != batches[0].tolist()
-
-
-@pytest.mark.parametrize("arm", ["ndlinear", "lora-1", "head", "full"])
+@pytest.mark.parametrize("arm", ["ndlinear", "full"])
 def test_training_changes_what_it_should_and_lowers_the_loss(bert, arm):
     model, tokenizer = bert
     torch.manual_seed(0)
@@ -165,18 +142,6 @@ def test_a_loss_that_is_no_number_is_refused(bert):
         lora.fine_tune(network, sentences(tokenizer), steps=1, lr=1.0, head_lr=1.0, batch=4, seed=0)
 
 
-def test_scores_are_those_of_all_samples_at_once(bert):
-    model, tokenizer = bert
-    network = lora.Sentences(lora.adapt(model, "head"), 48)
-    nn.init.normal_(network.head.weight)
-    x, y = sentences(tokenizer)
-    logits = network(x).detach()
-    found = lora.score(network, (x, y), batch=5)
-    assert found["accuracy"] == (logits.argmax(1) == y).double().mean().item()
-    wanted = nn.functional.cross_entropy(logits, y).item()
-    assert found["loss"] == pytest.approx(wanted, rel=1e-5)
-
-
 # -------------------------------------------------------------------------------------------------------- shares, folds
 @pytest.mark.parametrize("fold", [((4, 6), (3, 2)), ((24, 1), (1, 6)), ((8, 3), (3, 2))])
 def test_shares_are_what_the_nearest_kronecker_sum_keeps(fold):
@@ -198,20 +163,6 @@ def test_the_fold_one_is_an_outer_product_and_all_folds_have_one_size():
         (d1, d2), (h1, h2) = lora.crossed(24, 36, k)
         assert (d1 * d2, h1 * h2, d1 * h1 + d2 * h2) == (24, 36, 24 + 36)
     assert lora.square(384, 1536) == ((16, 24), (32, 48))
-
-
-def test_shares_of_updates_see_only_what_was_added(bert):
-    model, _ = bert
-    before = lora.weights_of(model)
-    assert len(before) == 12
-    for module in lora.maps(model).values():
-        outputs, inputs = module.weight.shape
-        factors = torch.randn(outputs, 1), torch.randn(1, inputs)
-        module.weight.data += 0.1 * factors[0] @ factors[1]
-    found = lora.update_shares(before, model)
-    assert found["crossed_1"] == pytest.approx(1, abs=1e-4) and found["ahead"] == 1
-    assert found["outer_8"] >= found["crossed_1"] > found["square_8"] > found["square"]
-    assert set(found) >= {f"crossed_{k}" for k in lora.CROSSED}
 
 
 # ------------------------------------------------------------------------------------------------------------ the table
@@ -272,19 +223,7 @@ def test_tables_pair_by_seed():
     assert against["against"].tolist() == [lora.NAMES[a] for a in ("lora-1", "lora-8", "full")]
     assert against["points"].iloc[1] == "-2.0 [-2.0, -2.0]", "the seeds cancel"
     assert against["by accuracy"].iloc[1] == "worse"
-
-
-def test_losses_are_paired_by_seed_and_put_into_words():
-    runs = made_up_runs(("ndlinear", "lora-1", "all")).drop(columns="accuracy")
-    runs["loss"] += 0.2 * runs["seed"]  # the seeds cancel in differences
-    table = lora.against(runs, margin=0.015)
-    assert table["against"].tolist() == ["LoRA, rank 1", "all weights"]
-    assert table["loss"].tolist() == ["+0.010 [+0.010, +0.010]", "+0.020 [+0.020, +0.020]"]
-    assert table["by loss"].tolist() == ["higher, equivalent", "higher"]
-    alone = lora.overview(runs)
-    assert alone["loss"].tolist() == pytest.approx([0.7, 0.69, 0.68])
-    spread = 0.2 * 4.302653 / math.sqrt(3)  # Student's t with two degrees of freedom
-    assert (alone["loss_high"] - alone["loss"]).tolist() == pytest.approx([spread] * 3, rel=1e-5)
+    assert lora.against(runs, margin=0.015)["by loss"].iloc[0] == "higher, equivalent"
 
 
 @pytest.mark.parametrize(

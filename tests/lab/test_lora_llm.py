@@ -5,9 +5,9 @@ from unittest import mock
 
 import pytest
 import torch
-from lab import LabError, fact, setting
+from lab import LabError
 from lab.chapters import lora_llm
-from lab.models import DECODERS, TARGETS
+from lab.models import TARGETS
 
 CONFIG = {"alpha": 1.0, "epochs": 2, "lr": 1e-3, "batch": 2, "length": 64, "seed": 0}
 
@@ -127,19 +127,6 @@ def test_accuracy_counts_right_answers(monkeypatch):
     monkeypatch.setattr(lora_llm, "answers", lambda *a, **k: [" A", "B", "a.", "A"])
     questions = lora_llm.TESTED["commonsense"]["CSQA"]
     assert lora_llm.accuracy(None, None, questions, tiny=True) == 0.75
-
-
-@pytest.mark.parametrize(("model", "weights"), [("Qwen3-1.7B", 1.72e9), ("LLaMA3-8B", 7.5e9)])
-def test_hours_follow_from_the_weights_that_are_multiplied(model, weights):
-    training = 4 * weights * lora_llm.TOKENS / lora_llm.FLOPS
-    steps = 256 * (1319 + 180) / 32
-    writing = steps * (lora_llm.STEP + 2 * weights / lora_llm.BANDWIDTH)
-    prompts = 2 * weights * 150 * 8039 / lora_llm.FLOPS
-    wanted = (training + writing + prompts) / 3600
-    assert lora_llm.hours(model, arms=1) == pytest.approx(wanted, rel=0.02)
-    assert lora_llm.hours(model) == pytest.approx(4 * lora_llm.hours(model, arms=1))
-    assert fact("ndlinear_lora", model=model, method="LoRA", rank=8, metric="params") < weights
-    assert model in DECODERS and setting("lora", "epochs") == 2
 
 
 # ------------------------------------------------------------------------------------------------- the authors' own models

@@ -2,13 +2,10 @@
 
 import itertools
 import json
-import math
 import sys
 from unittest import mock
 
 import lab
-import matplotlib.pyplot as plt
-import pandas as pd
 import pytest
 import torch
 from lab import decoder
@@ -102,20 +99,6 @@ def by_hand(model, symbols):
     return [logs[a, b].item() for a, b in itertools.pairwise(symbols)]
 
 
-def test_log_probabilities_of_sequences_of_any_lengths_and_in_their_order():
-    model = Bigram()
-    sequences = [torch.randint(256, (n,)).tolist() for n in (9, 2, 5, 9, 3)]
-    for batch in (1, 2, 64):
-        found = opt.log_probabilities(model, sequences, batch)
-        for sequence, logs in zip(sequences, found):
-            assert logs.tolist() == pytest.approx(by_hand(model, sequence), rel=1e-4)
-
-
-def test_the_three_scores_of_a_candidate():
-    logs = torch.tensor([-1.0, -2.0, -4.0, -5.0])
-    assert opt.scores(logs, 2) == {"sum": -9.0, "mean": -4.5, "all": -3.0}
-
-
 def rule_by_hand(model, question, rule, context):
     found = []
     for text in question.candidates:
@@ -207,24 +190,6 @@ def test_multiply_adds_of_a_model_by_hand():
 
 
 # ------------------------------------------------------------------------------------------------------------- figures
-@pytest.mark.parametrize("seeds", [1, 3])
-def test_curves_show_perplexities_of_each_seed_and_their_mean(seeds):
-    curve = [{"step": s, "held_loss": 5 - s / 10, "train_loss": 5 - s / 10} for s in (1, 2)]
-    rows = [{"arm": a, "seed": s, "curve": curve} for a in ("dense", "gelu") for s in range(seeds)]
-    _, axis = plt.subplots()
-    opt.draw_curves(axis, pd.DataFrame(rows))
-    assert len(axis.lines) == 2 * (seeds + 1)
-    assert axis.lines[seeds].get_ydata() == pytest.approx([math.exp(4.9), math.exp(4.8)])
-
-
-def test_printed_pairs_are_drawn_with_two_errors():
-    _, axis = plt.subplots()
-    rows = [("BoolQ", 0.1, 0.02), ("CB", 0.1, 0.2)]
-    opt.draw_printed(axis, pd.DataFrame(rows, columns=["task", "difference", "error"]))
-    assert axis.collections[0].get_segments()[0][:, 0].tolist() == pytest.approx([6, 14])
-    assert axis.lines[0].get_color() != axis.lines[1].get_color()  # only one is beyond two errors
-
-
 def test_a_learned_activation_is_the_one_that_the_layer_computes():
     w, c, v = torch.randn(3, 8)
     t = torch.linspace(-1, 1, 401)

@@ -12,13 +12,6 @@ from torch import nn
 from ndlinear import NdLinear
 
 
-def test_bytes_of_a_ring_by_counting_its_messages():
-    """p processes, p parts: in each of two rounds a process passes on p - 1 parts."""
-    for p in (2, 4, 8):
-        sent = 2 * sum(1 for _ in range(p - 1)) * (1000 / p)
-        assert scaling.all_reduce_bytes(1000, p) == pytest.approx(sent)
-
-
 @pytest.mark.parametrize(("workers", "steps"), [(2, 2), (8, 6), (9, 8), (1024, 20)])
 def test_messages_of_a_tree(workers, steps):
     assert scaling.messages(workers) == steps
@@ -35,12 +28,6 @@ def test_the_fit_finds_the_link_that_made_the_times():
 
 def test_times_that_do_not_grow_have_no_bandwidth():
     assert scaling.fit_link([1e3, 1e6], [2e-3, 1e-3], 2).bandwidth == math.inf
-
-
-def test_share_of_computing():
-    found = scaling.shares(Link(0.0, 1e9), 2, 250_000, compute=1e-3)
-    assert found["communication"] == pytest.approx(1e-3)
-    assert found["efficiency"] == pytest.approx(0.5)
 
 
 def test_break_even_is_where_both_send_the_same():
@@ -106,14 +93,6 @@ def test_the_group_outlives_its_threads(monkeypatch):
     assert found["bytes"] == scaling.power_bytes(scaling.digit_network("ndlinear"), 1)
     assert "ProcessGroup" in {type(one).__name__ for one in kept}
     assert not torch.distributed.is_initialized()
-
-
-def test_times_of_every_kind(monkeypatch):
-    monkeypatch.setenv("NDL_MODE", "smoke")
-    row = scaling.measured({"powers": [4, 6], "batch": 2, "rounds": 2, "repeat": 1, "seed": 0})
-    kinds = {"all-reduce 16", "all-reduce 32"}
-    kinds |= {f"{how} {name}" for how in ("alone", "shared") for name in scaling.NETWORKS}
-    assert set(row["metrics"]) == kinds and min(row["metrics"].values()) > 0
 
 
 def test_an_unknown_task_and_a_failing_process_are_said(monkeypatch, tmp_path):

@@ -20,12 +20,6 @@ def smoke(monkeypatch):
     torch.manual_seed(0)
 
 
-def test_a_kronecker_product_becomes_an_outer_product():
-    a, b = torch.randn(3, 4).double(), torch.randn(2, 5).double()
-    table = smollm.rearranged(torch.kron(a, b), 3, 4)
-    assert torch.allclose(table, torch.outer(a.flatten(), b.flatten()))
-
-
 def test_folds_divide_the_matrix_and_come_in_order_of_size():
     found = smollm.folds(12, 30, most=5)
     sizes = [a * b + 360 // (a * b) for a, b in found]
@@ -118,16 +112,6 @@ def test_fits_to_inputs_miss_less_of_the_outputs(kind):
     assert torch.allclose(_fitted(ours(0.5, white), matrix)[0], plain, atol=1e-5)
 
 
-def test_blocks_fitted_to_inputs_are_least_squares():
-    matrix, x = torch.randn(6, 8), torch.randn(100, 8).double()
-    root = torch.linalg.cholesky(x.T @ x)
-    fitted = _fitted(smollm.BlockDiagonalOfInputs(0.5, root), matrix)[0]
-    wanted = torch.linalg.lstsq(x[:, 4:], x @ matrix.double().T[:, 3:]).solution.T
-    assert torch.allclose(fitted[3:, 4:].double(), wanted, atol=1e-5)
-    kept = matrix * torch.block_diag(torch.ones(3, 4), torch.ones(3, 4))
-    assert torch.equal(_fitted(smollm.BlockDiagonal(0.5), matrix)[0], kept)
-
-
 def test_the_tiny_model_is_replaced_layer_by_layer():
     ids = smollm.pieces("Whatever is read here is long enough. " * 40, smollm.tokenizer(), 4, 16)
     model, before, after = smollm.compressed("products", 0.5, ids)
@@ -158,14 +142,6 @@ def test_tuning_trains_what_stands_for_the_feed_forward_matrices_and_nothing_els
     assert moved and all(".mlp." in name for name in moved)
     unmoved = load().model.layers[0].self_attn.q_proj.weight
     assert torch.equal(made[-1].model.layers[0].self_attn.q_proj.weight, unmoved)
-
-
-def test_losses_are_cross_entropies_of_the_next_token():
-    model = smollm.load()
-    ids = torch.randint(0, 256, (3, 10))
-    logits = model(ids).logits.log_softmax(-1)
-    one = -torch.stack([logits[1, t, ids[1, t + 1]] for t in range(9)]).mean()
-    assert torch.allclose(smollm.losses(model, ids)[1], one, atol=1e-5)
 
 
 def test_moments_of_inputs_are_those_of_a_hook():
@@ -218,8 +194,8 @@ def test_energies_of_an_update_count_terms_by_their_numbers():
     assert torch.allclose(torch.linalg.svdvals(mixed), torch.linalg.svdvals(product))
 
 
-@pytest.mark.parametrize("task", smollm.TASKS)
-def test_training_all_weights_lowers_the_loss_and_leaves_an_update_of_each_matrix(task):
+def test_training_all_weights_lowers_the_loss_and_leaves_an_update_of_each_matrix():
+    task = "gsm8k"
     found = smollm.full_update(task, held=3, seed=0, steps=6, lr=3e-3, batch=2)
     assert found["metrics"]["after"] < found["metrics"]["before"]
     updates = smollm.updates_of(pd.DataFrame([{"task": task, "seed": 0, "curve": found["curve"]}]))

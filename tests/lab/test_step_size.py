@@ -1,9 +1,7 @@
 """Rates by rule: known values, decays that were carried out, and trainings against plain loops; chapter 15 asserts the rule itself."""
 
 import itertools
-import json
 import math
-from functools import partial
 
 import lab
 import matplotlib.pyplot as plt
@@ -11,8 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from lab import models as lab_models
-from lab.chapters import step_size, vision
+from lab.chapters import step_size
 from lab.train.rates import factor_rates, layer_shapes, lr_groups
 from torch import nn
 
@@ -271,65 +268,7 @@ def test_percent_is_of_the_geometric_mean_and_paired():
     assert step_size.percent(a, b, "loss") == pytest.approx((10, 10, 10))
 
 
-def test_rows_of_other_chapters_are_the_newest_finished_ones(monkeypatch):
-    told = [
-        {"status": status, "key": arm, "config": {"arm": arm}, "metrics": {"score": value}}
-        for status, arm, value in (("ok", "a", 1), ("failed", "b", 0), ("ok", "a", 2), ("ok", "c", 3))
-    ]  # fmt: skip
-    monkeypatch.setattr(step_size, "read", lambda name: told)
-    assert list(step_size.rows("x")["score"]) == [2, 3]
-    assert list(step_size.rows("x", arm=["c", "d"])["score"]) == [3]
-    monkeypatch.setattr(step_size, "read", lambda name: [])
-    assert step_size.rows("x", arm="a").empty
-
-
 # -------------------------------------------------------------------------------------- training of chapter 40 with groups
-def classifier():
-    return nn.Sequential(
-        nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Dropout(0.2), nn.Flatten(), nn.Linear(144, 3)
-    )
-
-
-def test_epochs_at_one_rate_are_those_of_chapter_40():
-    torch.manual_seed(0)
-    data = torch.randn(50, 3, 8, 8), torch.randint(0, 3, (50,))
-    options = {"epochs": 3, "batch_size": 16, "seed": 5}
-    lab.seed_everything(5)
-    theirs = classifier()
-    expected = vision.train(theirs, data, lr=0.01, device="cpu", **options)
-    lab.seed_everything(5)
-    ours = classifier().to(memory_format=torch.channels_last)
-    how = {"groups": step_size.one_rate(0.01)(ours), "forward": partial(vision.forward, ours)}
-    found = step_size.train_epochs(ours, data, **how, **options)
-    losses = [[point["train_loss"] for point in curve] for curve in (found, expected)]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    for a, b in zip(ours.parameters(), theirs.parameters()):
-        assert torch.equal(a, b)
-    data[0][:] = math.inf
-    found = step_size.train_epochs(ours, data, **how, **options)
-    assert [point["train_loss"] for point in found] == [step_size.WORST] * 3
-
-
-def test_chapter_15_starts_the_networks_of_chapter_40_as_that_chapter_does():
-    def names_of(notebook, cell, names):
-        cells = json.loads((lab.modes.NOTEBOOKS / f"{notebook}.ipynb").read_text())["cells"]
-        source = next("".join(c["source"]) for c in cells if c["id"] == cell)
-        exec(source, names)  # the definition as it stands in the chapter
-        return names
-
-    known = {"nn": nn, "NdLinear": NdLinear, "models": lab_models, "vision": vision}
-    there = names_of("evidence/40_cnn", "40-10", known | {"shape": vision.SHAPE})["head"]
-    cells = known | {"lab": lab, "itertools": itertools, "BASES": [1.0], "PRINTED_RATE": 1.0}
-    here = names_of("evidence/15_step_size", "15-54", cells)["picture_network"]
-    for arm in ("dense", "ndlinear"):
-        lab.seed_everything(2)
-        starts = [vision.network(there(arm, 10)).state_dict()]
-        lab.seed_everything(2)
-        starts.append(here(arm, 10).state_dict())
-        assert list(starts[0]) == list(starts[1])
-        assert all(torch.equal(a, b) for a, b in zip(*[s.values() for s in starts]))
-
-
 def made_up(**scores):
     """Runs of two seeds: "arm rates lr" -> (training loss, accuracies of the two seeds)."""
     rows = []

@@ -9,10 +9,9 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from lab import layers, modes
+from lab import layers
 from lab.chapters import structured
 from lab.guide import schedule
-from lab.records import store
 from lab.train import steps
 from lab.train.loop import seed_everything
 from scipy import stats as independent
@@ -40,14 +39,6 @@ def test_narrow_networks_are_the_widest_that_fit():
         width = structured.narrow(arm, 8, 64, 1)
         sizes = [count(structured.Residual("dense", 8, w, 1)) for w in (width, width + 1)]
         assert sizes[0] <= limit < sizes[1]
-
-
-def test_counts_of_a_network():
-    model = structured.network("monarch", 8, 64, 1)
-    layer = 2 * 8**3
-    assert structured.multiply_adds(model) == 8 * 64 + 6 * layer + 64
-    biases, norms = 64 + 6 * 64 + 1, 4 * 2 * 64
-    assert structured.size(model) == structured.multiply_adds(model) + biases + norms
 
 
 def test_rates_follow_the_sizes_of_the_matrices():
@@ -97,7 +88,7 @@ def plain(make, data, seed, rate, loss, steps, batch):
     return model
 
 
-@pytest.mark.parametrize("arm", ["monarch", "ndlinear", "dense"])
+@pytest.mark.parametrize("arm", ["monarch", "ndlinear"])
 def test_members_train_as_they_would_alone(arm):
     torch.manual_seed(0)
     data = {
@@ -141,51 +132,6 @@ def test_a_member_that_diverges_is_recorded_as_such():
     options |= {"loss": structured.squared_error, "steps": 4, "batch": 8}
     found = steps.fit(make, data, seeds=(0,), **options)
     assert found[0]["diverged"] == 1 and found[0]["test_loss"] == steps.WORST
-
-
-def test_every_sample_is_used_once_before_one_is_used_again():
-    orders = [torch.Generator().manual_seed(seed) for seed in (0, 1)]
-    seen = torch.cat(list(steps._batches(10, 5, 4, orders)), dim=1)
-    for member in seen:
-        assert sorted(member[:10].tolist()) == sorted(member[10:].tolist()) == list(range(10))
-    assert not torch.equal(seen[0], seen[1])
-    few = list(steps._batches(3, 64, 2, [torch.Generator().manual_seed(0)]))
-    assert [batch.shape for batch in few] == [(1, 3), (1, 3)]
-
-
-def test_a_teacher_is_a_network_of_its_seed():
-    first, again, other = (structured.teacher(seed, 600) for seed in (0, 0, 1))
-    assert first is again and not torch.equal(first["train"][1], other["train"][1])
-    y = torch.cat([first["train"][1], first["test"][1]])
-    assert y.mean().abs() < 1e-5 and y.std() == pytest.approx(1) and len(first["test"][0]) == 600
-    parts = structured.teacher_parts((0, 1), 600)
-    assert parts["train"][0].shape == (2, 600, 8)
-    assert torch.equal(parts["test"][1][1], other["test"][1])
-
-
-def test_a_budget_of_operations_gives_steps():
-    macs = 8 * 64 + 6 * 2 * 8**3 + 64
-    assert structured.steps_for(1e9, "monarch", 64) == round(1e9 / (6 * macs * 128))
-    assert structured.steps_for(1.0, "dense", 64) == 1
-
-
-def test_shares_of_a_data_set():
-    whole, few = structured.share("digits", 3, 1.0), structured.share("digits", 3, 1 / 16)
-    sizes = [len(part[0]) for part in (whole.train, whole.val, few.train, few.val)]
-    assert sizes[0] == pytest.approx(0.6 * 1797, abs=5) and sizes[2] == pytest.approx(67, abs=5)
-    assert sizes[1] == pytest.approx(180, abs=5) and sizes[3] == pytest.approx(180, abs=5)
-    assert whole.train[0].shape[1] == 64
-    assert whole.train[0].mean().abs() < 1e-4 and whole.train[0].std() == pytest.approx(1, abs=1e-3)
-
-
-def test_a_series_is_lengthened_by_its_ends(monkeypatch):
-    series = np.arange(20 * 140, dtype=np.float32).reshape(20, 1, 140)
-    monkeypatch.setattr(structured, "load", lambda name: mock.Mock(x=series, y=np.arange(20) % 2))
-    monkeypatch.setattr(structured, "split", lambda x, y, **options: (x, options))
-    x, options = structured.share("a", 0, 0.5)
-    assert x.shape == (20, 144)
-    assert (x[:, :2] == x[:, 2:3]).all() and (x[:, -2:] == x[:, -3:-2]).all()
-    assert options["parts"] == (0.3, 0.1, pytest.approx(0.6))
 
 
 # ----------------------------------------------------------------------------------------------------- rules
@@ -273,21 +219,6 @@ def test_timed_layers_are_those_of_the_networks(arm):
     ours, theirs = structured.timed_layer(arm, 256), structured.ARMS[arm](256)
     assert type(ours) is type(theirs)
     assert layers.count_weights(ours) == layers.count_weights(theirs)
-
-
-def test_times_are_taken_by_the_bench_alone(monkeypatch, tmp_path, capsys):
-    grid = [{"seed": 0, "width": 64}, {"seed": 1, "width": 64}]
-    monkeypatch.delenv("NDL_BENCH", raising=False)
-    monkeypatch.setattr(modes, "RESULTS", tmp_path)
-    for mode in ("replay", "full"):
-        monkeypatch.setenv("NDL_MODE", mode)
-        assert not structured.may_time("made-up", grid)
-    assert "2 of 2 rows" in capsys.readouterr().out
-    for config in grid:
-        store.append(tmp_path / "made-up.jsonl", {"status": "ok", "config": config})
-    assert structured.may_time("made-up", grid)
-    monkeypatch.setenv("NDL_BENCH", "1")
-    assert structured.may_time("other", grid)
 
 
 # --------------------------------------------------------------------------------------------- tasks B and D
@@ -396,14 +327,6 @@ def test_counts_of_the_blocks():
         hidden = structured.narrow_block(arm)
         assert count(structured.dense_block(hidden)) <= count(like)
         assert count(structured.dense_block(hidden + 1)) > count(like)
-
-
-def test_a_decoder_trains_with_others_as_it_would_alone(few_characters):
-    config = {"arm": "monarch", "lr": 1e-3, "steps": 3}
-    pair = structured.train_characters([config | {"seed": s} for s in (0, 1)])
-    alone = structured.train_characters([config | {"seed": 1}])
-    assert pair[1]["metrics"]["test_loss"] == pytest.approx(alone[0]["metrics"]["test_loss"], 1e-4)
-    assert pair[0]["metrics"]["test_loss"] != pytest.approx(pair[1]["metrics"]["test_loss"], 1e-6)
 
 
 def test_the_gain_from_pixels_in_place():

@@ -31,9 +31,7 @@ from ..decoder import (
 from ..layers import Kronecker
 from ..machine import require
 from ..modes import mode
-from ..page import figures
 from ..page.facts import fact
-from ..stats import interval
 
 # ------------------------------------------------------------------------------------------------------------ the models
 NARROWER = 2800 / 3072  # hidden units of the released NdLinear block over those of the dense one
@@ -246,40 +244,6 @@ def branch_size(arm: str, seed: int) -> tuple[float, float]:
 
 
 # ------------------------------------------------------------------------------------------------------ reading the runs
-MARKS = {
-    "dense": "o",
-    "dense-width": "s",
-    "released": "d",
-    "ndlinear": "D",
-    "gelu": "^",
-    "switched-off": "v",
-}
-COLOURS = {"gelu": "#029e73", "switched-off": "#cc78bc"}  # beside those of `lab.page.figures`
-
-
-def colour(arm: str) -> str:
-    """The colour of an arm."""
-    return COLOURS.get(arm) or figures.colour(arm)
-
-
-def points_of(run: pd.Series, name: str) -> tuple[list[float], list[float]]:
-    """Steps and values of one quantity along a run's curve."""
-    return [p["step"] for p in run["curve"]], [p[name] for p in run["curve"]]
-
-
-def draw_curves(axis, runs: pd.DataFrame) -> None:
-    """Perplexity on the text for tuning along the training: each seed thin, the mean with its 95 % interval."""
-    for arm, mine in runs.groupby("arm", sort=False):
-        curves = np.exp([points_of(run, "held_loss")[1] for _, run in mine.iterrows()])
-        steps = points_of(mine.iloc[0], "held_loss")[0]
-        axis.plot(steps, curves.T, color=colour(arm), alpha=0.25, linewidth=0.8)
-        mean, low, high = np.array([interval(column) for column in curves.T]).T
-        if len(mine) > 1:
-            axis.fill_between(steps, low, high, color=colour(arm), alpha=0.2, lw=0)
-        axis.plot(steps, mean, MARKS[arm], linestyle="-", color=colour(arm), label=NAMES[arm])
-    axis.set(xlabel="step", ylabel="perplexity", yscale="log")
-
-
 def phi(three: Sequence[Sequence[float]], t: np.ndarray) -> np.ndarray:
     """The learned activation (w, c, v) at the numbers ``t``."""
     w, c, v = (np.asarray(part, dtype=float) for part in three)
@@ -326,17 +290,6 @@ def constant_answers() -> dict[str, float]:
             counts = source.layouts[0].expect["validation"][1]
             found[task] = max(counts) / sum(counts)
     return found
-
-
-def draw_printed(axis, pairs: pd.DataFrame) -> None:
-    """Printed differences, NdLinear minus Linear in points, with two standard errors on each side."""
-    for place, row in enumerate(pairs.itertuples()):
-        told = abs(row.difference) > 2 * row.error
-        found = 100 * (row.difference + np.array([0, -2, 2]) * row.error)
-        look = {"color": figures.colour("ndlinear" if told else "linear"), "ms": 9}
-        figures.intervals(axis, place, found, "paper", **look)
-    figures.rows(axis, pairs["task"])
-    axis.set_xlabel("accuracy, NdLinear minus Linear (points)")
 
 
 # ------------------------------------------------------------------------------------------------------ the printed size

@@ -20,7 +20,7 @@ from .. import models
 from ..counts import count_macs
 from ..data import load, split
 from ..page import figures
-from ..records import read
+from ..page.recorded import recorded
 from ..stats import above, best_rates, interval
 from ..train import Split, chunked, loop
 from ..train.rates import factor_rates, layer_shapes, lr_groups
@@ -419,15 +419,6 @@ def forecasts(table: np.ndarray, steps: int, horizon: int, every: int) -> Split:
 
 
 # ------------------------------------------------------------------------------------------------------ reading records
-def rows(name: str, **where) -> pd.DataFrame:
-    """The newest finished rows of another chapter's records that agree with ``where``; values may be lists to choose from."""
-    newest = {row["key"]: row for row in read(name) if row["status"] == "ok"}
-    frame = pd.DataFrame([row["config"] | row["metrics"] for row in newest.values()])
-    for column, wanted in where.items() if len(frame) else ():
-        frame = frame[frame[column].isin(wanted if isinstance(wanted, list) else [wanted])]
-    return frame.reset_index(drop=True)
-
-
 def percent(a: pd.DataFrame, b: pd.DataFrame, metric: str) -> tuple[float, float, float]:
     """How much higher a metric is in ``a`` than in ``b``, in percent of the geometric mean, paired by seed, with 95 % interval."""
     logs = np.log(a.set_index("seed")[metric]) - np.log(b.set_index("seed")[metric])
@@ -541,15 +532,13 @@ def bump_answers(there: pd.DataFrame, here: pd.DataFrame) -> pd.DataFrame:
 
 def table_gains(here: pd.DataFrame) -> pd.DataFrame:
     """Score of NdLinear minus dense on the tables of chapter 43: with its own rows, and with NdLinear by the rule."""
+    networks = recorded("tabular-networks").query("scaling == 'standardised'")
     rows_ = []
     for dataset, ours in here.groupby("dataset", sort=False):
-        where = {"dataset": dataset, "scaling": "standardised", "seed": sorted(ours["seed"])}
-        dense, theirs = [
-            rows("tabular-networks", arm=arm, **where).set_index("seed")["score"]
-            for arm in ("dense", "NdLinear")
-        ]
-        for name, scores in (("one rate", theirs), ("rule", ours.set_index("seed")["score"])):
-            found = interval((scores - dense).dropna())
+        there = networks[networks["dataset"] == dataset].set_index(["arm", "seed"])["score"]
+        ruled = ours.set_index("seed")["score"]
+        for name, scores in (("one rate", there["NdLinear"][ruled.index]), ("rule", ruled)):
+            found = interval((scores - there["dense"]).dropna())
             text = "{:+.3g} [{:+.3g}, {:+.3g}]".format(*found)
             rows_.append((dataset, name, text, WORDS[above(found)]))
     return pd.DataFrame(rows_, columns=["dataset", "rates", "difference", "answer"])
@@ -574,8 +563,6 @@ def landscape(runs: pd.DataFrame):
     """Training loss against the base rate for chapter 15's first experiment: one row of panels for each way to set rates."""
     import matplotlib.pyplot as plt
 
-    if runs.empty:  # before the first full run
-        return plt.figure()
     networks = ["dense", "N = 2", "N = 3", "N = 4"]
     figure, axes = plt.subplots(2, 4, figsize=(9, 4.6), sharex=True, sharey=True)
     means = runs.groupby(["rates", "network", "task", "width", "lr"])["train_loss"].mean()
@@ -584,8 +571,6 @@ def landscape(runs: pd.DataFrame):
     ):
         axis, look = axes[i, j], "dense" if name == "dense" else "ndlinear"
         for task_, width in itertools.product(("digits", "teacher"), ("small", "large")):
-            if (rates, name, task_, width) not in means.index.droplevel("lr"):
-                continue  # a full run that is not finished
             curve = means.xs((rates, name, task_, width))
             line = "-" if width == "large" else "--"
             alpha = 1.0 if task_ == "digits" else 0.55

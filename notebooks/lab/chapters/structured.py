@@ -6,7 +6,6 @@ import collections
 import functools
 import itertools
 import math
-import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -19,10 +18,7 @@ from torch.nn import functional as F
 from .. import layers
 from ..data import load, split
 from ..decoder import Decoder
-from ..modes import mode
 from ..page import figures
-from ..page.show import say
-from ..records import store
 from ..stats import above, below, interval
 from ..timing import rounds
 from ..train import Split, stacked
@@ -673,22 +669,6 @@ def time_layers(config: dict) -> dict:
 
 def _step(layer: nn.Module, x: Tensor, wanted: list[Tensor], gradient: Tensor) -> None:
     torch.autograd.grad(layer(x), wanted, gradient)
-
-
-def may_time(name: str, grid: list[dict]) -> bool:
-    """Whether the record of times is to be read or made now: in smoke runs, by `make bench`, or where all of it is there.
-
-    A full run for other rows does not take times, since it may share its machine.
-    """
-    if mode() == "smoke" or os.environ.get("NDL_BENCH"):
-        return True
-    known = {store.canonical(row["config"]) for row in store.read(name) if row["status"] == "ok"}
-    missing = sum(store.canonical(config) not in known for config in grid)
-    if missing:
-        say(
-            f"**Open:** {missing} of {len(grid)} rows of `{name}` are not measured yet; `make bench` adds them."
-        )
-    return not missing
 
 
 # -------------------------------------------------------------------------------------------------------------- figures
