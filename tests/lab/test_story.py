@@ -98,8 +98,7 @@ def test_lists_are_folded_by_area(shown):
     story.fold([])
     (text, page), (nothing, empty) = shown
     assert [s.text for s in page.find_all("summary")] == ["the layer (2)", "memory (1)"]
-    assert len(page.details.find_all("dt")) == 2 and page.find(href="13_x.html#claim-memory-a")
-    assert "memory (1)" in text and "b is 1" in text
+    assert len(page.details.find_all("dt")) == 2 and "b is 1" in text
     assert nothing == empty.text == "None."
 
 
