@@ -110,13 +110,11 @@ def prepare(folder: str, constants: str) -> None:
 def refuses_the_processor() -> None:
     """The device does what it is there for: a tensor on it does not meet one of the processor."""
     with AbsentGPU():
-        there = torch.ones(3, device=f"{NAME}:0") * 2
         try:
-            there + torch.ones(3)
-        except RuntimeError as error:
-            assert "on the same device" in str(error)
-        else:
-            raise AssertionError("tensors on two devices were added")
+            torch.ones(3, device=f"{NAME}:0") + torch.ones(3)
+        except RuntimeError:
+            return
+    raise AssertionError("tensors on two devices were added")
 
 
 def lead_there(experiments: list[str]) -> None:

@@ -52,13 +52,6 @@ def test_vera_shares_its_frozen_matrices(base):
     assert (one.A.shape, two.A.shape, one.B.shape) == ((5, 24), (5, 48), (48, 5))
 
 
-@pytest.mark.parametrize("arm", ["full", "dora-3", "vera-5", "lokr-4-2"])
-def test_numbers_that_are_trained(base, arm):
-    counts = {"full": 24 * 48 + 48 + 48 * 24, "dora-3": 2 * 3 * (24 + 48) + 48 + 24}
-    counts |= {"vera-5": (5 + 48) + (5 + 24), "lokr-4-2": 2 * (4 * 4 + 2 * 12 + 2 * 6)}
-    assert lora.trainable(attached(base, arm)) == counts[arm]
-
-
 def test_all_weights_and_unknown_arms(base):
     model = nn.Sequential(nn.Embedding(7, 24), nn.Linear(24, 6))
     assert lora.trainable(lora.attach(model, {"1": model[1]}, "full")) == 24 * 6 + 6

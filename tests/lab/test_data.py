@@ -51,16 +51,6 @@ def test_smoke_never_downloads_and_the_default_folder_is_the_users_cache(folder,
     assert str(data.folder()) == "/somewhere/ndlinear-book"
 
 
-@pytest.mark.parametrize(
-    ("name", "shape", "classes"),
-    [("digits", (1797, 8, 8), 10), ("breast-cancer", (569, 30), 2), ("diabetes", (442, 10), None)],
-)
-def test_sets_that_ship_with_scikit_learn(name, shape, classes):
-    loaded = data.load(name)
-    assert loaded.x.shape == shape and len(loaded.checksum) == 16
-    assert classes is None or len(np.unique(loaded.y)) == classes == len(loaded.names)
-
-
 def test_without_scikit_learn_its_sets_say_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(DataError, match="pip install scikit-learn"):

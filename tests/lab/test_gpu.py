@@ -172,18 +172,6 @@ def test_what_chooses_settings_comes_first(results, writers, tmp_path, monkeypat
     assert gpu.Out(tmp_path / "out").state()["mini"]["missing"] == 1
 
 
-def test_a_survey_knows_the_rows_that_are_on_their_way(tmp_path, monkeypatch):
-    def start(notebook, experiment, folder, values, **more):
-        found = store.parse(folder / "mini.jsonl")[0]
-        note = {"experiment": "mini", "told": more, "rows": len(found)}
-        (folder / f"mini{gpu.NOTE}").write_text(json.dumps(note))
-        return subprocess.Popen([sys.executable, "-c", ""])
-
-    monkeypatch.setattr(cells, "start", start)
-    found = cells.survey(tmp_path, {"A": "1"}, [row(), row(1)])["mini"]
-    assert found["rows"] == 2 and found["told"] == {"NDL_CONSTANTS": '{"A": "1"}'}
-
-
 def test_a_process_that_fails_is_reported_and_the_plan_goes_on(results, tmp_path, monkeypatch):
     def start(notebook, experiment, folder, values, **more):
         (folder / "said.txt").write_text("first\nno memory left")

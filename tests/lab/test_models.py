@@ -106,19 +106,6 @@ def test_networks_of_ndlinear_have_relu_between_their_layers(net, shape):
     torch.testing.assert_close(net(x), out, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("act", "formula"), [(nn.ReLU, lambda t: t.clamp_min(0)), (nn.Tanh, torch.tanh)]
-)
-def test_blocks_are_the_formula(act, formula):
-    x = torch.randn(2, 7, 6)
-    block = models.feed_forward(6, 9, act=act)
-    expected = formula(x @ block[0].weight.T + block[0].bias) @ block[2].weight.T + block[2].bias
-    torch.testing.assert_close(block(x), expected, rtol=1e-4, atol=1e-5)
-    block = models.feed_forward(6, 9, 4, act=act)
-    expected = einsum_nd(block[3], formula(einsum_nd(block[1], x[..., None])))[..., 0]
-    torch.testing.assert_close(block(x), expected, rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_recurrent_heads_are_the_formula(training):
     x = torch.randn(4, 24, 6)
@@ -136,30 +123,6 @@ def test_recurrent_heads_are_the_formula(training):
             inner = einsum_nd(net.head[1], state[..., None]).clamp_min(0)
             expected = einsum_nd(net.head[4], nn.functional.dropout(inner, 0.3, training))[..., 0]
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-
-
-def test_encoders_are_their_parts():
-    x = torch.randn(3, 9, 6)
-    net = models.forecaster()
-    middle = net.layer(x @ net.embed.weight.T + net.embed.bias).mean(1)
-    torch.testing.assert_close(net(x), middle @ net.out.weight.T + net.out.bias)
-    linear, last = net.layer.block[0], net.layer.block[2]
-    inner = x.repeat(1, 1, 6)[..., :32] @ linear.weight.T + linear.bias
-    inner = inner * (1 + torch.erf(inner / math.sqrt(2))) / 2
-    expected = inner @ last.weight.T + last.bias
-    torch.testing.assert_close(net.layer.block(x.repeat(1, 1, 6)[..., :32]), expected)
-
-
-def test_factors_start_with_the_stated_variance():
-    layer = models.CPLinear(400, 300, rank=50)
-    assert layer.left.std().item() == pytest.approx(50**-0.5, rel=0.05)
-    assert layer.right.std().item() == pytest.approx(400**-0.5, rel=0.05)
-    assert torch.all(layer.weights == 1) and not torch.any(layer.bias)
-    layer = models.TTLinear((20, 20), (20, 20), rank=30)
-    for core in layer.cores:
-        n = core.shape[0] * core.shape[1]
-        assert core.std().item() == pytest.approx(n**-0.5, rel=0.15)
-    assert not torch.any(layer.bias)
 
 
 def test_vit_is_the_formula():

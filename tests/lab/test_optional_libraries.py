@@ -3,8 +3,6 @@
 import ast
 import functools
 import importlib.metadata
-import json
-import os
 import pathlib
 import re
 import sys
@@ -62,11 +60,6 @@ def command_of(message: str) -> list[str]:
     lines = re.findall(r"pip install [^\n]*", message)
     assert len(lines) == 1, message
     return lines[0].split()[2:]
-
-
-def test_what_is_there_is_imported():
-    assert lab.require("json") is sys.modules["json"]
-    assert lab.require("json", "os.path") == (json, os.path)
 
 
 @functools.cache

@@ -167,6 +167,16 @@ def test_smoke_runs_the_grid_of_the_processor(results, monkeypatch):
     assert not list(results.iterdir())
 
 
+def test_a_figure_shows_the_last_row_of_each_configuration_by_the_newest_code(results):
+    with pytest.raises(LabError, match="holds no runs"):
+        lab.recorded("large")
+    rows = [("old", 0, 1.0), ("old", 1, 2.0), ("new", 0, 3.0), ("new", 0, 4.0), ("new", 1, 5.0)]
+    for code, x, y in [*rows, ("new", 2, None)]:
+        row = {"code": code, "status": "ok" if y else "failed", "metrics": {"y": y}}
+        store.append(results / "large.jsonl", row | {"config": {"x": x}})
+    assert lab.recorded("large")[["x", "y"]].to_numpy().tolist() == [[0, 4.0], [1, 5.0]]
+
+
 # ---------------------------------------------------------------------------------------------- shares and limits of time
 def test_shares_are_disjoint_and_together_the_grid(results, monkeypatch, capsys):
     for number in range(3):

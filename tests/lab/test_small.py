@@ -201,18 +201,6 @@ def test_scripts_print_plain_text(capsys, monkeypatch):
     assert "nan" not in out and "low" not in out
 
 
-def test_baselines_stand_beside_the_printed_ones_with_each_reason_once(capsys):
-    few, other = "Fewer epochs.", "Another split."
-    ours = (0.65, 0.6, 0.7)
-    rows = [("one", 0.7, ours, few), ("two", 0.8, ours, other), ("three", 0.9, ours, few)]
-    lab.baselines(rows, "{:.2f}", caption="F1")
-    out = capsys.readouterr().out
-    assert "F1" in out and "0.70" in out and "0.65 [0.60, 0.70]" in out
-    assert out.count(few) == out.count(other) == 1
-    letters = [line.split()[-1] for line in out.splitlines() if "0.65" in line]
-    assert letters == ["a", "b", "a"] and f"*b*: {other}" in out
-
-
 @pytest.fixture
 def jupyter(monkeypatch):
     """Stands for a running kernel; collects what is displayed."""

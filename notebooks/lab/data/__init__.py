@@ -34,20 +34,6 @@ from .files import (
 )
 from .splits import official, split
 
-__all__ = [
-    "SOURCES",
-    "Data",
-    "DataError",
-    "File",
-    "checksum",
-    "fetch",
-    "folder",
-    "load",
-    "official",
-    "registry",
-    "split",
-]
-
 
 class Registry(dict):
     """Data sets by name. A record depends on those that it names, not on the others."""
