@@ -123,7 +123,7 @@ def test_compare_pairs_by_seed():
         (runs().iloc[:-1], {}, "finish the grid"),
         (runs(), {"baseline": "linear"}, "no run of the baseline"),
         (pd.concat([runs(), runs()]), {}, "several runs share"),
-        (runs(), {"pair": ("fold",)}, "no column fold"),
+        (runs(), {"by": "fold"}, "no column fold"),
     ],
 )
 def test_compare_refuses_unpaired_runs(frame, arguments, message):

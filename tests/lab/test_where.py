@@ -104,9 +104,3 @@ def test_a_missing_scheduler_or_dask_says_what_to_do(monkeypatch):
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(LabError, match="pip install"), cluster.executor():
         pass
-
-
-def test_in_process_executor_hands_errors_on():
-    future = cluster.InProcess().submit(lambda: 1 / 0)
-    with pytest.raises(ZeroDivisionError):
-        future.result()

@@ -25,7 +25,7 @@ from ..machine import device, peak_memory_mb, progress, versions
 from ..modes import mode, new_rows_folder
 from . import budget, canary, fingerprint, profiles, store, where
 from .store import RecordError, Writer, canonical, only_writer, parse, set_torn_aside
-from .where import InProcess, executor
+from .where import executor
 
 
 # ------------------------------------------------------------------------------------------------------- one experiment
@@ -159,7 +159,7 @@ def map_groups(
         RecordError: a worker has other code, versions or data, or no worker is left.
     """
     with executor() as pool:
-        if isinstance(pool, InProcess):  # lazily, so that each row is on disk before the next run
+        if pool is None:  # lazily, so that each row is on disk before the next run
             finished = _one_by_one(experiment, groups)
         else:
             finished = _as_completed(pool, experiment, groups, data)
