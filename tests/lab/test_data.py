@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from lab import LabError, data
-from lab.data import DataError, File, ett
+from lab.data import DataError, File
 
 CONTENT = b"date,HUFL,HULL,MUFL,MULL,LUFL,LULL,OT\n2016-07-01 00:00:00,5.8,2,1.6,0.5,4.2,1.3,30.5\n"
 
@@ -32,14 +32,6 @@ def test_wrong_download_is_refused_and_nothing_is_kept(folder, server, sent):
     with pytest.raises(DataError, match=r"not the expected file.*Nothing of it was kept.*by hand"):
         data.fetch(make_file(f"{url}/tiny.csv"))
     assert [p for p in folder.rglob("*") if p.is_file()] == []
-
-
-def test_columns_of_ett_are_read_and_other_ones_refused():
-    raw = ett.read(CONTENT)
-    assert raw.x.shape == (1, 7) and raw.x[0, -1] == np.float32(30.5)
-    assert raw.y is None and raw.names[-1] == "OT"
-    with pytest.raises(DataError, match="expected the columns"):
-        ett.read(CONTENT.replace(b"HUFL", b"LOAD"))
 
 
 def test_smoke_never_downloads_and_the_default_folder_is_the_users_cache(folder, monkeypatch):

@@ -217,7 +217,7 @@ def test_kill_minus_nine_in_the_middle_loses_nothing(results, tmp_path, monkeypa
     fork = multiprocessing.get_context("fork")  # it has imported all that it needs
     tool = fork.Process(target=gpu.run, args=(out, 300, "cpu"))
     tool.start()
-    deadline = time.time() + 120
+    deadline = time.time() + 300
     while not (out.is_dir() and len(finished(out)) >= 3) and time.time() < deadline:
         time.sleep(0.05)
     tool.kill()

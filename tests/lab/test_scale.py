@@ -92,6 +92,8 @@ def test_the_larger_scale_is_run_only_when_asked_for(results, monkeypatch):
     monkeypatch.setenv("NDL_MODE", "full")
     monkeypatch.setenv("NDL_SCALE", "largest")
     assert decides()[0]
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    assert decides()[1] is SMALL, "though the larger one is complete"
 
 
 def test_by_name_it_runs_what_its_grid_has_of_the_rows_and_ends_there(results, asked):

@@ -160,17 +160,12 @@ def map_groups(
     """
     with executor() as pool:
         if pool is None:  # lazily, so that each row is on disk before the next run
-            finished = _one_by_one(experiment, groups)
+            allowed = budget.within(groups)
+            finished = ((group, run_group(experiment, group, mode())) for group in allowed)
         else:
             finished = _as_completed(pool, experiment, groups, data)
         shown = mode() == "full"
         yield from progress(finished, experiment.name, shown, total=len(groups))
-
-
-def _one_by_one(experiment: Experiment, groups) -> Iterator[tuple[list, list]]:
-    """Run the groups in this process, as many as the budget of time allows."""
-    for group in budget.within(groups):
-        yield group, run_group(experiment, group, mode())
 
 
 def _as_completed(pool, experiment: Experiment, groups, data) -> Iterator[tuple[list, list]]:

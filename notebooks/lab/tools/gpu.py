@@ -214,7 +214,9 @@ class Session:
         self.processes = []
         fresh = self.out.rows[before:]
         failed = [row for row in fresh if row["status"] != "ok"]
-        missing = left_over(experiment, folders, self.out.of(experiment))
+        notes = [folder / f"{experiment}{NOTE}" for folder in folders]
+        note = next((json.loads(p.read_text(encoding="utf-8")) for p in notes if p.is_file()), None)
+        missing = len(missing_keys(note, self.out.of(experiment))) if note else None
         left = "the record was not reached" if missing is None else f"{missing} left"
         text = f"{experiment}: {len(fresh) - len(failed)} rows in {seconds:.0f} s, {left}"
         if failed:
@@ -239,13 +241,6 @@ def groups(rows: list[dict], device: str) -> list[float]:
         for row in rows
         if row["status"] == "ok" and row.get("device") == device
     ]
-
-
-def left_over(experiment: str, folders: list[pathlib.Path], rows: list[dict]) -> int | None:
-    """How many configurations have no current row; None where no process reached the record."""
-    notes = [folder / f"{experiment}{NOTE}" for folder in folders]
-    note = next((json.loads(p.read_text(encoding="utf-8")) for p in notes if p.is_file()), None)
-    return None if note is None else len(missing_keys(note, rows))
 
 
 def missing_keys(note: dict, rows: list[dict]) -> set[str]:
