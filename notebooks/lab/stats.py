@@ -59,59 +59,40 @@ def _columns(runs: pd.DataFrame, names) -> None:
         )
 
 
-def summary(
-    runs: pd.DataFrame, by: str | list[str], metrics: str | list[str], *, method: str = "t"
-) -> pd.DataFrame:
+def summary(runs: pd.DataFrame, by: str | list[str], metrics: str | list[str]) -> pd.DataFrame:
     """Mean and interval over seeds: one row per group (in order of appearance) with ``<metric>``, ``_low``, ``_high`` and ``n``."""
-    by, metrics = (
-        [by] if isinstance(by, str) else list(by),
-        [metrics] if isinstance(metrics, str) else list(metrics),
-    )
+    by = [by] if isinstance(by, str) else list(by)
+    metrics = [metrics] if isinstance(metrics, str) else list(metrics)
     _columns(runs, by + metrics)
     rows = []
     for key, group in runs.groupby(by, sort=False):
         row = dict(zip(by, key)) | {"n": len(group)}
         for metric in metrics:
-            row |= dict(
-                zip(
-                    (metric, f"{metric}_low", f"{metric}_high"),
-                    interval(group[metric], method=method),
-                )
-            )
+            names = (metric, f"{metric}_low", f"{metric}_high")
+            row |= dict(zip(names, interval(group[metric])))
         rows.append(row)
     return pd.DataFrame(rows)
 
 
 def compare(
-    runs: pd.DataFrame,
-    metric: str,
-    *,
-    by: str = "model",
-    baseline: str = "dense",
-    pair=("seed",),
-    method: str = "t",
+    runs: pd.DataFrame, metric: str, *, by: str = "model", baseline: str = "dense"
 ) -> pd.DataFrame:
     """Paired differences to a baseline: one row per other arm with mean ``difference`` (arm minus baseline), ``low``, ``high``, ``n``.
 
-    Runs are paired where all columns in ``pair`` agree. Each arm needs exactly one run for each pair of the baseline.
+    Each arm needs exactly one run for each seed of the baseline.
     """
-    pair = list(pair)
-    _columns(runs, [metric, by, *pair])
-    if runs.duplicated([by, *pair]).any():
-        raise LabError(
-            f"several runs share {by} and {', '.join(pair)}: name in `pair` every column that tells runs apart"
-        )
-    wide = runs.pivot(index=pair, columns=by, values=metric)
+    _columns(runs, [metric, by, "seed"])
+    if runs.duplicated([by, "seed"]).any():
+        raise LabError(f"several runs share {by} and seed: leave one configuration of each {by}")
+    wide = runs.pivot(index="seed", columns=by, values=metric)
     if baseline not in wide:
         raise LabError(
             f"no run of the baseline {baseline!r}; {by} is one of {', '.join(map(str, wide.columns))}"
         )
     if wide.isna().any().any():
-        raise LabError(
-            f"some arms lack runs that others have (paired by {', '.join(pair)}): finish the grid first"
-        )
+        raise LabError("some arms lack seeds that others have: finish the grid first")
     arms = [arm for arm in runs[by].unique() if arm != baseline]
-    rows = [(arm, *interval(wide[arm] - wide[baseline], method=method), len(wide)) for arm in arms]
+    rows = [(arm, *interval(wide[arm] - wide[baseline]), len(wide)) for arm in arms]
     return pd.DataFrame(rows, columns=[by, "difference", "low", "high", "n"])
 
 
@@ -142,11 +123,10 @@ def paired(
     baseline: str,
     *,
     by: str = "arm",
-    pair: str | list[str] = "seed",
     level: float = 0.95,
 ) -> tuple[float, float, float]:
     """Mean and t interval (mean, low, high) of `differences`."""
-    return interval(differences(runs, metric, arm, baseline, by=by, pair=pair), level=level)
+    return interval(differences(runs, metric, arm, baseline, by=by), level=level)
 
 
 # --------------------------------------------------------------------------------------------------- several comparisons

@@ -107,6 +107,16 @@ def prepare(folder: str, constants: str) -> None:
     }
 
 
+def refuses_the_processor() -> None:
+    """The device does what it is there for: a tensor on it does not meet one of the processor."""
+    with AbsentGPU():
+        try:
+            torch.ones(3, device=f"{NAME}:0") + torch.ones(3)
+        except RuntimeError:
+            return
+    raise AssertionError("tensors on two devices were added")
+
+
 def lead_there(experiments: list[str]) -> None:
     """Lets the named experiments take a step there, and all others read what is recorded."""
     from lab.records import budget, runs
@@ -156,6 +166,7 @@ def lead_there(experiments: list[str]) -> None:
 def main(notebook: str, constants: str, *experiments: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         prepare(folder, constants)
+        refuses_the_processor()
         import lab  # noqa: F401
         from lab.records import budget
         from lab.tools import cells

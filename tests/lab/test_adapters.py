@@ -52,13 +52,6 @@ def test_vera_shares_its_frozen_matrices(base):
     assert (one.A.shape, two.A.shape, one.B.shape) == ((5, 24), (5, 48), (48, 5))
 
 
-@pytest.mark.parametrize("arm", ["full", "dora-3", "vera-5", "lokr-4-2"])
-def test_numbers_that_are_trained(base, arm):
-    counts = {"full": 24 * 48 + 48 + 48 * 24, "dora-3": 2 * 3 * (24 + 48) + 48 + 24}
-    counts |= {"vera-5": (5 + 48) + (5 + 24), "lokr-4-2": 2 * (4 * 4 + 2 * 12 + 2 * 6)}
-    assert lora.trainable(attached(base, arm)) == counts[arm]
-
-
 def test_all_weights_and_unknown_arms(base):
     model = nn.Sequential(nn.Embedding(7, 24), nn.Linear(24, 6))
     assert lora.trainable(lora.attach(model, {"1": model[1]}, "full")) == 24 * 6 + 6
@@ -113,15 +106,12 @@ def test_starts_are_drawn_as_in_peft(arm):
     """The same parts are zero or constant, the others are as large."""
     peft = pytest.importorskip("peft")
     wide = nn.Sequential(nn.Linear(240, 480), nn.Tanh(), nn.Linear(480, 240))
-    theirs = peft.get_peft_model(copy.deepcopy(wide), configured(peft, arm)).base_model.model
-    model = copy.deepcopy(wide)
-    ours = lora.attach(model, maps(model), arm)
-    pairs = [(getattr(ours[0], k), theirs[0].get_parameter(v)) for k, v in NAMES[arm[:4]].items()]
+    theirs = peft.get_peft_model(copy.deepcopy(wide), configured(peft, arm)).base_model.model[0]
+    ours = lora.attach(wide, maps(wide), arm)[0]
+    pairs = [(getattr(ours, k), theirs.get_parameter(v)) for k, v in NAMES[arm[:4]].items()]
     if arm.startswith("vera"):
-        frozen = theirs[0].vera_A["default"], theirs[0].vera_B["default"]
-        pairs += zip((ours[0].A, ours[0].B), frozen)
-    for one, other in pairs:
-        mine, wanted = one.detach(), other.detach()
+        pairs += [(ours.A, theirs.vera_A["default"]), (ours.B, theirs.vera_B["default"])]
+    for mine, wanted in pairs:
         assert mine.std().item() == pytest.approx(wanted.std().item(), rel=0.15, abs=1e-7)
         assert mine.abs().max().item() == pytest.approx(wanted.abs().max().item(), rel=0.05)
 

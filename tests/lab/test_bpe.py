@@ -60,12 +60,11 @@ def test_no_symbol_crosses_words_and_pairs_are_merged_from_the_left():
 # --------------------------------------------------------------------------------------------------------------- novels
 def test_novels_are_read_alike_from_one_file_each_and_joined_whatever_the_line_ends():
     contents = list(novels.novels_sample())
-    apart = novels.read_novels(*contents)
     joined = novels.read_joined(*novels.joined_sample())
+    contents[3] = b"\xef\xbb\xbf" + contents[3].replace(b"\n", b"\r\n") + b"\r\n"
+    apart = novels.read_novels(*contents)
     assert np.array_equal(apart.x, joined.x) and apart.splits == joined.splits
     assert len(novels.TRAIN) == 35 and len(set(novels.TRAIN + novels.VALID)) == 38
-    contents[3] = b"\xef\xbb\xbf" + contents[3].replace(b"\n", b"\r\n") + b"\r\n"
-    assert np.array_equal(novels.read_novels(*contents).x, apart.x)
     contents[-1] = b" \n\n"
     with pytest.raises(lab.data.DataError, match="empty"):
         novels.read_novels(*contents)

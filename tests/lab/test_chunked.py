@@ -36,10 +36,10 @@ def parts(seed, count=60):
     return x, bump.target(3 * x, 1.0) + x[:, 2] * x[:, 7]
 
 
-@pytest.mark.parametrize("make", CASES.values(), ids=CASES)
-@pytest.mark.parametrize("chunk", [None, 12])
-def test_every_member_trains_as_autograd_trains_it_alone(make, chunk):
-    seeds, how = [2, 5, 9], {"epochs": 25, "lr": 0.01}
+@pytest.mark.parametrize(("case", "chunk"), [*zip(CASES, (None, 12, None, 12, None, None, 12))])
+def test_every_member_trains_as_autograd_trains_it_alone(case, chunk):
+    make = CASES[case]
+    seeds, how = [2, 5], {"epochs": 25, "lr": 0.01}
     stack = chunked.fit(make, [parts(s) for s in seeds], seeds=seeds, chunk=chunk, **how)
     x, how = bump.inputs(50, 77), how | {"loss": F.mse_loss}
     for i, seed in enumerate(seeds):

@@ -24,14 +24,6 @@ def test_windows_are_runs_of_the_text_and_reach_its_last_token():
     assert set(seen[:, 0].tolist()) == set(range(16))
 
 
-def test_a_text_that_is_too_short_is_refused():
-    short = torch.arange(4)
-    with pytest.raises(LabError, match="no window of 4"):
-        language.windows(short, 4, 1, torch.Generator())
-    with pytest.raises(LabError, match="no window of 4"):
-        language.held_out_loss(model(), short, 4)
-
-
 def test_the_rate_rises_and_falls_linearly():
     plan = Plan(steps=100, lr=2.0, batch=1, warmup=0.1)
     rates = [plan.rate(step) for step in range(100)]
@@ -61,15 +53,6 @@ def test_a_periodic_text_is_learned_and_the_curve_says_so():
     assert curve[-1]["held_loss"] == language.held_out_loss(net, text[:100], 8)
 
 
-def test_the_mean_training_loss_is_that_since_the_look_before():
-    text = torch.randint(7, (100,))
-    plan = Plan(steps=6, lr=1e-3, batch=4, looks=6)
-    each = language.train(model(), text, plan, context=8, seed=3, held=text)
-    halves = language.train(model(), text, Plan(6, 1e-3, 4, looks=2), context=8, seed=3, held=text)
-    means = [sum(p["train_loss"] for p in part) / 3 for part in (each[:3], each[3:])]
-    assert [p["train_loss"] for p in halves] == pytest.approx(means, rel=1e-5)
-
-
 def test_one_step_is_adamw_on_clipped_gradients():
     text, plan = torch.randint(7, (50,)), Plan(steps=1, lr=1e-2, batch=4, clip=0.05)
     net, twin = model(), model()
@@ -87,20 +70,25 @@ def test_one_step_is_adamw_on_clipped_gradients():
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-3)
 
 
-def test_a_loss_that_is_no_number_is_said():
-    net = model()
+def test_a_loss_that_is_no_number_and_a_short_text_are_refused():
+    short, net = torch.arange(4), model()
+    with pytest.raises(LabError, match="no window of 4"):
+        language.windows(short, 4, 1, torch.Generator())
+    with pytest.raises(LabError, match="no window of 4"):
+        language.held_out_loss(net, short, 4)
     nn.init.constant_(net.tokens.weight, torch.nan)
     text = torch.randint(7, (50,))
     with pytest.raises(language.Diverged, match="at step 1"):
         language.train(net, text, Plan(1, 1e-3, 2), context=8, seed=0, held=text)
 
 
-def test_a_step_in_parts_is_the_step():
+def test_a_step_in_parts_is_the_step_and_the_loss_is_the_mean_since_the_look_before():
     text, each = torch.randint(7, (100,)), []
-    for parts in (1, 3):
+    for parts, looks in ((1, 3), (3, 1)):
         net = model()
-        plan = Plan(steps=3, lr=1e-3, batch=7, looks=1, parts=parts)
+        plan = Plan(steps=3, lr=1e-3, batch=7, looks=looks, parts=parts)
         curve = language.train(net, text, plan, context=8, seed=3, held=text)
-        each.append((curve[0]["train_loss"], torch.cat([p.flatten() for p in net.parameters()])))
+        mean = sum(point["train_loss"] for point in curve) / looks
+        each.append((mean, torch.cat([p.flatten() for p in net.parameters()])))
     assert each[0][0] == pytest.approx(each[1][0], rel=1e-5)
     torch.testing.assert_close(each[0][1], each[1][1], atol=2e-4, rtol=1e-3)

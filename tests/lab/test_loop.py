@@ -23,11 +23,6 @@ def train(seed=0, **over) -> Fit:
     return fit(nn.Linear(3, 1), problem(), **options)
 
 
-def test_same_seed_same_numbers_other_seed_other_numbers():
-    assert train().metrics == train().metrics
-    assert train().metrics != train(seed=1).metrics
-
-
 def by_hand(model, data, update, batch_size, seed, epochs):
     """Weights and training losses after each epoch of the plainest loop; ``update``: from torch.optim, on the model."""
     x, y = data
@@ -56,8 +51,7 @@ OPTIMISERS = {  # the settings that torch has by default are written out
 }
 
 
-@pytest.mark.parametrize("optimiser", OPTIMISERS)
-@pytest.mark.parametrize("batch_size", [0, 16])
+@pytest.mark.parametrize(("optimiser", "batch_size"), [("adam", 0), ("adamw", 16), ("sgd", 16)])
 def test_fit_is_the_loop_written_out_with_torchs_optimiser(optimiser, batch_size):
     kind, settings = OPTIMISERS[optimiser]
     seed_everything(5)
@@ -112,8 +106,7 @@ def test_test_part_is_never_used_to_choose():
     data, seen = problem(), train(epochs=10, lr=0.1)
     flipped = Split(data.train, data.val, (data.test[0], -data.test[1]))
     seed_everything(0)
-    options = {"loss": mse, "epochs": 10, "lr": 0.1, "batch_size": 16, "seed": 0}
-    other = fit(nn.Linear(3, 1), flipped, **options)
+    other = fit(nn.Linear(3, 1), flipped, loss=mse, epochs=10, lr=0.1, batch_size=16, seed=0)
     assert seen.best_epoch == other.best_epoch
     for a, b in zip(seen.model.parameters(), other.model.parameters()):
         assert torch.equal(a, b)
@@ -152,12 +145,9 @@ def test_bad_arguments(bad):
         train(**bad)
 
 
-def test_divergence_is_an_error_that_names_the_rate():
+def test_divergence_and_unequal_parts_are_refused():
     with pytest.raises(LabError, match="lower lr=1e"):
         train(optimiser="sgd", lr=1e20, epochs=20)
-
-
-def test_unequal_parts_are_refused():
     data = problem()
     with pytest.raises(LabError, match="60 inputs and 30 targets"):
         Split((data.train[0], data.val[1]), data.val, data.test)

@@ -6,6 +6,7 @@ at full length, which tells whether it changes numbers, and small, as a smoke ru
 
 import ast
 import copy
+import functools
 import linecache
 import os
 import types
@@ -50,21 +51,18 @@ def changes(node: ast.AST):
     if isinstance(node, ast.Compare) and type(node.ops[0]) in COMPARED:
         yield "comparison", lambda n: n.ops.__setitem__(0, COMPARED[type(n.ops[0])]())
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-        yield (
-            "number",
-            lambda n: setattr(
-                n, "value", not n.value if n.value is True or n.value is False else n.value + 1
-            ),
-        )
+        other = not node.value if isinstance(node.value, bool) else node.value + 1
+        yield "number", lambda n: setattr(n, "value", other)
     for field in ("body", "orelse"):
         block = getattr(node, field, None)
         if isinstance(block, list) and not isinstance(node, ast.Module):
             for at, statement in enumerate(block):
                 if isinstance(statement, (ast.Expr, ast.Assign, ast.AugAssign)):
-                    yield (
-                        "statement less",
-                        lambda n, f=field, a=at: getattr(n, f).__setitem__(a, ast.Pass()),
-                    )
+                    yield "statement less", functools.partial(left_out, field=field, at=at)
+
+
+def left_out(node: ast.AST, field: str, at: int) -> None:
+    getattr(node, field)[at] = ast.Pass()
 
 
 def loaded(text: str):

@@ -23,7 +23,7 @@ def html(tmp_path):
     return tmp_path
 
 
-def test_links_lead_to_places_of_the_one_page(html):
+def test_pages_become_one_with_its_own_links_and_without_what_is_hidden(html):
     text = pdf.joined(html, PAGES)
     links = re.findall(r'<a href="([^"]*)">([^<]*)', text)
     assert links == [
@@ -35,10 +35,6 @@ def test_links_lead_to_places_of_the_one_page(html):
     ids = re.findall(r' id="([^"]*)"', text)
     assert len(ids) == len(set(ids)) and {link[1:] for link, _ in links[:3]} <= set(ids)
     assert "lost" in text and "not printed" in text and "side bar" not in text
-
-
-def test_what_is_folded_is_shown_and_hidden_code_is_not(html):
-    text = pdf.joined(html, PAGES)
     assert '<details open="">' in text and "hidden" not in text and "#</a>" not in text
     assert 'src="_images/x.svg"' in text and "lazy" not in text
     assert 'href="_static/a.css"' in text and 'src="_static/mathjax/tex.js"' in text

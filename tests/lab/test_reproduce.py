@@ -34,28 +34,26 @@ def test_a_mean_inside_the_recorded_interval_passes_and_one_outside_does_not():
     assert not far["inside"].any()
 
 
-def test_equal_values_allow_rounding_and_no_more():
-    old = [r | {"metrics": {"y": 2.0}} for r in rows()]
-    for value, inside in ((2.0, True), (2.000001, True), (2.001, False)):
-        again = [r | {"metrics": {"y": value}} for r in rows()]
-        assert reproduce.against("e", old, again)["inside"].tolist() == [inside]
+def with_metrics(**metrics):
+    return [r | {"metrics": metrics} for r in rows()]
 
 
-def test_words_and_few_seeds_must_be_equal():
-    words = [r | {"metrics": {"outcome": "right"}} for r in rows()]
-    assert reproduce.against("e", words, words)["inside"].all()
-    other = [r | {"metrics": {"outcome": "wrong"}} for r in rows()]
-    assert not reproduce.against("e", words, other)["inside"].any()
+def test_equal_values_allow_rounding_and_words_and_few_seeds_do_not():
+    old = with_metrics(y=2.0, outcome="right")
+    for value, word, inside in (
+        (2.0, "right", [True, True]),
+        (2.000001, "wrong", [True, False]),
+        (2.001, "right", [False, True]),
+    ):
+        again = with_metrics(y=value, outcome=word)
+        assert reproduce.against("e", old, again)["inside"].tolist() == inside
     assert reproduce.against("e", rows(seeds=2), rows(seeds=2))["inside"].all()
     assert not reproduce.against("e", rows(seeds=2), rows(1e-3, seeds=2))["inside"].any()
 
 
-def test_recorded_seeds_beyond_the_grid_are_left_aside():
+def test_recorded_seeds_beyond_the_grid_are_left_aside_and_others_are_not_compared():
     table = reproduce.against("e", rows(seeds=9), rows())
     assert table["recorded"].tolist() == [2.0] and table["equal"].all()
-
-
-def test_seeds_that_are_not_recorded_are_not_compared():
     with pytest.raises(LabError, match="is not recorded"):
         reproduce.against("e", rows(), rows(seeds=6))
 
@@ -93,31 +91,21 @@ def test_a_part_of_a_record_runs_again(capsys):
     assert "5 runs, " in said and "0 outside" in said
 
 
-def test_values_that_no_row_has_are_named(tmp_path):
+def test_what_cannot_be_run_again_is_said(tmp_path, monkeypatch):
     with pytest.raises(LabError, match=r"no recorded row of .* has \{'model': 'cubic'\}.*'model'"):
         reproduce.rerun("template-example", tmp_path, {"model": "cubic"})
-
-
-def test_rows_beyond_the_notebooks_grid_are_not_passed_over(tmp_path, monkeypatch):
-    """A notebook that is asked for them runs none; its own part of that is in test_scale.py."""
+    with pytest.raises(LabError, match="make bench"):
+        reproduce.main(["speed-latency"])
+    with pytest.raises(LabError, match="template-example"):
+        reproduce.main(["no-such-thing"])
+    for arguments in ([], ["template-example", "linear"]):
+        with pytest.raises(SystemExit, match=r"python -m lab\.tools\.reproduce"):
+            reproduce.main(arguments)
+    # a notebook that is asked for rows beyond its grid runs none; its own part of that is in test_scale.py
     monkeypatch.setattr(reproduce, "_run_notebook", lambda *asked: None)
     with pytest.raises(LabError, match="names none of these rows"):
         reproduce.rerun("template-example", tmp_path)
 
 
-def test_times_are_not_judged():
-    with pytest.raises(LabError, match="make bench"):
-        reproduce.main(["speed-latency"])
-
-
 def test_a_notebook_that_records_by_whole_grids_alone_is_found():
     assert reproduce.owner("race-choices").stem == "65_race"
-
-
-def test_an_unknown_experiment_and_missing_argument_say_what_is_there():
-    with pytest.raises(LabError, match="template-example"):
-        reproduce.main(["no-such-thing"])
-    with pytest.raises(SystemExit, match=r"python -m lab\.tools\.reproduce"):
-        reproduce.main([])
-    with pytest.raises(SystemExit, match=r"KEY=VALUE"):
-        reproduce.main(["template-example", "linear"])

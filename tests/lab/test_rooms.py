@@ -65,38 +65,28 @@ def test_imports_of_the_lab_go_down_only():
     assert violations(LAB) == []
 
 
-@pytest.fixture
-def lab_folder(tmp_path):
-    """A lab of empty files."""
+UPWARDS = [
+    ("chapters/one.py", "from . import two", "lab.chapters.one -> lab.chapters.two"),
+    ("chapters/one.py", "from .two import thing", "lab.chapters.one -> lab.chapters.two"),
+    ("chapters/one.py", "import lab.chapters.two", "lab.chapters.one -> lab.chapters.two"),
+    ("chapters/one.py", "from .. import fit", "lab.chapters.one -> lab"),
+    ("train/loop.py", "def f():\n    from ..data import load", "lab.train.loop -> lab.data"),
+    ("records/store.py", "from ..page import show", "lab.records.store -> lab.page.show"),
+    ("ground.py", "from .chapters.two import thing", "lab.ground -> lab.chapters.two"),
+]
+
+
+@pytest.mark.parametrize(("place", "line", "found"), UPWARDS)
+def test_an_import_upwards_or_aside_is_found_and_one_downwards_is_none(
+    tmp_path, place, line, found
+):
     names = ["modes", "chapters/two", "tools/upkeep", "train/loop", "train/scores"]
     for name in [*names, "data/__init__", "page/show", "records/store"]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.py").touch()
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("place", "line", "found"),
-    [
-        ("chapters/one.py", "from . import two", "lab.chapters.one -> lab.chapters.two"),
-        ("chapters/one.py", "from .two import thing", "lab.chapters.one -> lab.chapters.two"),
-        ("chapters/one.py", "import lab.chapters.two", "lab.chapters.one -> lab.chapters.two"),
-        ("chapters/one.py", "from lab.chapters import two", "lab.chapters.one -> lab.chapters.two"),
-        ("chapters/one.py", "from .. import fit", "lab.chapters.one -> lab"),
-        ("chapters/one.py", "from ..tools import upkeep", "lab.chapters.one -> lab.tools.upkeep"),
-        ("train/loop.py", "def f():\n    from ..data import load", "lab.train.loop -> lab.data"),
-        ("records/store.py", "from ..page import show", "lab.records.store -> lab.page.show"),
-        ("ground.py", "from .train import loop", "lab.ground -> lab.train.loop"),
-        ("ground.py", "from .chapters.two import thing", "lab.ground -> lab.chapters.two"),
-    ],
-)
-def test_an_import_upwards_or_aside_is_found(lab_folder, place, line, found):
-    (lab_folder / place).write_text(line + "\n")
-    assert violations(lab_folder) == [found]
-
-
-def test_an_import_downwards_is_none(lab_folder):
     lines = "from ..page import show\nfrom ..train.loop import fit\nfrom .. import modes\nimport torch\n"
-    (lab_folder / "chapters/one.py").write_text(lines)
-    (lab_folder / "train/loop.py").write_text("from . import scores\nfrom ..modes import mode\n")
-    assert violations(lab_folder) == []
+    (tmp_path / "chapters/two.py").write_text(lines)
+    (tmp_path / "train/loop.py").write_text("from . import scores\nfrom ..modes import mode\n")
+    assert violations(tmp_path) == []
+    (tmp_path / place).write_text(line + "\n")
+    assert violations(tmp_path) == [found]

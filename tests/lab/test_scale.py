@@ -7,7 +7,6 @@ import lab
 import pandas as pd
 import pytest
 from lab import LabError, machine, modes, records
-from lab.page import scale
 from lab.records import budget, runs, store
 
 
@@ -72,38 +71,32 @@ def test_a_larger_scale_decides_as_a_whole_or_not_at_all(results, monkeypatch, c
     assert larger and list(rows["y"]) == [0, 2, 4]
 
 
-def test_rows_of_two_kinds_of_device_decide_nothing(results, monkeypatch):
+def test_rows_of_two_kinds_of_device_and_stale_and_failed_ones_decide_nothing(results):
     records.record("large", grid(), double)
-    path = results / "large.jsonl"
+    path, code = results / "large.jsonl", runs.Experiment("large", double).code()
     relabel(path, 1, device="NVIDIA H200")
     assert not decides()[0]
     for at in (0, 2):
         relabel(path, at, device="Tesla T4")
     assert decides()[0], "all of them are GPUs"
-    relabel(path, 1, tf32=True)
-    assert not decides()[0], "one was rounded"
-
-
-def test_stale_and_failed_rows_do_not_count(results):
-    records.record("large", grid(), double)
-    relabel(results / "large.jsonl", 0, code="old")
-    assert not decides()[0]
-    relabel(results / "large.jsonl", 0, code=runs.Experiment("large", double).code())
-    assert decides()[0]
-    relabel(results / "large.jsonl", 0, status="failed")
-    assert not decides()[0]
+    for worse in ({"tf32": True}, {"code": "old"}, {"status": "failed"}):
+        relabel(path, 1, **worse)
+        assert not decides()[0], worse
+        relabel(path, 1, tf32=None, code=code, status="ok")
+        assert decides()[0]
 
 
 def test_the_larger_scale_is_run_only_when_asked_for(results, monkeypatch):
     monkeypatch.setenv("NDL_MODE", "smoke")
-    assert decides()[1] is SMALL
-    assert not (results / "large.jsonl").exists()
+    assert decides()[1] is SMALL and not list(results.iterdir())
     monkeypatch.setenv("NDL_MODE", "full")
     monkeypatch.setenv("NDL_SCALE", "largest")
     assert decides()[0]
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    assert decides()[1] is SMALL, "though the larger one is complete"
 
 
-def test_by_name_it_runs_and_ends_there(results, asked):
+def test_by_name_it_runs_what_its_grid_has_of_the_rows_and_ends_there(results, asked):
     folder = asked("large")
     with pytest.raises(budget.Done):
         decides()
@@ -111,9 +104,6 @@ def test_by_name_it_runs_and_ends_there(results, asked):
     note = json.loads((folder / f"large{budget.NOTE}").read_text())
     assert note["keys"] == [store.canonical(c) for c in grid()] and note["data"] == []
     assert note["code"] == runs.Experiment("large", double).code()
-
-
-def test_of_rows_beyond_its_grid_it_runs_none_and_ends_there(results, asked):
     folder = asked("large", x="99")
     with pytest.raises(budget.Done):
         decides()
@@ -174,13 +164,19 @@ def test_smoke_runs_the_grid_of_the_processor(results, monkeypatch):
     monkeypatch.setenv("NDL_MODE", "smoke")
     (found,) = lab.on_devices("there", places_grid, double, smoke={"x": 5}).values()
     assert list(found["x"]) == [5] and found["device"].str.contains("threads").all()
+    frame = pd.DataFrame({"device": ["NVIDIA H200"] * 2 + ["AMD EPYC, 2 threads"]})
+    assert lab.places(frame) == "NVIDIA H200 (2 runs), AMD EPYC, 2 threads (1 runs)"
     assert not list(results.iterdir())
 
 
-def test_a_number_can_say_where_it_comes_from():
-    frame = pd.DataFrame({"device": ["NVIDIA H200"] * 2 + ["AMD EPYC, 2 threads"]})
-    assert lab.places(frame) == "NVIDIA H200 (2 runs), AMD EPYC, 2 threads (1 runs)"
-    assert scale.on_gpu("NVIDIA H200") and not scale.on_gpu("AMD EPYC, 2 threads")
+def test_a_figure_shows_the_last_row_of_each_configuration_by_the_newest_code(results):
+    with pytest.raises(LabError, match="holds no runs"):
+        lab.recorded("large")
+    rows = [("old", 0, 1.0), ("old", 1, 2.0), ("new", 0, 3.0), ("new", 0, 4.0), ("new", 1, 5.0)]
+    for code, x, y in [*rows, ("new", 2, None)]:
+        row = {"code": code, "status": "ok" if y else "failed", "metrics": {"y": y}}
+        store.append(results / "large.jsonl", row | {"config": {"x": x}})
+    assert lab.recorded("large")[["x", "y"]].to_numpy().tolist() == [[0, 4.0], [1, 5.0]]
 
 
 # ---------------------------------------------------------------------------------------------- shares and limits of time
@@ -195,13 +191,10 @@ def test_shares_are_disjoint_and_together_the_grid(results, monkeypatch, capsys)
     assert "this share is done; 5 runs are those of other processes" in capsys.readouterr().out
     seen = [r["key"] for n in range(3) for r in store.parse(results / f"share-{n}/large.jsonl")[0]]
     assert sorted(seen) == sorted(store.canonical(c) for c in grid(7))
-
-
-@pytest.mark.parametrize("text", ["3/3", "a/2", "1", "-1/2"])
-def test_a_share_that_is_none_is_refused(results, monkeypatch, text):
-    monkeypatch.setenv("NDL_SHARE", text)
-    with pytest.raises(LabError, match="is not a share"):
-        records.record("large", grid(), double)
+    for text in ("3/3", "a/2", "1", "-1/2"):
+        monkeypatch.setenv("NDL_SHARE", text)
+        with pytest.raises(LabError, match="is not a share"):
+            records.record("large", grid(), double)
 
 
 def test_earlier_rows_tell_whether_the_first_run_would_finish(results, monkeypatch):

@@ -27,11 +27,13 @@ def modewise():
     )
 
 
-@pytest.mark.parametrize("make", [dense, modewise])
+DECAYED = {"batch_size": 20, "weight_decay": 0.01, "optimiser": "adamw"}
+
+
 @pytest.mark.parametrize(
-    "options", [{"batch_size": 0}, {"batch_size": 20, "weight_decay": 0.01, "optimiser": "adamw"}]
+    ("make", "options", "own_data"),
+    [(dense, DECAYED, False), (modewise, DECAYED, True), (modewise, {"batch_size": 0}, True)],
 )
-@pytest.mark.parametrize("own_data", [True, False])
 def test_every_member_trains_as_it_would_alone(make, options, own_data):
     seeds = [3, 5, 8]
     data = [parts(s) for s in seeds] if own_data else parts(1)
@@ -67,12 +69,12 @@ def test_members_stop_by_themselves_and_the_rest_goes_on():
 
 
 def test_validation_is_looked_at_as_often_as_asked():
-    stack = stacked.fit(
-        dense, parts(1), seeds=[0, 1], loss=F.mse_loss, epochs=11, lr=0.02, check_every=4
-    )
+    options = {"seeds": [0, 1], "loss": F.mse_loss, "epochs": 11, "lr": 0.02, "check_every": 4}
+    stack = stacked.fit(dense, parts(1), **options)
     assert [p["epoch"] for p in stack.curves[0]] == [4, 8, 11]
     assert [p["epoch"] for p in stack.thin(1, points=2)] == [4, 11]
     assert stack.epoch["stop"] == [11, 11] and stack.stopped == [False, False]
+    assert stacked.fit(dense, [parts(1)], **options).curves == stack.curves, "one split for all"
 
 
 REFUSED = [
@@ -92,11 +94,3 @@ def test_what_cannot_be_stacked_is_refused(change, message):
     options = {"seeds": [0, 1], "epochs": 5, "lr": 0.01, "loss": F.mse_loss}
     with pytest.raises(lab.LabError, match=message):
         stacked.fit(**{"make": dense, "data": parts(0)} | options | change)
-
-
-def test_one_split_serves_all_seeds():
-    options = {"seeds": [0, 1], "epochs": 2, "lr": 0.01, "loss": F.mse_loss}
-    assert (
-        stacked.fit(dense, [parts(0)], **options).curves
-        == stacked.fit(dense, parts(0), **options).curves
-    )

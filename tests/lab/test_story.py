@@ -2,7 +2,6 @@
 
 import pytest
 from bs4 import BeautifulSoup
-from lab import records
 from lab.chapters import story
 from lab.page import ledger
 
@@ -62,12 +61,6 @@ def test_what_may_be_said():
     }
 
 
-def test_evidence_counts_runs_and_seeds(monkeypatch):
-    rows = [{"status": "ok", "seed": s % 5} for s in range(10)] + [{"status": "failed", "seed": 9}]
-    monkeypatch.setattr(records, "read", lambda name: rows)
-    assert story.evidence(ledger.claims()).values.tolist() == [["runs", 1, 10, 5]]
-
-
 def test_questions_are_answered_by_claims(shown):
     story.tell({"layer-b": "Is it <so>?", "lora-a": "And that?"})
     ((text, page),) = shown
@@ -81,16 +74,6 @@ def test_questions_are_answered_by_claims(shown):
     assert "statement <of> layer-b" in first.text
     assert "Right statement: a < b" in first.text and "Right statement: a < b" in text
     assert second.find(class_="ndl-open")
-
-
-def test_lists_are_folded_by_area(shown):
-    story.fold(["layer-a", "memory-a", "layer-b"])
-    story.fold([])
-    (text, page), (nothing, empty) = shown
-    assert [s.text for s in page.find_all("summary")] == ["the layer (2)", "memory (1)"]
-    assert len(page.details.find_all("dt")) == 2 and page.find(href="13_x.html#claim-memory-a")
-    assert "memory (1)" in text and "b is 1" in text
-    assert nothing == empty.text == "None."
 
 
 def test_every_verdict_has_a_colour():

@@ -14,7 +14,6 @@ import hashlib
 from dataclasses import dataclass
 
 import numpy as np
-import pandas as pd
 
 from ..modes import mode
 from . import bundled, choices, ett, images, novels, questions, series, tables, texts
@@ -33,20 +32,6 @@ from .files import (
     obtain,
 )
 from .splits import official, split
-
-__all__ = [
-    "SOURCES",
-    "Data",
-    "DataError",
-    "File",
-    "checksum",
-    "fetch",
-    "folder",
-    "load",
-    "official",
-    "registry",
-    "split",
-]
 
 
 class Registry(dict):
@@ -221,30 +206,4 @@ def note(name: str, checksum: str) -> str:
         known[0]
         if known
         else f"A form of {name} that is not in the registry: its values have the checksum {checksum}."
-    )
-
-
-def _proof(layout: Layout) -> str:
-    proofs = {file.proof for file in layout.files}
-    if layout.content and "shape and counts" in proofs:
-        proofs = (proofs - {"shape and counts"}) | {"checksum of the values"}
-    return ", ".join(sorted(proofs))
-
-
-def registry() -> pd.DataFrame:
-    """One row per form of a data set: what it is, where from, its licence, what its files are verified by."""
-    return pd.DataFrame(
-        [
-            {
-                "name": source.name,
-                "about": source.about,
-                "origin": source.origin,
-                "licence": source.licence,
-                "files": ", ".join(file.name for file in layout.files),
-                "verified by": _proof(layout),
-                "note": layout.note,
-            }
-            for source in SOURCES.values()
-            for layout in source.layouts
-        ]
     )

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .files import DataError, File, Layout, Raw, Source
+from .files import DataError, Layout, Raw, Source, known
 
 CB = ("entailment", "contradiction", "neutral")  # in the order of the released script
 NO_YES = ("no", "yes")
@@ -85,15 +85,11 @@ _SETS = {
               _sample(question=["is it wet"], passage=["Rain is wet."], answer=[True, False, True])),
 }  # fmt: skip
 _FILES = {
-    "copa": ("zeroshot/copa_val.jsonl", 18_169, "fa61467cc251010178ed72f8ca82a0fceefc4ca9a85f87ec3b6102955e1a1f1a",
-              "eb410e47833c79e5"),
-    "cb": ("zeroshot/cb_val.jsonl", 24_598, "c6125587e9601560cb16ea223c33964c5a915568d2af68a81f651b6ef25395ec",
-              "b51cd976b9dc3621"),
-    "wic": ("zeroshot/wic_val.jsonl", 147_578, "7a954e2f2ffbe3df194decc00619bb9b81e4d1c29e7c31e9201fa541041bef78",
-              "ce915cfca00004e1"),
-    "boolq": ("reasoning/boolq_val.jsonl", 2_261_105, "21acbfbd1e7908fddd9e626bc2a6101c5a5430bda3fbf74985b979af7a63b989",
-              "42aa54017da64370"),
-}  # fmt: skip
+    "copa": ("zeroshot/copa_val.jsonl", "eb410e47833c79e5"),
+    "cb": ("zeroshot/cb_val.jsonl", "b51cd976b9dc3621"),
+    "wic": ("zeroshot/wic_val.jsonl", "ce915cfca00004e1"),
+    "boolq": ("reasoning/boolq_val.jsonl", "42aa54017da64370"),
+}
 SUPERGLUE = "https://dl.fbaipublicfiles.com/glue/superglue/data/v2"
 ZIPS = {"copa": "COPA", "cb": "CB", "wic": "WiC", "boolq": "BoolQ"}
 _PIQA = "https://storage.googleapis.com/ai2-mosaic/public/physicaliqa/physicaliqa-train-dev.zip"
@@ -102,9 +98,9 @@ _NOTE = "A public copy of the validation part."
 
 def _superglue(name: str) -> Source:
     about, read, shape, counts, sample = _SETS[name]
-    path, size, sha256, content = _FILES[name]
+    path, content = _FILES[name]
     archive = f"{SUPERGLUE}/{ZIPS[name]}.zip"
-    file = File(path, size=size, sha256=sha256, by_hand=f"unpack val.jsonl of {archive}")
+    file = known(path, by_hand=f"unpack val.jsonl of {archive}")
     layout = Layout((file,), read, sample, {"validation": (shape, counts)}, _NOTE, content)
     return Source(name, about, f"{archive} (SuperGLUE)", "not stated", (layout,))
 
@@ -119,17 +115,9 @@ SOURCES = (
         (
             Layout(
                 (
-                    File(
-                        "zeroshot/piqa_dev.jsonl",
-                        size=580_477,
-                        sha256="a73f46cb5d72b2cc399522a79f27728a429d9b89d9a236243fcfda8c02588d54",
-                        by_hand=f"unpack dev.jsonl of {_PIQA}",
-                    ),
-                    File(
-                        "zeroshot/piqa_dev_labels.txt",
-                        size=3_676,
-                        sha256="b4192dc3a2a0363d9d60ccf79800cbbe2f32ebb17726efdde6970e0b8131bceb",
-                        by_hand=f"unpack dev-labels.lst of {_PIQA}",
+                    known("zeroshot/piqa_dev.jsonl", by_hand=f"unpack dev.jsonl of {_PIQA}"),
+                    known(
+                        "zeroshot/piqa_dev_labels.txt", by_hand=f"unpack dev-labels.lst of {_PIQA}"
                     ),
                 ),
                 read_piqa,

@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pandas as pd
 
-from .files import DataError, File, Layout, Raw, Source
+from .files import DataError, Layout, Raw, Source, known
 
 COLUMNS = ("HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT")
 
@@ -30,9 +30,9 @@ def sample() -> tuple[bytes]:
     return (frame.to_csv(index=False).encode(),)
 
 
-def _source(name: str, about: str, rows: int, size: int, sha256: str, content: str) -> Source:
+def _source(name: str, about: str, rows: int, content: str) -> Source:
     address = f"https://raw.githubusercontent.com/zhouhaoyi/ETDataset/main/ETT-small/{name}.csv"
-    file, expect = File(f"ett/{name}.csv", address, size, sha256), {"whole": ((rows, 7), None)}
+    file, expect = known(f"ett/{name}.csv", address), {"whole": ((rows, 7), None)}
     about = f"Electricity transformer temperature, {name}, {about}: 6 loads and the oil temperature"
     layout = Layout((file,), read, sample, expect, "The publisher's file, byte for byte.", content)
     return Source(
@@ -41,36 +41,8 @@ def _source(name: str, about: str, rows: int, size: int, sha256: str, content: s
 
 
 SOURCES = (
-    _source(
-        "ETTh1",
-        "hourly",
-        17_420,
-        2_589_657,
-        "f18de3ad269cef59bb07b5438d79bb3042d3be49bdeecf01c1cd6d29695ee066",
-        "8fec12c3e12d3842",
-    ),
-    _source(
-        "ETTh2",
-        "hourly",
-        17_420,
-        2_417_960,
-        "a3dc2c597b9218c7ce1cd55eb77b283fd459a1d09d753063f944967dd6b9218b",
-        "0c3b296810a8a7f6",
-    ),
-    _source(
-        "ETTm1",
-        "15 minutes",
-        69_680,
-        10_360_719,
-        "6ce1759b1a18e3328421d5d75fadcb316c449fcd7cec32820c8dafda71986c9e",
-        "f967e71ba1c94762",
-    ),
-    _source(
-        "ETTm2",
-        "15 minutes",
-        69_680,
-        9_677_236,
-        "db973ca252c6410a30d0469b13d696cf919648d0f3fd588c60f03fdbdbadd1fd",
-        "9353c9658fa58736",
-    ),
+    _source("ETTh1", "hourly", 17_420, "8fec12c3e12d3842"),
+    _source("ETTh2", "hourly", 17_420, "0c3b296810a8a7f6"),
+    _source("ETTm1", "15 minutes", 69_680, "f967e71ba1c94762"),
+    _source("ETTm2", "15 minutes", 69_680, "9353c9658fa58736"),
 )

@@ -10,7 +10,7 @@ import tarfile
 
 import numpy as np
 
-from .files import DataError, File, Layout, Raw, Source
+from .files import DataError, Layout, Raw, Source, known
 
 ORIGIN = "https://www.cs.toronto.edu/~kriz/cifar.html"
 LICENCE = "not stated; the authors ask to cite Krizhevsky (2009), Learning Multiple Layers of Features from Tiny Images"
@@ -155,12 +155,10 @@ def _expect(classes: int, train: int, **more: int) -> dict:
     return {part: ((n, 3, 32, 32), (n // classes,) * classes) for part, n in parts.items()}
 
 
-def _cifar(
-    name: str, about: str, classes: int, proof: dict, members: tuple, strips: Layout
-) -> Source:
-    archive = File(
-        f"{name}-python.tar.gz", f"https://www.cs.toronto.edu/~kriz/{name}-python.tar.gz", **proof
-    )
+def _cifar(name: str, about: str, classes: int, members: tuple, strips: Layout) -> Source:
+    # its checksums as Keras, torchvision and the publisher's page state them
+    file = f"{name}-python.tar.gz"
+    archive = known(file, f"https://www.cs.toronto.edu/~kriz/{file}")
     official = Layout(
         (archive,),
         _archive(*members),
@@ -172,11 +170,6 @@ def _cifar(
 
 
 _10, _100 = "cifar-10-batches-py/", "cifar-100-python/"
-_10_PROOF = {
-    "size": 170_498_071,
-    "sha256": "6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce",  # as Keras and torchvision state it
-    "md5": "c58f30108f718f92721af3b95e74349a",  # stated on the publisher's page
-}
 _10_MEMBERS = (
     tuple(f"{_10}data_batch_{i}" for i in range(1, 6)),
     _10 + "test_batch",
@@ -184,35 +177,20 @@ _10_MEMBERS = (
     b"labels",
     b"label_names",
 )
-_10_FILES = {
-    part: File(f"cifar10/cifar10_{part}.npz", size=size, sha256=digest)
-    for part, size, digest in (
-        (
-            "train_a_exact",
-            32_980_919,
-            "a2d55e182afefbe2c52f6e11b26764a43c7d8fcb466538616cc92072f8e064a2",
-        ),
-        (
-            "train_b_exact",
-            48_614_031,
-            "a3f0ed7d030666369f14607e46b970a156a910ab3bf0c864e6e05d19ccfbfab7",
-        ),
-        (
-            "test",
-            16_498_155,
-            "08e6b5ece3327279d7bf8bb5b035843fdfa2abc4cf84b441c6dc9cf4c64094d7",
-        ),
-    )
-}
+_10_FILES = tuple(
+    known(f"cifar10/cifar10_{part}.npz") for part in ("train_a_exact", "train_b_exact", "test")
+)
+_100_FILES = tuple(
+    known(f"cifar100/cifar100_{part}.npz") for part in ("train_a_exact", "train_b_6bit", "test")
+)
 SOURCES = (
     _cifar(
         "cifar-10",
         "CIFAR-10: 32×32 colour pictures, 10 classes",
         10,
-        _10_PROOF,
         _10_MEMBERS,
         Layout(
-            (_10_FILES["train_a_exact"], _10_FILES["test"]),
+            _10_FILES[::2],
             _read_strips,
             _strips_sample(10, (1, 1)),
             _expect(10, 20_000),
@@ -226,10 +204,9 @@ SOURCES = (
             "cifar-10",
             "CIFAR-10 with all training pictures: 32×32 colour pictures, 10 classes",
             10,
-            _10_PROOF,
             _10_MEMBERS,
             Layout(
-                tuple(_10_FILES.values()),
+                _10_FILES,
                 _read_exact_strips,
                 _strips_sample(10, (1, 1, 1)),
                 _expect(10, TRAIN),
@@ -243,30 +220,9 @@ SOURCES = (
         "cifar-100",
         "CIFAR-100: 32×32 colour pictures, 100 fine classes",
         100,
-        {
-            "size": 169_001_437,
-            "sha256": "85cd44d02ba6437773c5bbd22e183051d648de2e7d6b014e1ef29b855ba677a7",  # as Keras and torchvision state it
-            "md5": "eb9058c3a382ffc7106e4002c42a8d85",  # stated on the publisher's page
-        },
         ((_100 + "train",), _100 + "test", _100 + "meta", b"fine_labels", b"fine_label_names"),
         Layout(
-            (
-                File(
-                    "cifar100/cifar100_train_a_exact.npz",
-                    size=33_145_995,
-                    sha256="346eecf8efdfa23f4b0d2d9d48a203f001ed13231be06fd44442748caaaeca74",
-                ),
-                File(
-                    "cifar100/cifar100_train_b_6bit.npz",
-                    size=31_588_981,
-                    sha256="e1c1aa4d23152bb5a345cc801740160d75f4965b6dc445bdc0846e72c97186f7",
-                ),
-                File(
-                    "cifar100/cifar100_test.npz",
-                    size=16_634_825,
-                    sha256="3954bbaeb9d134f49d0a51569986d02cbbe422dd40409024322118767d6cee11",
-                ),
-            ),
+            _100_FILES,
             _read_strips,
             _strips_sample(100, (1, 4, 1)),
             _expect(100, 50_000, train_exact=20_000, train_6bit=30_000),

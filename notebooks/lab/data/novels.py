@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .files import DataError, File, Layout, Raw, Source
+from .files import DataError, File, Layout, Raw, Source, known
 
 COMMIT = "143e601875d70e195f2cc5ebd8b034609271194d"
 ADDRESS = f"https://raw.githubusercontent.com/computationalstylistics/100_english_novels/{COMMIT}"
@@ -107,18 +107,7 @@ SOURCES = (
                 "7bf0ca96b5cd9c7f",
             ),
             Layout(
-                (
-                    File(
-                        "text/novels/novels_train.txt",
-                        size=24_345_538,
-                        sha256="dfa39bb90ae2be408611617dfab4e72f0b99b4a4816f2947053ac242e8df90df",
-                    ),
-                    File(
-                        "text/novels/novels_valid.txt",
-                        size=1_631_961,
-                        sha256="ae2563a81d6f8c145dfaef50f220fe38b1fc943b52edbd929d5a94f744721b2a",
-                    ),
-                ),
+                tuple(known(f"text/novels/novels_{part}.txt") for part in ("train", "valid")),
                 read_joined,
                 joined_sample,
                 _EXPECT,

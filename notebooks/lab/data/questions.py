@@ -6,7 +6,7 @@ import json
 
 import numpy as np
 
-from .files import DataError, File, Layout, Raw, Source
+from .files import DataError, File, Layout, Raw, Source, known
 
 LETTERS = ("A", "B", "C", "D", "E")
 PARTS = ("train", "valid")
@@ -113,18 +113,7 @@ SOURCES = (
                 _NOTE,
             ),
             Layout(
-                (
-                    File(
-                        "reasoning/commonsenseqa_train.jsonl",
-                        size=3_785_890,
-                        sha256="58ffa3c8472410e24b8c43f423d89c8a003d8284698a6ed7874355dedd09a2fb",
-                    ),
-                    File(
-                        "reasoning/commonsenseqa_valid.jsonl",
-                        size=471_653,
-                        sha256="3210497fdaae614ac085d9eb873dd7f4d49b6f965a93adadc803e1229fd8a02a",
-                    ),
-                ),
+                tuple(known(f"reasoning/commonsenseqa_{part}.jsonl") for part in PARTS),
                 read_commonsenseqa,
                 commonsenseqa_sample,
                 _EXPECT,
@@ -140,19 +129,12 @@ SOURCES = (
         "MIT",
         (
             Layout(
-                (
-                    File(
-                        "reasoning/gsm8k_train.jsonl",
-                        f"{_GSM8K}/grade_school_math/data/train.jsonl",
-                        size=4_166_206,
-                        sha256="17f347dc51477c50d4efb83959dbb7c56297aba886e5544ee2aaed3024813465",
-                    ),
-                    File(
-                        "reasoning/gsm8k_test.jsonl",
-                        f"{_GSM8K}/grade_school_math/data/test.jsonl",
-                        size=749_738,
-                        sha256="3730d312f6e3440559ace48831e51066acaca737f6eabec99bccb9e4b3c39d14",
-                    ),
+                tuple(
+                    known(
+                        f"reasoning/gsm8k_{part}.jsonl",
+                        f"{_GSM8K}/grade_school_math/data/{part}.jsonl",
+                    )
+                    for part in ("train", "test")
                 ),
                 read_gsm8k,
                 gsm8k_sample,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from .files import DataError, File, Layout, Raw, Source, unzip
+from .files import DataError, File, Layout, Raw, Source, known, unzip
 from .formats import FORMATS, Cases, join, write_arff, write_ts, write_tsv
 
 
@@ -66,7 +66,7 @@ def _waves(channels: int, length: int, names: tuple[str, ...], seed: int) -> Cas
     return x.round(4).astype(np.float32), [names[i] for i in y]
 
 
-def _npz(**arrays: np.ndarray) -> bytes:
+def _npz(**arrays) -> bytes:
     file = io.BytesIO()
     np.savez(file, **arrays)
     return file.getvalue()
@@ -93,31 +93,15 @@ def _samples(
 
     def npz():
         (x, y), (x_test, y_test) = cases()
-        if names[0].isdigit():
-            return (
-                _npz(
-                    X_train=x, y_train=np.array(y, int), X_test=x_test, y_test=np.array(y_test, int)
-                ),
-            )
-        y, y_test = ([names.index(label) for label in labels] for labels in (y, y_test))
-        return (
-            _npz(
-                X_train=x,
-                y_train=np.array(y),
-                X_test=x_test,
-                y_test=np.array(y_test),
-                classes=np.array(names),
-            ),
-        )
+        digits = names[0].isdigit()
+        y, y_test = ([int(t) if digits else names.index(t) for t in part] for part in (y, y_test))
+        more = {} if digits else {"classes": np.array(names)}
+        return (_npz(X_train=x, y_train=y, X_test=x_test, y_test=y_test, **more),)
 
     def micro():
         x, y = cases()[0]
-        return (
-            _npz(
-                X_micro=(x * 1e6).round().astype(np.int32),
-                y=np.array([label == "abnormal" for label in y], int),
-            ),
-        )
+        abnormal = [int(label == "abnormal") for label in y]
+        return (_npz(X_micro=(x * 1e6).round().astype(np.int32), y=abnormal),)
 
     return {
         "zip": zipped,
@@ -169,10 +153,6 @@ def _archive(
     return Source(name.lower(), about, page, "not stated", tuple(layouts))
 
 
-def _copy(name: str, size: int, sha256: str) -> File:
-    return File(f"ucr/{name}.npz", size=size, sha256=sha256)
-
-
 SOURCES = (
     _archive(
         "ECGFiveDays",
@@ -181,11 +161,7 @@ SOURCES = (
         {"train": (14, 9), "test": (428, 433)},
         ("1", "2"),
         (
-            _copy(
-                "ECGFiveDays",
-                326_556,
-                "a4db77d40e2b80c2d195d60f18651952ed4a3d3a2f263b26348b170e997e0b9d",
-            ),
+            known("ucr/ECGFiveDays.npz"),
             "The official 23 training and 861 test cases at single precision.",
             "7393ef5ef09918e3",
         ),
@@ -197,11 +173,7 @@ SOURCES = (
         {"train": (292, 177, 10, 19, 2), "test": (2627, 1590, 86, 175, 22)},
         ("1", "2", "3", "4", "5"),
         (
-            _copy(
-                "ECG5000",
-                2_440_812,
-                "87ee3286a40b105d07b0a997be4c123169fb9b78b1ac170c813a56f1cd2b3f86",
-            ),
+            known("ucr/ECG5000.npz"),
             "The official 500 training and 4,500 test cases at single precision; the first test case is rounded to 4 decimals.",
             "60d18f54a627e650",
         ),
@@ -213,11 +185,7 @@ SOURCES = (
         {"train": (114, 91, 262), "test": (886, 909, 2045)},
         ("1", "2", "3"),
         (
-            _copy(
-                "ChlorineConcentration",
-                2_044_125,
-                "1d581104e64d0a30db1bf3e44181990e6c235e5d5fb074bcb343630a0f632e4f",
-            ),
+            known("ucr/ChlorineConcentration.npz"),
             "The official 467 training cases at single precision and 3,840 test cases; the test part is rounded to 4 decimals.",
             "c0e04e2340879a90",
         ),
@@ -229,11 +197,7 @@ SOURCES = (
         {"train": (147, 57)},
         ("abnormal", "normal"),
         (
-            _copy(
-                "Heartbeat_train_only",
-                10_024_734,
-                "67949f448857b0803095f8753d3871dd27bad2579be00321a21405673f184971",
-            ),
+            known("ucr/Heartbeat_train_only.npz"),
             "The 204 official training cases alone, exact; the 205 test cases are missing, so no score here is one on the "
             f"official test part. For both parts get Heartbeat.zip from {SITE}/description.php?Dataset=Heartbeat and put it "
             "into the folder ucr of the data folder.",
@@ -248,11 +212,7 @@ SOURCES = (
         {"train": (43, 39, 34, 35), "test": (43, 40, 34, 35)},
         ("Badminton_Clear", "Badminton_Smash", "Squash_BackhandBoast", "Squash_ForehandBoast"),
         (
-            _copy(
-                "RacketSports",
-                149_958,
-                "acd2fcab4a4d0dbdfbcc9097f229b33856a3ccf674ca3a0d1105ab313f573625",
-            ),
+            known("ucr/RacketSports.npz"),
             "The official 151 training and 152 test cases at single precision. Not a set of the paper: it has the channels of "
             "LSST, and stands under its own name.",
             "8e0cbf90a8316153",

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 import numpy as np
 import pandas as pd
 
-from .files import DataError, File, Layout, Raw, Source, unzip
+from .files import DataError, File, Layout, Raw, Source, known, unzip
 
 COLA = ("source", "label", "mark", "sentence")
 
@@ -79,7 +79,7 @@ def _sentences(n: int, seed: int) -> tuple[list[str], list[int]]:
     return [f"{rng.choice(subjects)} {rng.choice(ends[label])} ." for label in y], y
 
 
-def _zip(members: dict[str, str]) -> bytes:
+def _zip(members: dict[str, str | bytes]) -> bytes:
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, text in members.items():
@@ -103,14 +103,8 @@ def _sst2_texts(glue: bool) -> list[str]:
 
 
 def sst2_zip_sample() -> tuple[bytes]:
-    return (
-        _zip(
-            {
-                f"SST-2/{part}.tsv": text
-                for part, text in zip(("train", "dev", "test"), _sst2_texts(glue=True))
-            }
-        ),
-    )
+    names = [f"SST-2/{part}.tsv" for part in ("train", "dev", "test")]
+    return (_zip(dict(zip(names, _sst2_texts(glue=True)))),)
 
 
 def sst2_sample() -> tuple[bytes, ...]:
@@ -152,7 +146,7 @@ def cola_sample() -> tuple[bytes, ...]:
 
 def cola_zip_sample() -> tuple[bytes]:
     names = [f"cola_public/raw/{name}.tsv" for name in COLA_PARTS.values()]
-    return (_zip({name: text.decode() for name, text in zip(names, cola_sample())}),)
+    return (_zip(dict(zip(names, cola_sample()))),)
 
 
 # ------------------------------------------------------------------------------------------------------------ WikiText-2
@@ -182,18 +176,13 @@ def wikitext_sample() -> tuple[bytes, ...]:
 
 
 def wikitext_zip_sample() -> tuple[bytes]:
-    texts = [part.decode() for part in wikitext_sample()]
-    return (
-        _zip({f"wikitext-2/wiki.{part}.tokens": text for part, text in zip(WIKI_PARTS, texts)}),
-    )
+    names = [f"wikitext-2/wiki.{part}.tokens" for part in WIKI_PARTS]
+    return (_zip(dict(zip(names, wikitext_sample()))),)
 
 
 # ---------------------------------------------------------------------------------------------------------- the registry
-def _plain(folder: str, ending: str, *files: tuple[str, int, str]) -> tuple[File, ...]:
-    return tuple(
-        File(f"text/{folder}/{name}.{ending}", size=size, sha256=sha256)
-        for name, size, sha256 in files
-    )
+def _plain(folder: str, ending: str, *names: str) -> tuple[File, ...]:
+    return tuple(known(f"text/{folder}/{name}.{ending}") for name in names)
 
 
 _SST2 = {"train": ((67_349,), (29_780, 37_569)), "dev": ((872,), (428, 444))}
@@ -212,40 +201,14 @@ SOURCES = (
         "not stated",
         (
             Layout(
-                (
-                    File(
-                        "text/SST-2.zip",
-                        "https://dl.fbaipublicfiles.com/glue/data/SST-2.zip",
-                        7_439_277,
-                        "d67e16fb55739c1b32cdce9877596db1c127dc322d93c082281f64057c16deaa",  # as in the datasets library
-                        "9f81648d4199384278b86e315dac217c",  # as in torchtext
-                    ),
-                ),
+                (known("text/SST-2.zip", "https://dl.fbaipublicfiles.com/glue/data/SST-2.zip"),),
                 read_sst2_zip,
                 sst2_zip_sample,
                 _SST2 | {"test": ((1821,), None)},
                 "GLUE's file: the labels of its test part are not public (-1 here), so scores are those on the dev part.",
             ),
             Layout(
-                _plain(
-                    "SST-2",
-                    "tsv",
-                    (
-                        "train",
-                        3_806_081,
-                        "e981ceb4fe6c9acd1c79851d0d091b9e78103f1f2a399ca83dda27915d41c56c",
-                    ),
-                    (
-                        "dev",
-                        94_414,
-                        "84207e6be5873fb18db798cc6faec86871f5a426554650ff64a1c34e87665f6f",
-                    ),
-                    (
-                        "test",
-                        193_576,
-                        "fcd46f967b7b8efd8b5398481dadf873886298d092195167af907fd532e81e1c",
-                    ),
-                ),
+                _plain("SST-2", "tsv", "train", "dev", "test"),
                 read_sst2,
                 sst2_sample,
                 _SST2 | {"test": ((1821,), (912, 909))},
@@ -262,10 +225,9 @@ SOURCES = (
         (
             Layout(
                 (
-                    File(
+                    known(
                         "text/cola_public_1.1.zip",
                         "https://nyu-mll.github.io/CoLA/cola_public_1.1.zip",
-                        md5="9f6d88c3558ec424cd9d66ea03589aba",  # as in torchtext
                     ),
                 ),
                 read_cola_zip,
@@ -274,25 +236,7 @@ SOURCES = (
                 "The publisher's file; the labels of the test part are not public, so scores are those on the dev part.",
             ),
             Layout(
-                _plain(
-                    "CoLA",
-                    "tsv",
-                    (
-                        "in_domain_train",
-                        428_578,
-                        "f320a10f92d3bce6b29152fde322a362eac39238e50d8de0c8815457fdf4fc12",
-                    ),
-                    (
-                        "in_domain_dev",
-                        25_957,
-                        "77176f6a03faa5a1c4f23c69971fc1bff565931112fb65af47b2d6e24b7f42f7",
-                    ),
-                    (
-                        "out_of_domain_dev",
-                        27_754,
-                        "201b9c57b2a20f1282242eec0ed8995729e3be19c29a46c047b3727338836c05",
-                    ),
-                ),
+                _plain("CoLA", "tsv", *COLA_PARTS.values()),
                 read_cola,
                 cola_sample,
                 _COLA,
@@ -309,12 +253,10 @@ SOURCES = (
         (
             Layout(
                 (
-                    File(
+                    known(
                         "text/wikitext-2-v1.zip",
                         "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-2-v1.zip",
-                        sha256="92675f1d63015c1c8b51f1656a52d5bdbc33aafa60cc47a218a66e7ee817488c",
-                        md5="542ccefacc6c27f945fb54453812b3cd",  # as in torchtext
-                        by_hand="the publisher's address may be gone; get wikitext-2-v1.zip from a mirror",
+                        "the publisher's address may be gone; get wikitext-2-v1.zip from a mirror",
                     ),
                 ),
                 read_wikitext_zip,
@@ -323,25 +265,7 @@ SOURCES = (
                 "The publisher's file.",
             ),
             Layout(
-                _plain(
-                    "wikitext-2",
-                    "txt",
-                    (
-                        "train",
-                        10_797_148,
-                        "9e9fa1ad55b1c2c95b08e37dd8e653f638fac2c6de904b79e813611eefbc985f",
-                    ),
-                    (
-                        "valid",
-                        1_121_681,
-                        "f0737ed31fc1329026e95cb8b98e19c2a182c39c240ab909dc31abf2f8af58e8",
-                    ),
-                    (
-                        "test",
-                        1_256_449,
-                        "d790b833ef8cf03a90db7bf1271b7520b83c45ce07ba3c1a9699df81e239eca0",
-                    ),
-                ),
+                _plain("wikitext-2", "txt", *WIKI_PARTS),
                 read_wikitext,
                 wikitext_sample,
                 _WIKI,

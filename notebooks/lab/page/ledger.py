@@ -219,16 +219,6 @@ def tally(some: list[dict]) -> dict[str, int]:
     return {name: sum(outcome(c) == name for c in some) for name in OUTCOMES}
 
 
-def changed_later() -> list[dict]:
-    """The claims whose rule was written, or changed, when some results were known; the rule says when."""
-    return [claim for claim in claims() if LATER.search(claim.get("rule") or "")]
-
-
-def direction_only() -> list[dict]:
-    """The claims that hold for the direction of an effect and not for its size or level."""
-    return [claim for claim in claims() if claim.get("direction_only")]
-
-
 def mark(claim: dict) -> str:
     """The sign of a claim's verdict; a claim that holds for the direction only says so."""
     sign = SIGNS[claim["verdict"]]

@@ -1,4 +1,4 @@
-"""What one kind of device can take: precision, pictures or sequences at once, runs side by side.
+"""What one kind of device can take: precision, and runs side by side.
 
 A profile is chosen by the device's name, or by NDL_PROFILE. What changes a number belongs into a configuration, so that rows made
 with different settings never meet in one comparison; a row made on a GPU also says its profile and whether matrix products in float32
@@ -23,28 +23,25 @@ class Profile:
     """Settings for one kind of device.
 
     Args:
-        memory_gb: of the device. precision: of products in chapters that train under autocast.
+        precision: of products in chapters that train under autocast.
         tf32: whether products in float32 may be rounded to TF32. dtypes: that speed is measured in.
         side_by_side: most processes that train small networks on the device at once.
-        microbatch: pictures or sequences of chapters 50 to 53 in one pass; a larger batch is summed up from several.
     """
 
     name: str
-    memory_gb: int
     precision: str
     tf32: bool
     dtypes: tuple[str, ...]
     side_by_side: int
-    microbatch: int
 
 
 PROFILES = {
     profile.name: profile
     for profile in (
-        Profile("H200", 141, "bfloat16", True, ("float32", "bfloat16", "tf32"), 6, 512),
-        Profile("A100", 40, "bfloat16", True, ("float32", "bfloat16", "tf32"), 4, 256),
-        Profile("T4", 16, "float16", False, ("float32",), 2, 64),
-        Profile("CPU", 0, "float32", False, ("float32",), 1, 32),
+        Profile("H200", "bfloat16", True, ("float32", "bfloat16", "tf32"), 6),
+        Profile("A100", "bfloat16", True, ("float32", "bfloat16", "tf32"), 4),
+        Profile("T4", "float16", False, ("float32",), 2),
+        Profile("CPU", "float32", False, ("float32",), 1),
     )
 }
 LIKE = {"H200": "H200|H100|GH200|B200", "A100": "A100|A10|L4|L40|RTX", "T4": "T4|P100|V100"}

@@ -25,7 +25,7 @@ from ..machine import device, peak_memory_mb, progress, versions
 from ..modes import mode, new_rows_folder
 from . import budget, canary, fingerprint, profiles, store, where
 from .store import RecordError, Writer, canonical, only_writer, parse, set_torn_aside
-from .where import InProcess, executor
+from .where import executor
 
 
 # ------------------------------------------------------------------------------------------------------- one experiment
@@ -159,18 +159,13 @@ def map_groups(
         RecordError: a worker has other code, versions or data, or no worker is left.
     """
     with executor() as pool:
-        if isinstance(pool, InProcess):  # lazily, so that each row is on disk before the next run
-            finished = _one_by_one(experiment, groups)
+        if pool is None:  # lazily, so that each row is on disk before the next run
+            allowed = budget.within(groups)
+            finished = ((group, run_group(experiment, group, mode())) for group in allowed)
         else:
             finished = _as_completed(pool, experiment, groups, data)
         shown = mode() == "full"
         yield from progress(finished, experiment.name, shown, total=len(groups))
-
-
-def _one_by_one(experiment: Experiment, groups) -> Iterator[tuple[list, list]]:
-    """Run the groups in this process, as many as the budget of time allows."""
-    for group in budget.within(groups):
-        yield group, run_group(experiment, group, mode())
 
 
 def _as_completed(pool, experiment: Experiment, groups, data) -> Iterator[tuple[list, list]]:

@@ -10,28 +10,16 @@ from collections.abc import Iterator
 from ..modes import LabError
 
 
-class InProcess(concurrent.futures.Executor):
-    """Runs each call at once, in order: the default."""
-
-    def submit(self, fn, /, *args, **kwargs):
-        future = concurrent.futures.Future()
-        try:
-            future.set_result(fn(*args, **kwargs))
-        except Exception as error:
-            future.set_exception(error)
-        return future
-
-
 @contextlib.contextmanager
 def executor():
-    """A `concurrent.futures` executor; with NDL_CLUSTER=<scheduler address> that of `dask.distributed`, the same code on many machines.
+    """With NDL_CLUSTER=<scheduler address> the executor of `dask.distributed`, the same code on many machines; else None.
 
     Raises:
         LabError: dask.distributed is not installed, or no scheduler answers at the address.
     """
     address = os.environ.get("NDL_CLUSTER", "").strip()
     if not address:
-        yield InProcess()
+        yield None
         return
     try:
         from distributed import Client

@@ -1,7 +1,7 @@
 """Fill the rows that need a GPU, most valuable first: ``python -m lab.tools.gpu COMMAND`` (``make gpu OUT=DIR BUDGET=540``).
 
 run OUT [--budget S] [--device D]                   run the plan until the budget is spent; call again to go on
-list [--out OUT] [--budget S]                       the plan, what is missing, how long it would take, what S seconds would fill
+list [--out OUT]                                    the plan, what is missing, and how long it would take
 pack DIR [--limit MIB] [--have DIR]                 the data files that the plan needs, cut to a limit
 merge OUT [--without-torn] [--data SET=CHECKSUM]    check the rows of a run and append them to the records
 
@@ -214,7 +214,9 @@ class Session:
         self.processes = []
         fresh = self.out.rows[before:]
         failed = [row for row in fresh if row["status"] != "ok"]
-        missing = left_over(experiment, folders, self.out.of(experiment))
+        notes = [folder / f"{experiment}{NOTE}" for folder in folders]
+        note = next((json.loads(p.read_text(encoding="utf-8")) for p in notes if p.is_file()), None)
+        missing = len(missing_keys(note, self.out.of(experiment))) if note else None
         left = "the record was not reached" if missing is None else f"{missing} left"
         text = f"{experiment}: {len(fresh) - len(failed)} rows in {seconds:.0f} s, {left}"
         if failed:
@@ -239,13 +241,6 @@ def groups(rows: list[dict], device: str) -> list[float]:
         for row in rows
         if row["status"] == "ok" and row.get("device") == device
     ]
-
-
-def left_over(experiment: str, folders: list[pathlib.Path], rows: list[dict]) -> int | None:
-    """How many configurations have no current row; None where no process reached the record."""
-    notes = [folder / f"{experiment}{NOTE}" for folder in folders]
-    note = next((json.loads(p.read_text(encoding="utf-8")) for p in notes if p.is_file()), None)
-    return None if note is None else len(missing_keys(note, rows))
 
 
 def missing_keys(note: dict, rows: list[dict]) -> set[str]:
@@ -281,14 +276,14 @@ def run(folder: pathlib.Path, budget: float, asked: str = "", names=()) -> None:
     out.say(f"ended after {seconds:.0f} s with {len(out.rows)} rows in {folder}")
 
 
-def show(folder: pathlib.Path | None, names=(), asked: str = "", budget: float = 0.0) -> list[dict]:
-    """Print the plan: what is missing, how long that would take here, why it stands where it stands, and what ``budget`` seconds
-    would fill. NDL_PROFILE names another kind of device, for which the plan's guesses are taken."""
+def show(folder: pathlib.Path | None, names=(), asked: str = "") -> None:
+    """Print the plan: what is missing, how long that would take here, and why it stands where it stands. NDL_PROFILE names
+    another kind of device, for which the plan's guesses are taken."""
     device = asked or machine.accelerator() or "cpu"
     profile = profiles.chosen(machine.machine(device))
     out = Out(folder) if folder else None
     print(f"{machine.machine(device)}, profile {profile.name}")
-    lines, surveys = [], {}
+    surveys: dict[pathlib.Path, dict] = {}
     for item in plan.chosen(list(names)):
         print(f"\n{item.notebook}. {item.why}")
         obstacle = item.obstacle(profile)
@@ -300,36 +295,14 @@ def show(folder: pathlib.Path | None, names=(), asked: str = "", budget: float =
                     item.path, plan.constants_of(item.path), out.rows if out else []
                 )
             rows = out.of(experiment) if out else []
-            line = forecast(item, experiment, surveys[item.path].get(experiment), rows, device)
-            if not obstacle:
-                lines.append(line)
-            print("  {experiment}: {words}".format(**line))
-    if budget:
-        print(f"\n{budget:.0f} s, profile {profile.name}: {filled(lines, budget)}.")
-    return lines
+            note = surveys[item.path].get(experiment)
+            print(f"  {experiment}: {forecast(item, experiment, note, rows, device)}")
 
 
-def filled(lines: list[dict], budget: float) -> str:
-    """What a run of so many seconds would come to, in the order of the plan, if its forecasts are right."""
-    left, found = budget - RESERVE, []
-    for line in lines:
-        if not line["missing"]:
-            continue
-        rows = int((left - START_UP) / line["seconds"] * line["missing"])
-        rows = max(0, min(rows, line["missing"]))
-        left -= START_UP * (rows > 0) + rows * line["seconds"] / line["missing"]
-        found.append(f"{line['experiment']} {rows} of {line['missing']}")
-    return ", ".join(found) or "nothing is missing"
-
-
-def forecast(item: Item, experiment: str, note: dict | None, rows: list[dict], device: str) -> dict:
+def forecast(item: Item, experiment: str, note: dict | None, rows: list[dict], device: str) -> str:
     """What is missing of one experiment and how many seconds that takes: runs over processes, by own rows or by the plan's guess."""
     if note is None:
-        return {
-            "experiment": experiment,
-            "missing": None,
-            "words": "its record is not reached here",
-        }
+        return "its record is not reached here"
     here = machine.machine(device)
     profile = profiles.chosen(here)
     own = profile == profiles.of_device(here)
@@ -338,8 +311,7 @@ def forecast(item: Item, experiment: str, note: dict | None, rows: list[dict], d
     missing = len(missing_keys(note, rows))
     seconds = missing * each / item.side_by_side(profile)
     by = "by its own rows" if known else "a guess"
-    words = f"{missing} of {len(note['keys'])} rows are missing, about {seconds:,.0f} s here ({by})"
-    return {"experiment": experiment, "missing": missing, "seconds": seconds, "words": words}
+    return f"{missing} of {len(note['keys'])} rows are missing, about {seconds:,.0f} s here ({by})"
 
 
 def parser() -> argparse.ArgumentParser:
@@ -351,7 +323,6 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", required=True)
     made = {name: commands.add_parser(name) for name in ("run", "list", "pack", "merge")}
     made["list"].add_argument("--out", type=pathlib.Path)
-    made["list"].add_argument("--budget", type=float, default=0.0)
     for name in ("run", "pack", "merge"):
         made[name].add_argument("folder", type=pathlib.Path)
     for name in ("run", "list", "merge"):
@@ -375,7 +346,7 @@ def main(arguments: list[str] | None = None) -> None:
         if asked.command == "run":
             run(asked.folder, asked.budget, asked.device, asked.names)
         elif asked.command == "list":
-            show(asked.out, asked.names, asked.device, asked.budget)
+            show(asked.out, asked.names, asked.device)
         elif asked.command == "pack":
             parcel.pack(asked.folder, asked.limit, asked.have, asked.names)
         else:
