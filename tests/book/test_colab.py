@@ -96,7 +96,6 @@ def complaint(done: subprocess.CompletedProcess) -> str:
     return ""
 
 
-@pytest.mark.alone
 @pytest.mark.parametrize("chapter", CHOSEN)
 def test_a_chapter_runs_or_says_what_it_lacks(colab, chapter):
     done, seconds = colab(chapter)

@@ -195,19 +195,6 @@ def test_a_plan_for_cuda_computes_algorithm_1(dims, hidden, bias, execution):
             torch.testing.assert_close(torch.func.vmap(layer)(x), results[0][0])
 
 
-def test_a_sum_of_terms_computes_its_dense_layer():
-    layer = randomise(nd.NdLinearSum((40, 6), (30, 2), rank=3, dtype=torch.float64))
-    dense = nd.to_linear(layer)
-    for term in layer.terms:
-        planned_for_cuda(term, 20)
-    x = torch.randn(20, 40, 6, dtype=torch.float64, requires_grad=True)
-    g = torch.randn(20, 30, 2, dtype=torch.float64)
-    ours = torch.autograd.grad(layer(x), x, g)[0]
-    theirs = torch.autograd.grad(dense(x.flatten(1)), x, g.flatten(1))[0]
-    torch.testing.assert_close(layer(x).flatten(1), dense(x.flatten(1)))
-    torch.testing.assert_close(ours, theirs)
-
-
 def kept(layer, x):
     """Numbers kept for backward that are no parameters."""
     found = {}
