@@ -75,26 +75,6 @@ def chain_problems(entries: list[dict], verdicts: dict[str, str]) -> list[str]:
     ]
 
 
-def matrix(entries: list[dict]) -> str:
-    """How many entries lead from which verdict to which."""
-    counts = collections.Counter((entry["was"], entry["now"]) for entry in entries)
-    first = [name for name in VERDICTS if any(name == was for was, _ in counts)]
-    last = [name for name in VERDICTS if any(name == now for _, now in counts)]
-    heads = ["From", *(f"→ {name}" for name in last)]
-    rows = []
-    for was in first:
-        numbers = [
-            f"{counts[was, now] or ''}{' reworded' if was == now and counts[was, now] else ''}"
-            for now in last
-        ]
-        rows.append(f'<th scope="row">{escape(was)}</th>{cells(numbers)}')
-    changed = sum(number for (was, now), number in counts.items() if was != now)
-    return (
-        f"<p>{changed} changes of a verdict, and {len(entries) - changed} statements put right while the verdict stayed; the "
-        f"rows are the old verdicts, the columns the new ones.</p>{grid('From verdict to verdict', heads, rows, 'ndl-matrix')}"
-    )
-
-
 def looks(entries: list[dict], claims: list[dict], table: str) -> str:
     """For each claim whose verdict changed: its verdicts in their order, how many were given, and the experiments behind it."""
     paths: dict[str, list[str]] = {}
@@ -110,7 +90,9 @@ def looks(entries: list[dict], claims: list[dict], table: str) -> str:
     sizes = collections.Counter(map(len, paths.values()))
     most = ", ".join(f"{number} with {size} verdicts" for size, number in sorted(sizes.items()))
     heads = ("Claim", "Verdicts", "Looks", "Experiments")
+    changed = sum(entry["was"] != entry["now"] for entry in entries)
     return (
+        f"<p>{changed} changes of a verdict, and {len(entries) - changed} statements put right while the verdict stayed.</p>"
         f"<details><summary>Looks at each of the {len(paths)} claims whose verdict changed: {most}</summary>"
         "<p>A look is a time that a verdict was given; a look that confirmed a verdict is in no entry, so that a claim that "
         f"rests on several experiments may have had more.</p>{grid('Looks', heads, rows)}</details>"
