@@ -201,14 +201,6 @@ def test_every_settled_claim_leads_to_its_cell(html):
         assert ledger.outcome(claim) in target.text, f"{claim['id']}: another verdict"
 
 
-def test_front_page_counts_are_those_of_the_ledger(html):
-    items = soup(html / "book" / "index.html").select(".ndl-counts li")
-    names = [item.a["href"].partition("verdict=")[2].replace("+", " ") for item in items]
-    shown = dict(zip(names, (int(item.b.text) for item in items), strict=True))
-    assert shown == {name: n for name, n in ledger.tally(ledger.claims()).items() if n}
-    assert sum(shown.values()) == len(ledger.claims())
-
-
 def test_the_report_prints_as_one_sheet(visit):
     page = visit().go("book/report.html")
     assert report.sheets(page.pdf(prefer_css_page_size=True)) == [report.A4]
@@ -656,15 +648,6 @@ def test_links_show_what_they_lead_to(visit, name, link, words):
     page.keyboard.press("Tab")
     preview.wait_for()
     assert target.get_attribute("aria-describedby") == "ndl-preview"
-
-
-def test_previews_work_in_a_book_opened_as_a_file(browser, html):
-    page = browser.new_page()
-    page.goto((html / "notebooks" / "15_step_size.html").as_uri())
-    page.locator("article a[href$='#thm-15-1']").first.hover()
-    page.locator(".ndl-preview").wait_for()
-    assert "Theorem 15.1" in page.inner_text(".ndl-preview")
-    page.close()
 
 
 def rows_shown(page) -> list[str]:

@@ -163,16 +163,16 @@ def test_an_exact_kronecker_product_is_found(dims, hidden, dtype):
     assert norms == pytest.approx([norms[0]] * len(norms)), "all factors have the same norm"
 
 
-def test_three_modes_and_more_terms():
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_three_modes_and_more_terms(dtype):
     torch.manual_seed(0)
     dims, hidden = (3, 2, 3), (2, 3, 2)
-    factors = [
-        [torch.randn(h, d, dtype=torch.float64) for h, d in zip(hidden, dims)] for _ in range(2)
-    ]
+    factors = [[torch.randn(h, d, dtype=dtype) for h, d in zip(hidden, dims)] for _ in range(2)]
     matrix = kron_sum(factors)
     terms, error = nd.nearest_kronecker(matrix, dims, hidden, 2, restarts=5, sweeps=3000, tol=1e-18)
     assert error < 1e-4
-    assert (matrix - kron_sum(terms)).norm() / matrix.norm() == pytest.approx(error, abs=1e-12)
+    apart = (matrix - kron_sum(terms)).norm() / matrix.norm()
+    assert apart.item() == pytest.approx(error, abs=1e-12)
     assert nd.nearest_kronecker(matrix, dims, hidden, 1)[1] > 0.1
 
 

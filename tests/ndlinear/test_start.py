@@ -1,4 +1,4 @@
-"""The start survives what frameworks do to a model: reset loops after `to_empty`, copies, pickles, and transformers."""
+"""The start survives what frameworks do to a model: reset loops after `to_empty`, copies and pickles."""
 
 import copy
 import math
@@ -121,32 +121,3 @@ def test_a_loop_draws_what_the_constructor_draws_from(init):
             assert weight.var().item() == pytest.approx(bound**2 / 3, rel=0.1)
             assert bias.any() == (init == "linear")
         nn.init.ones_(layer.weights[0])
-
-
-def test_in_a_pretrained_model_of_transformers():
-    """`post_init` draws every nn.Linear, the modes too: who draws the layers after it has the last word, as the recipe says."""
-    transformers = pytest.importorskip("transformers")
-
-    class Model(transformers.PreTrainedModel):
-        config_class = transformers.PretrainedConfig
-
-        def __init__(self, config):
-            super().__init__(config)
-            self.dense = nn.Linear(256, 256)
-            self.layer = nd.NdLinear((16, 16), (16, 16), init="unit")
-            self.sum = nd.NdLinearSum((16, 16), (16, 16), 4, init="unit")
-            self.post_init()
-            self.without_cure = deviation(self.layer, (16, 16))
-            for layer in (self.layer, self.sum):
-                layer.reset_parameters()
-
-        def _init_weights(self, module):
-            if isinstance(module, nn.Linear):
-                nn.init.normal_(module.weight, std=0.02)
-
-    torch.manual_seed(0)
-    model = Model(transformers.PretrainedConfig())
-    assert model.without_cure < 0.02
-    assert 0.8 < deviation(model.layer, (16, 16)) < 1.25
-    assert 0.8 < deviation(model.sum, (16, 16)) < 1.25
-    assert abs(model.dense.weight.std().item() - 0.02) < 0.002
