@@ -96,13 +96,13 @@ def external(address: str) -> bool:
 
 def fetched(page: BeautifulSoup) -> list[str]:
     """Every address that a browser fetches when it shows the page."""
-    found = [tag[key] for key in ("src", "data", "poster") for tag in page.select(f"[{key}]")]
-    links = page.select("link[href]")
-    found += [link["href"] for link in links if "canonical" not in link.get("rel", [])]
-    sets = [part for tag in page.select("[srcset]") for part in tag["srcset"].split(",")]
-    found += [part.split()[0] for part in sets]
-    styles = [tag.text for tag in page.select("style")]
-    styles += [tag["style"] for tag in page.select("[style]")]
+    found, styles = [], []
+    for tag in page.find_all(True):
+        found += [tag[key] for key in ("src", "data", "poster") if key in tag.attrs]
+        found += [part.split()[0] for part in tag.get("srcset", "").split(",") if part.strip()]
+        if tag.name == "link" and "canonical" not in tag.get("rel", []):
+            found.append(tag["href"])
+        styles.append(tag.text if tag.name == "style" else tag.get("style", ""))
     named = r"(?:url\(\s*['\"]?|@import\s+['\"])([^'\")]+)"
     return found + re.findall(named, " ".join(styles))
 
@@ -128,7 +128,7 @@ def dead_links(html: pathlib.Path, pages: list[pathlib.Path] | None = None) -> l
     """Links inside the book, or on some of its pages, whose page or anchor does not exist."""
     dead, anchors = [], {}
     for path in pages or built_pages(html):
-        for tag in soup(path).select("a[href]"):
+        for tag in soup(path).find_all("a", href=True):
             address = tag["href"]
             if external(address) or re.match(r"[a-z]+:", address) or address in ("", "#"):
                 continue
@@ -139,9 +139,8 @@ def dead_links(html: pathlib.Path, pages: list[pathlib.Path] | None = None) -> l
                 dead.append(f"{path.relative_to(html)} → {address}: no such page")
             elif anchor and target.suffix == ".html":
                 if target not in anchors:
-                    anchors[target] = {
-                        t.get("id") or t.get("name") for t in soup(target).select("[id], a[name]")
-                    }
+                    anchors[target] = {tag.get("id") for tag in soup(target).find_all(True)}
+                    anchors[target] |= {tag.get("name") for tag in soup(target).find_all("a")}
                 if urllib.parse.unquote(anchor) not in anchors[target]:
                     dead.append(f"{path.relative_to(html)} → {address}: no such place on that page")
     return dead
