@@ -43,7 +43,9 @@ def soup(html: str) -> BeautifulSoup:
 
 
 def test_claims_table_escapes_and_links():
-    table = soup(ndltables.claims_table([CLAIM, WRONG], "../notebooks/", {"11_sound"}))
+    html = ndltables.claims_table([CLAIM, WRONG], "../notebooks/", {"11_sound"})
+    assert "<div>a &lt; b &amp; c</div>" in html
+    table = soup(html)
     rows = table.select("tbody tr")
     assert [row["id"] for row in rows] == ["layer-x", "layer-y"]
     assert "a < b & c" in rows[0].text and not rows[0].select("td:first-child a")

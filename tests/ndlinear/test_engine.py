@@ -8,6 +8,7 @@ import pytest
 import torch
 from ndlinear_cases import randomise
 from torch import nn
+from torch.autograd import forward_ad
 
 import ndlinear as nd
 
@@ -159,7 +160,11 @@ def test_what_autograd_does_not_know_runs_only_in_ordinary_calls_without_gradien
     layer(x)
     frozen(x.clone().requires_grad_())
     torch.func.vmap(frozen)(x)
+    torch.func.vmap(frozen)(x.unflatten(0, (3, 100)))
     torch.func.jvp(frozen, (x,), (x,))
+    with forward_ad.dual_level():
+        frozen(forward_ad.make_dual(x, x))
+    nd.NdLinear((4, 5), (3, 2), dtype=torch.complex64).requires_grad_(False)(x.to(torch.complex64))
     torch.func.grad(lambda x: frozen(x).sum())(x)
     with torch.autocast("cpu", torch.bfloat16):
         frozen(x)
