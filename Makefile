@@ -29,7 +29,7 @@ book: $(VENV)/book.installed
 	@echo "The book: $(CURDIR)/book/_build/html/index.html"
 
 test: $(VENV)/test.installed lint
-	OMP_NUM_THREADS=1 $(WARM) $(RUN) -m pytest -n 3 --dist loadgroup --nbmake --durations=30 $(COVERAGE) tests notebooks
+	OMP_NUM_THREADS=1 $(WARM) $(RUN) -m pytest -n 3 --dist loadfile --nbmake --durations=30 $(COVERAGE) tests notebooks
 
 # The same, and fails where less than 95 % of the lines are executed; watching them takes about a third longer.
 coverage: COVERAGE = --cov --cov-report=term

@@ -14,14 +14,6 @@ import pytest
 import torch
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """For `--dist loadgroup`: a file stays in one worker, except the tests that run a whole notebook each."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None and not item.get_closest_marker("alone"):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
-
-
 @pytest.fixture(autouse=True)
 def seeded(request):
     """The same random numbers in each run of a test, alone or with others; other ones in each test."""
@@ -50,7 +42,10 @@ def browser():
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as play:
-        running = play.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        alone = (
+            "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"  # reaches this machine only
+        )
+        running = play.chromium.launch(executable_path=path, args=["--no-sandbox", alone])
         yield running
         running.close()
 

@@ -3,11 +3,11 @@
 It sets the mode of the notebooks, keeps the execution cache honest, ships MathJax inside the book, sets repository
 links only where an address is known, and provides the directives of book/*.md:
 
-    {claims-table}  {claims-counts}  {verdict-meanings}  {run-status} runs | chapters  {build-status}
+    {claims-table}  {claims-counts}  {verdict-meanings}  {run-status}  {build-status}
     {chapters}  {corrections-log}
 
-It also numbers the chapters, links every mention of one, and writes claims.json, llms.txt, previews.js
-and a page for each claim beside the pages.
+It also numbers the chapters, links every mention of one, and writes claims.json, previews.js and a page for each claim
+beside the pages.
 """
 
 import html
@@ -23,13 +23,12 @@ import ndlcache
 import ndlchapters
 import ndlclaims
 import ndlcorrections
-import ndlexport
 import ndlpreviews
 import ndlruns
 import ndltables
 from docutils import nodes
 from docutils.statemachine import StringList
-from lab import modes, records
+from lab import records
 from lab.page import ledger
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
@@ -130,7 +129,6 @@ def on_finish(app, exception) -> None:
     if exception or app.builder.format != "html":
         return
     ndlbuild.copy_mathjax(pathlib.Path(app.outdir) / "_static" / "mathjax")
-    ndlexport.write(app)
     ndlclaims.write(app, ledger.claims())
     ndlpreviews.write(app, ledger.claims())
     ndlchapters.forward(pathlib.Path(app.outdir))
@@ -196,8 +194,8 @@ class CorrectionsLog(BookDirective):
         if problems := ndlcorrections.problems(entries, claims):
             raise ExtensionError("book/paper/corrections.yml: " + "; ".join(problems))
         table, notebooks = self.uri("book/claims"), self.uri("notebooks/")
-        overview = ndlcorrections.matrix(entries) + ndlcorrections.looks(entries, claims, table)
-        return overview + ndlcorrections.log(entries, claims, table, notebooks, self.known)
+        looks = ndlcorrections.looks(entries, claims, table)
+        return looks + ndlcorrections.log(entries, claims, table, notebooks, self.known)
 
 
 class Chapters(BookDirective):
@@ -211,16 +209,10 @@ class Chapters(BookDirective):
 
 
 class RunStatus(BookDirective):
-    """Argument `runs` (default): the experiments. Argument `chapters`: how long the notebooks take."""
-
     def content_html(self):
-        names = sorted(path.stem for path in (self.root / "notebooks" / "results").glob("*.jsonl"))
-        runs = {name: records.read(name) for name in names}
-        times = runs.pop(TIMES, [])
-        if (self.arguments or ["runs"])[0] == "chapters":
-            here = {modes.slug(path) for path in modes.chapters()}
-            return ndlruns.chapter_times([row for row in times if row["notebook"] in here])
-        return ndlruns.run_status(runs)
+        files = sorted((self.root / "notebooks" / "results").glob("*.jsonl"))
+        names = [path.stem for path in files if path.stem != TIMES]
+        return ndlruns.run_status({name: records.read(name) for name in names})
 
 
 class BuildStatus(BookDirective):

@@ -76,11 +76,6 @@ def _run(path: pathlib.Path, timeout: int, trace: pathlib.Path):
     return notebook, time.perf_counter() - began
 
 
-def _keep(cache, path: pathlib.Path, notebook, seconds: float) -> None:
-    bundle = CacheBundleIn(notebook, str(path), data={"execution_seconds": seconds})
-    cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
-
-
 def _forget(cache, path: pathlib.Path) -> None:
     """Drop what the cache has for this notebook, if it has anything."""
     with contextlib.suppress(KeyError):
@@ -119,12 +114,14 @@ def prepare(
             if done is None:
                 log.info("%s stopped with an error; it is run again to show it", path.name)
                 continue
-            _keep(cache, path, *done)
+            notebook, seconds = done
+            bundle = CacheBundleIn(notebook, str(path), data={"execution_seconds": seconds})
+            cache.cache_notebook_bundle(bundle, check_validity=False, overwrite=True)
             lines = trace.read_text(encoding="utf-8").splitlines() if trace.is_file() else []
             pairs = [line.split("\t", 1) for line in lines]
             reads = [[kind, name, state.of(kind, name)] for kind, name in pairs]
             kept = {"versions": versions, "reads": reads}
             trace.with_suffix(".json").write_text(json.dumps(kept), encoding="utf-8")
             trace.unlink(missing_ok=True)
-            log.info("%s ran in %.0f s", path.name, done[1])
+            log.info("%s ran in %.0f s", path.name, seconds)
     return list(stale)

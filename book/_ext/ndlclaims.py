@@ -1,14 +1,26 @@
-"""A page for each claim, claims/ID.html, for links from elsewhere: statement, verdict, right statement, place, and the way to the cell.
+"""A page for each claim, claims/ID.html, for links from elsewhere, and claims.json, all of them for programs.
 
-The pages are made from the ledger when the book is built; they stand outside its side bar and its search, and need no script.
+Both are made from the ledger when the book is built. The pages stand outside its side bar and its search, and need no script.
 """
 
+import json
 import pathlib
 import shutil
 
 from lab.page.ledger import outcome
-from ndlexport import claim_url
-from ndltables import MEANING, claim_badge, escape, place, remarks
+from ndltables import MEANING, cell_link, claim_badge, escape, place, remarks
+
+FIELDS = (
+    "verdict",
+    "ground",
+    "direction_only",
+    "scope",
+    "condition",
+    "correction",
+    "would_take",
+    "reason",
+    "another_reading",
+)
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
@@ -40,15 +52,33 @@ a { color: var(--link); } .quiet { color: var(--quiet); }
 
 
 def write(app, claims: list[dict]) -> None:
-    """Write the pages into the built book, in the place of those of an earlier build."""
+    """Write pages and file into the built book, in the place of those of an earlier build."""
     folder = pathlib.Path(app.outdir) / "claims"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir()
     docs, front = set(app.env.found_docs), app.config.root_doc
+    records = {"claims": [record(claim, docs) for claim in claims]}
+    text = json.dumps(records, ensure_ascii=False, indent=1) + "\n"
+    folder.with_name("claims.json").write_text(text, encoding="utf8")
     book = app.config.html_title or app.config.project
     for claim in claims:
         text = page(claim, docs, book, front)
         (folder / f"{claim['id']}.html").write_text(text, encoding="utf8")
+
+
+def record(claim: dict, docs: set[str]) -> dict:
+    """One claim as plain data; what it does not have is null."""
+    head = {"id": claim["id"], "statement": claim["statement"], "place": place(claim.get("where"))}
+    places = {"url": claim_url(claim, docs), "page": f"claims/{claim['id']}.html"}
+    return head | {key: claim.get(key) for key in FIELDS} | places
+
+
+def claim_url(claim: dict, docs: set[str]) -> str | None:
+    """The cell that judges the claim, else its row of the claims table, as far as the book has them."""
+    link = cell_link(claim, "notebooks/")
+    if link and f"notebooks/{claim['notebook']}" in docs:
+        return link
+    return f"book/claims.html#{claim['id']}" if "book/claims" in docs else None
 
 
 def page(claim: dict, docs: set[str], book: str, front: str) -> str:

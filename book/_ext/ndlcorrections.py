@@ -5,7 +5,6 @@ The file lists the changes in the order of their dates. Plain functions without 
 
 import collections
 import datetime
-import itertools
 import pathlib
 
 from lab.page.facts import read_yaml
@@ -22,77 +21,45 @@ def load(root: pathlib.Path) -> list[dict]:
 
 
 def problems(entries: list[dict], claims: list[dict]) -> list[str]:
-    """Everything that is wrong with the log: each entry by itself, the order, and what it says of a claim."""
+    """Everything that is wrong with the log: each entry by itself, then the order, and what it says of a claim."""
     verdicts = {claim["id"]: claim["verdict"] for claim in claims}
     own = [
         f"entry {number}, {entry.get('claim')}: {problem}"
         for number, entry in enumerate(entries, start=1)
         for problem in entry_problems(entry, verdicts)
     ]
-    return own or [*order_problems(entries), *chain_problems(entries, verdicts)]
+    return own or order_problems(entries, verdicts)
 
 
 def entry_problems(entry: dict, verdicts: dict[str, str]) -> list[str]:
     """What is wrong with one entry by itself."""
     if set(entry) != FIELDS:
         return [f"its fields are {sorted(entry)}, not {sorted(FIELDS)}"]
-    found = []
-    if type(entry["date"]) is not datetime.date:
-        found.append(f"{entry['date']!r} is not a date such as 2026-11-22")
-    if entry["claim"] not in verdicts:
-        found.append("no such claim in claims.yml")
-    for key in ("was", "now"):
-        if entry[key] not in VERDICTS:
-            found.append(f"{key!r} is {entry[key]!r}, which is not a verdict")
-    if not isinstance(entry["why"], str) or not entry["why"].strip():
-        found.append("it does not say why")
-    return found
+    checks = {
+        f"{entry['date']!r} is not a date such as 2026-11-22": type(entry["date"]) is datetime.date,
+        "no such claim in claims.yml": entry["claim"] in verdicts,
+        f"{entry['was']!r} is not a verdict": entry["was"] in VERDICTS,
+        f"{entry['now']!r} is not a verdict": entry["now"] in VERDICTS,
+        "it does not say why": str(entry["why"] or "").strip(),
+    }
+    return [problem for problem, fine in checks.items() if not fine]
 
 
-def order_problems(entries: list[dict]) -> list[str]:
-    """Entries that stand after one of a later date."""
-    return [
-        f"{after['claim']}: {after['date']} stands after {before['date']}"
-        for before, after in itertools.pairwise(entries)
-        if after["date"] < before["date"]
-    ]
-
-
-def chain_problems(entries: list[dict], verdicts: dict[str, str]) -> list[str]:
-    """A claim's entries must follow from each other, and the newest must end at the ledger's verdict."""
-    found, newest = [], {}
+def order_problems(entries: list[dict], verdicts: dict[str, str]) -> list[str]:
+    """Dates must ascend, a claim's entries follow from each other, and the newest end at the ledger's verdict."""
+    found, newest, last = [], {}, datetime.date.min
     for entry in entries:
-        claim = entry["claim"]
-        if claim in newest and entry["was"] != newest[claim]:
-            found.append(
-                f"{claim}: was {entry['was']!r}, but the entry before says {newest[claim]!r}"
-            )
-        newest[claim] = entry["now"]
+        claim, was, date = entry["claim"], entry["was"], entry["date"]
+        if date < last:
+            found.append(f"{claim}: {date} stands after {last}")
+        if newest.get(claim, was) != was:
+            found.append(f"{claim}: was {was!r}, but the entry before says {newest[claim]!r}")
+        newest[claim], last = entry["now"], date
     return found + [
         f"{claim}: the newest entry says {now!r}, claims.yml says {verdicts[claim]!r}"
         for claim, now in newest.items()
         if now != verdicts[claim]
     ]
-
-
-def matrix(entries: list[dict]) -> str:
-    """How many entries lead from which verdict to which."""
-    counts = collections.Counter((entry["was"], entry["now"]) for entry in entries)
-    first = [name for name in VERDICTS if any(name == was for was, _ in counts)]
-    last = [name for name in VERDICTS if any(name == now for _, now in counts)]
-    heads = ["From", *(f"→ {name}" for name in last)]
-    rows = []
-    for was in first:
-        numbers = [
-            f"{counts[was, now] or ''}{' reworded' if was == now and counts[was, now] else ''}"
-            for now in last
-        ]
-        rows.append(f'<th scope="row">{escape(was)}</th>{cells(numbers)}')
-    changed = sum(number for (was, now), number in counts.items() if was != now)
-    return (
-        f"<p>{changed} changes of a verdict, and {len(entries) - changed} statements put right while the verdict stayed; the "
-        f"rows are the old verdicts, the columns the new ones.</p>{grid('From verdict to verdict', heads, rows, 'ndl-matrix')}"
-    )
 
 
 def looks(entries: list[dict], claims: list[dict], table: str) -> str:
@@ -110,7 +77,9 @@ def looks(entries: list[dict], claims: list[dict], table: str) -> str:
     sizes = collections.Counter(map(len, paths.values()))
     most = ", ".join(f"{number} with {size} verdicts" for size, number in sorted(sizes.items()))
     heads = ("Claim", "Verdicts", "Looks", "Experiments")
+    changed = sum(entry["was"] != entry["now"] for entry in entries)
     return (
+        f"<p>{changed} changes of a verdict, and {len(entries) - changed} statements put right while the verdict stayed.</p>"
         f"<details><summary>Looks at each of the {len(paths)} claims whose verdict changed: {most}</summary>"
         "<p>A look is a time that a verdict was given; a look that confirmed a verdict is in no entry, so that a claim that "
         f"rests on several experiments may have had more.</p>{grid('Looks', heads, rows)}</details>"
@@ -128,28 +97,17 @@ def log(
     rows = []
     for entry in reversed(entries):
         claim = by_id[entry["claim"]]
+        id, now = escape(claim["id"]), badge(entry["now"])
+        stays = f'{now} <span class="ndl-meaning">stays, reworded</span>'
+        link = cell_link(claim, notebooks) if claim.get("notebook") in known else None
+        where = f'<a href="{escape(link)}">chapter {escape(chapter_of(claim)[:2])}</a>'
         row = (
             f'<time datetime="{entry["date"]}">{entry["date"]}</time>',
-            f'<a class="ndl-id" href="{escape(table)}#{escape(claim["id"])}">{escape(claim["id"])}</a>',
-            change(entry),
+            f'<a class="ndl-id" href="{escape(table)}#{id}">{id}</a>',
+            stays if entry["was"] == entry["now"] else f"{badge(entry['was'])} → {now}",
             escape(entry["why"]),
-            chapter_link(claim, notebooks, known),
+            where if link else "–",
         )
         rows.append(cells(row))
     heads = ("Date", "Claim", "Verdict", "Why", "Where")
     return grid("Corrections", heads, rows, "ndl-log mathjax_ignore tex2jax_ignore")
-
-
-def change(entry: dict) -> str:
-    """Old and new verdict, or that the verdict stayed and its wording changed."""
-    if entry["was"] == entry["now"]:
-        return f'{badge(entry["now"])} <span class="ndl-meaning">stays, reworded</span>'
-    return f"{badge(entry['was'])} → {badge(entry['now'])}"
-
-
-def chapter_link(claim: dict, notebooks: str, known: set[str]) -> str:
-    """A link to the cell that judges the claim, or a dash where the book has none."""
-    link = cell_link(claim, notebooks) if claim.get("notebook") in known else None
-    if not link:
-        return "–"
-    return f'<a href="{escape(link)}">chapter {escape(chapter_of(claim)[:2])}</a>'

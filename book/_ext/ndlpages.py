@@ -63,15 +63,12 @@ class ReproducibilityReport(BookDirective):
         return ndlreport.report(ledger.claims(), runs, facts.protocols(), changed, uses)
 
 
-@functools.cache
-def chapter_uses_the_layer(path: pathlib.Path) -> bool:
-    return ndltake.uses_the_layer(json.loads(path.read_text(encoding="utf8")))
-
-
 def on_page(app, pagename, templatename, context, doctree) -> None:
     """A link to the layer's file behind the card of every chapter that uses it."""
     notebook = pathlib.Path(app.srcdir) / f"{pagename}.ipynb"
-    if "body" in context and notebook.is_file() and chapter_uses_the_layer(notebook):
+    if "body" not in context or not notebook.is_file():
+        return
+    if ndltake.uses_the_layer(json.loads(notebook.read_text(encoding="utf8"))):
         line = ndltake.line(pathlib.Path(app.srcdir), "../" * pagename.count("/"))
         context["body"] = ndltake.with_line(context["body"], line)
 

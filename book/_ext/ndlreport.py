@@ -53,16 +53,13 @@ def report(
         "Scope": scope(claims),
         "Method": method(runs),
         "Results": results(claims, uses),
-        "What was easy": bullets(easy(claims)),
-        "What was hard": bullets(hard(claims, protocols, changed)),
     }
+    lists = {"What was easy": easy(claims), "What was hard": hard(claims, protocols, changed)}
+    for name, sentences in lists.items():
+        items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)
+        sections[name] = f"<ul>{items}</ul>"
     body = "".join(f"<h2>{name}</h2>{html}" for name, html in sections.items())
     return f'{PRINT}<div class="ndl-report">{body}</div>'
-
-
-def bullets(sentences: list[str]) -> str:
-    """Sentences as a list."""
-    return "<ul>" + "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences) + "</ul>"
 
 
 def of_kind(claims: list[dict], *kinds: str) -> list[dict]:
@@ -73,11 +70,6 @@ def of_kind(claims: list[dict], *kinds: str) -> list[dict]:
 def with_verdict(claims: list[dict], *verdicts: str) -> list[dict]:
     """The claims with some verdicts."""
     return [claim for claim in claims if claim["verdict"] in verdicts]
-
-
-def needs_gpu(claim: dict) -> bool:
-    """Whether the ledger says that a test takes a graphics card."""
-    return "gpu" in claim["needs"]
 
 
 def scope(claims: list[dict]) -> str:
@@ -122,19 +114,14 @@ def results(claims: list[dict], uses: tuple[str, int]) -> str:
         if counts["All"][name]
     ]
     rows.append(cells(["all", *map(len, parts.values())]))
-    gpu = [claim for claim in claims if needs_gpu(claim)]
+    gpu = [claim for claim in claims if "gpu" in claim["needs"]]
     direction = [claim for claim in with_verdict(claims, "holds") if claim.get("direction_only")]
     text = (
         f"Of {len(gpu)} claims whose test takes a graphics card, {are(len(with_verdict(gpu, 'untestable')))} untestable here. "
-        f"{verdicts(len(direction))} for the direction only, not for the printed size. In {uses[1]} situations with real axes "
+        f"{len(direction) or 'No'} verdicts hold for the direction only, not for the printed size. In {uses[1]} situations with real axes "
         f"NdLinear, against the best recorded model of its size, is {uses[0]}."
     )
     return f"{grid('Verdicts', ['Outcome', *parts], rows)}<p>{escape(text)}</p>"
-
-
-def verdicts(number: int) -> str:
-    """A number with its noun and verb: "1 verdict holds", "2 verdicts hold"."""
-    return f"{number} verdict holds" if number == 1 else f"{number or 'No'} verdicts hold"
 
 
 def easy(claims: list[dict]) -> list[str]:

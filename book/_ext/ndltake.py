@@ -12,6 +12,8 @@ from typing import NamedTuple
 import yaml
 from ndltables import escape
 
+import ndlinear
+
 USES_THE_LAYER = re.compile(r"^\s*(from|import) ndlinear\b|\bNdLinear\w*\(", re.M)
 
 
@@ -45,12 +47,6 @@ FILES = {
 }
 
 
-def version(root: pathlib.Path) -> str:
-    """`__version__` of ndlinear.py, read without importing it."""
-    text = (root / FILES["ndlinear"].path).read_text(encoding="utf8")
-    return re.search(r'^__version__ = "([^"]+)"$', text, re.M)[1]
-
-
 def checksum(root: pathlib.Path, file: File) -> str:
     """SHA-256 of a file, in hexadecimal."""
     return hashlib.sha256((root / file.path).read_bytes()).hexdigest()
@@ -59,7 +55,7 @@ def checksum(root: pathlib.Path, file: File) -> str:
 def link(root: pathlib.Path, key: str, folder: str) -> str:
     """A link to a file with its version and its whole checksum; `folder` leads to the top of the book."""
     file = FILES[key]
-    about = f"version {version(root)}, " if key == "ndlinear" else ""
+    about = f"version {ndlinear.__version__}, " if key == "ndlinear" else ""
     return (
         f'<p class="ndl-take"><a href="{escape(folder + file.name)}" download>Download {escape(file.name)}</a> '
         f"({about}{file.says})<br>"
@@ -73,7 +69,7 @@ def line(root: pathlib.Path, folder: str) -> str:
     digest = checksum(root, file)
     return (
         f'<p class="ndl-take"><a href="{escape(folder + file.name)}" download>Download {file.name}</a> '
-        f'{version(root)} · <span title="SHA-256 {digest}">SHA-256 {digest[:12]}…</span></p>'
+        f'{ndlinear.__version__} · <span title="SHA-256 {digest}">SHA-256 {digest[:12]}…</span></p>'
     )
 
 

@@ -1,14 +1,8 @@
 """Docstrings written for a terminal become reStructuredText without a warning and without losing a character."""
 
-import inspect
-
 import docutils.core
 import docutils.nodes
 import ndlapi
-import pytest
-
-import ndlinear
-import ndlinear_lora
 
 PLAIN = """Multiply *args by weight_ |x| and `**search`: see `load_lora` and back\\slash.
 name, other   the first one, in columns
@@ -62,17 +56,3 @@ def test_sections_are_read_by_napoleon():
     assert "One sentence about D_k and *args." in text
     assert "input (*batch, D_1), of any dtype." in text and "which mode_ comes first" in text
     assert ">>> 2 * 3\n6" in text and "ValueError" in text and "Args:" not in text
-
-
-PUBLIC = [getattr(file, name) for file in (ndlinear, ndlinear_lora) for name in file.__all__]
-
-
-@pytest.mark.parametrize("public", PUBLIC, ids=lambda thing: thing.__name__)
-def test_docstrings_of_the_module_give_no_warning(public):
-    members = (
-        [m for n, m in vars(public).items() if n[:1] != "_"] if inspect.isclass(public) else []
-    )
-    docstrings = [thing.__doc__ for thing in (public, *members)]  # own ones, not inherited
-    for docstring in map(inspect.cleandoc, filter(None, docstrings)):
-        words = read(docstring).astext().split()
-        assert len(words) >= 0.9 * len(docstring.split()), "text was lost"

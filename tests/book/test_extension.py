@@ -16,7 +16,6 @@ import ndlcache
 import ndlchapters
 import ndlclaims
 import ndlcorrections
-import ndlexport
 import ndlpreviews
 import ndlruns
 import ndltables
@@ -44,7 +43,9 @@ def soup(html: str) -> BeautifulSoup:
 
 
 def test_claims_table_escapes_and_links():
-    table = soup(ndltables.claims_table([CLAIM, WRONG], "../notebooks/", {"11_sound"}))
+    html = ndltables.claims_table([CLAIM, WRONG], "../notebooks/", {"11_sound"})
+    assert "<div>a &lt; b &amp; c</div>" in html
+    table = soup(html)
     rows = table.select("tbody tr")
     assert [row["id"] for row in rows] == ["layer-x", "layer-y"]
     assert "a < b & c" in rows[0].text and not rows[0].select("td:first-child a")
@@ -52,11 +53,8 @@ def test_claims_table_escapes_and_links():
     assert rows[1].select_one("td a")["href"] == "../notebooks/11_sound.html#claim-layer-y"
     assert [head.text for head in table.select("th")] == [label for _, label in ndltables.COLUMNS]
     assert "Cost analysis" in rows[0].text
-
-
-def test_no_link_to_a_notebook_that_the_book_lacks():
     table = soup(ndltables.claims_table([WRONG], "../notebooks/", set()))
-    assert not [a for a in table.select("a") if "notebooks" in a["href"]]
+    assert not [a for a in table.select("a") if "notebooks" in a["href"]], "the book lacks it"
 
 
 def test_every_place_of_the_ledger_has_a_readable_name():
@@ -123,42 +121,36 @@ def test_a_claim_that_evidence_judges_has_the_boxes_of_its_chapter(tmp_path):
     assert ndltables.boxes_of([claim], tmp_path) == {"layer-y": [("40_cnn", "Heads")]}
 
 
-def test_run_status_counts_failures_and_survives_emptiness():
+def test_run_status_counts_failures():
     row = {"status": "ok", "seconds": 90, "device": "cpu <1>"}
     rows = [row | {"seed": s, "time": f"2026-01-0{s + 1}T00:00:00+00:00"} for s in (0, 1)]
     text = soup(ndlruns.run_status({"bump": [*rows, {"seed": 1, "status": "failed"}]})).text
     for part in ("bump", "3 (1 failed)", "cpu <1>", "3.0 min", "2026-01-01 to 2026-01-02"):
         assert part in text
-    assert "No run" in ndlruns.run_status({}) and "No chapter" in ndlruns.chapter_times([])
-
-
-def test_chapter_times_show_the_newest():
-    rows = [
-        {"notebook": "10_a", "mode": "replay", "seconds": s, "device": "cpu", "time": "2026"}
-        for s in (5, 7)
-    ]
-    assert "7 s" in ndlruns.chapter_times(rows) and "5 s" not in ndlruns.chapter_times(rows)
 
 
 DIRECTION = UNDECIDED | {"id": "layer-z", "verdict": "holds"}
 DIRECTION |= {"direction_only": "9 < 10 here, 2 printed."}
 
 
-def test_the_table_shows_a_direction_with_both_numbers():
-    table = soup(ndltables.claims_table([WRONG, DIRECTION], "../notebooks/", set()))
-    wrong, right = table.select("tbody tr")
-    assert right.select_one(".ndl-badge.ndl-direction").text == "✓ holds, direction only"
-    assert "9 < 10 here, 2 printed." in right.text
-    assert right["data-only"] == "direction only" and right["data-verdict"] == "holds"
-    assert not wrong.select(".ndl-direction") and not wrong.has_attr("data-only")
-    options = [option["value"] for option in table.select('select[name="verdict"] option')]
-    assert options == ["", "holds", "refuted", "direction only"]
-
-
-def test_an_undecided_claim_says_what_would_decide_it():
+def test_directions_grounds_and_what_would_decide_are_shown_and_filtered_apart():
+    small = WRONG | {"id": "s", "ground": "not reproduced at small scale", "scope": "reduced"}
+    small["another_reading"] = {"reading": "by b < c alone", "verdict": "undecided"}
     open_yet = UNDECIDED | {"would_take": "ten <more> seeds"}
-    assert "ten &lt;more&gt; seeds" in ndltables.remarks(open_yet)
-    assert ndlexport.claim_record(open_yet, set())["would_take"] == "ten <more> seeds"
+    claims = [WRONG, DIRECTION, small, open_yet]
+    table = soup(ndltables.claims_table(claims, "../notebooks/", set()))
+    shown = [row["data-verdict"] for row in table.select("tbody tr")]
+    assert shown == ["refuted", "holds", "not reproduced at small scale", "undecided"]
+    assert [row.get("data-only") for row in table.select("tbody tr")][:2] == [
+        None,
+        "direction only",
+    ]
+    assert table.select_one(".ndl-badge.ndl-direction").text == "✓ holds, direction only"
+    assert table.select_one(".ndl-mild").text == "✗ not reproduced at small scale"
+    for words in ("9 < 10 here, 2 printed.", "ten <more> seeds", "By b < c alone: undecided."):
+        assert words in table.text
+    options = [option["value"] for option in table.select('select[name="verdict"] option')]
+    assert sorted(options) == sorted(["", *shown, "direction only"])
 
 
 def test_the_front_page_counts_every_outcome():
@@ -174,20 +166,6 @@ def test_the_front_page_counts_every_outcome():
     number, words = shown["claims.html?verdict=holds"]
     assert number == 2 and "of these 1 direction only" in words
     assert len(counts.select("a[href='claims.html?verdict=direction+only']")) == 1
-
-
-def test_grounds_are_shown_filtered_and_counted_apart():
-    small = WRONG | {"id": "s", "ground": "not reproduced at small scale", "scope": "reduced"}
-    small["another_reading"] = {"reading": "by b < c alone", "verdict": "undecided"}
-    table = soup(ndltables.claims_table([WRONG, small], "../notebooks/", set()))
-    shown = [row["data-verdict"] for row in table.select("tbody tr")]
-    assert shown == ["refuted", "not reproduced at small scale"]
-    assert table.select_one(".ndl-mild").text == "✗ not reproduced at small scale"
-    assert "Another reading: By b < c alone: undecided." in table.text
-    items = soup(ndltables.claims_counts([WRONG, small, small], "claims.html")).select("li")
-    links = [(item.a["href"].partition("verdict=")[2], item.b.text) for item in items]
-    assert links == [("refuted", "1"), ("not+reproduced+at+small+scale", "2")]
-    assert ndlexport.claim_record(small, set())["ground"] == small["ground"]
 
 
 # --- numbers and links -------------------------------------------------------------------------------------------
@@ -306,36 +284,21 @@ def test_the_log_is_escaped_and_newest_first():
     assert len(soup(ndlcorrections.log([CHANGED], *where, set())).select("tbody a")) == 1
 
 
-def test_the_corrections_begin_with_a_matrix_and_the_looks():
+def test_the_corrections_begin_with_the_looks():
     first = CHANGED | {"was": "undecided", "now": "holds"}
     reworded = CHANGED | {"was": "fails", "why": "words"}
     entries = [first, CHANGED, reworded]
-    page = soup(ndlcorrections.matrix(entries))
-    assert [head.text for head in page.select("thead th")] == ["From", "→ holds", "→ fails"]
-    rows = {
-        row.th.text: [cell.text for cell in row.select("td")] for row in page.select("tbody tr")
-    }
-    assert rows == {"holds": ["", "1"], "fails": ["", "1 reworded"], "undecided": ["1", ""]}
+    page = soup(ndlcorrections.looks(entries, [WRONG | {"records": ["a", "b"]}], "claims.html"))
     assert "2 changes of a verdict, and 1 statements" in page.text
-    looks = soup(ndlcorrections.looks(entries, [WRONG | {"records": ["a", "b"]}], "claims.html"))
-    cells = [cell.text for cell in looks.select("tbody td")]
+    cells = [cell.text for cell in page.select("tbody td")]
     assert cells == ["layer-y", "undecided → holds → fails", "3", "2"]
-    assert "1 claims whose verdict changed: 1 with 3 verdicts" in looks.summary.text
+    assert "1 claims whose verdict changed: 1 with 3 verdicts" in page.summary.text
 
 
-# --- files for programs ------------------------------------------------------------------------------------------
+# --- one claim by itself -----------------------------------------------------------------------------------------
 
 
-def test_a_claim_for_programs_has_its_address():
-    found = ndlexport.claim_record(WRONG, {"notebooks/11_sound", "book/claims"})
-    assert found["url"] == "notebooks/11_sound.html#claim-layer-y"
-    assert found["place"] == "Cost analysis" and found["correction"] == "<b>a > b</b>"
-    assert found["direction_only"] is None
-    assert ndlexport.claim_record(CLAIM, {"book/claims"})["url"] == "book/claims.html#layer-x"
-    assert ndlexport.claim_record(WRONG, set())["url"] is None
-
-
-def test_a_claim_has_a_page_of_its_own():
+def test_a_claim_has_a_page_of_its_own_and_an_address_for_programs():
     docs = {"notebooks/11_sound", "book/claims"}
     page = soup(ndlclaims.page(WRONG, docs, "A & B", "book/index"))
     assert page.h1.text == "layer-y" and page.title.text == "layer-y · A & B"
@@ -350,17 +313,14 @@ def test_a_claim_has_a_page_of_its_own():
     assert not page.select("script, link, img")
     still_open = soup(ndlclaims.page(CLAIM, docs, "A", "book/index"))
     assert [a["href"] for a in still_open.main.select("a")] == ["../book/claims.html#layer-x"]
-    assert ndlexport.claim_record(CLAIM, docs)["page"] == "claims/layer-x.html"
     row = soup(ndltables.claims_table([CLAIM], "../notebooks/", set())).select_one("tbody tr")
     assert row.select_one("a[href='../claims/layer-x.html']")
-
-
-@pytest.mark.parametrize(
-    ("text", "sentence"),
-    [("One. Two.", "One."), ("Is 1.5 more? Yes.", "Is 1.5 more?"), ("No end", "No end"), ("", "")],
-)
-def test_first_sentence(text, sentence):
-    assert ndlexport.first_sentence(text) == sentence
+    found = ndlclaims.record(WRONG, docs)
+    assert found["url"] == "notebooks/11_sound.html#claim-layer-y"
+    assert found["page"] == "claims/layer-y.html" and found["place"] == "Cost analysis"
+    assert found["correction"] == "<b>a > b</b>" and found["direction_only"] is None
+    assert ndlclaims.record(CLAIM, docs)["url"] == "book/claims.html#layer-x"
+    assert ndlclaims.record(WRONG, set())["url"] is None
 
 
 # --- cache -------------------------------------------------------------------------------------------------------
@@ -378,23 +338,19 @@ def tree(tmp_path):
     return tmp_path
 
 
-@pytest.mark.parametrize("name", SOURCES)
-def test_cache_key_follows_every_source(tree, name):
-    before = ndlbuild.cache_key(tree)
+def test_cache_key_follows_every_source_name_and_version(tree, monkeypatch):
+    keys = [ndlbuild.cache_key(tree)]
     (tree / "notebooks/lab/__pycache__").mkdir()
     (tree / "notebooks/lab/__pycache__/a.pyc").write_text("x")
     (tree / "notebooks/results/x.jsonl.lock").write_text("")
-    assert ndlbuild.cache_key(tree) == before
-    (tree / name).write_text("two")
-    assert ndlbuild.cache_key(tree) != before
-
-
-def test_cache_key_follows_names_versions_and_python(tree, monkeypatch):
-    before = ndlbuild.cache_key(tree)
+    assert ndlbuild.cache_key(tree) == keys[0]
+    for name in SOURCES:
+        (tree / name).write_text("two")
+        keys.append(ndlbuild.cache_key(tree))
     (tree / "notebooks/lab/a.py").rename(tree / "notebooks/lab/b.py")
-    renamed = ndlbuild.cache_key(tree)
+    keys.append(ndlbuild.cache_key(tree))
     monkeypatch.setattr(ndlbuild, "version", lambda package: "0")
-    assert len({before, renamed, ndlbuild.cache_key(tree)}) == 3
+    assert len({*keys, ndlbuild.cache_key(tree)}) == len(SOURCES) + 3
 
 
 def write(path: pathlib.Path, *cells) -> None:
@@ -491,32 +447,27 @@ def test_building_the_book_never_trains(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "url"),
     [
-        ("https://github.com/owner/name", "https://github.com/owner/name"),
         ("https://github.com/owner/name.git", "https://github.com/owner/name"),
         ("https://user:secret@github.com/owner/na.me.git/", "https://github.com/owner/na.me"),
         ("git@github.com:owner/name.git", "https://github.com/owner/name"),
         ("ssh://git@github.com/owner/name", "https://github.com/owner/name"),
-        ("https://gitlab.com/owner/name", ""),
         ("https://notgithub.com/owner/name", ""),
         ("/srv/repositories/name", ""),
         ("https://github.com/owner", ""),
     ],
 )
-def test_github_address(text, url):
-    assert ndlbuild.github_address(text) == url
-
-
-def test_repository_url_sources(tmp_path):
-    address = "https://github.com/a/b"
+def test_repository_url_of_a_remote_or_of_the_environment(text, url, tmp_path):
     assert ndlbuild.repository_url(tmp_path, {}) == ""
-    assert ndlbuild.repository_url(tmp_path, {"NDL_BOOK_URL": address}) == address
-    with pytest.raises(Exception, match=r"https://github.com/OWNER/NAME"):
-        ndlbuild.repository_url(tmp_path, {"NDL_BOOK_URL": "https://example.org/a/b"})
     git = ["git", "-C", str(tmp_path)]
     subprocess.run([*git, "init", "-q"], check=True)
-    assert ndlbuild.repository_url(tmp_path, {}) == ""
-    subprocess.run([*git, "remote", "add", "origin", "git@github.com:c/d.git"], check=True)
-    assert ndlbuild.repository_url(tmp_path, {}) == "https://github.com/c/d"
+    subprocess.run([*git, "remote", "add", "origin", text], check=True)
+    assert ndlbuild.repository_url(tmp_path, {}) == url
+    asked = {"NDL_BOOK_URL": text}
+    if url:
+        assert ndlbuild.repository_url(tmp_path, asked) == url
+    else:
+        with pytest.raises(ConfigError, match=r"https://github.com/OWNER/NAME"):
+            ndlbuild.repository_url(tmp_path, asked)
 
 
 def test_buttons_only_with_an_address():
@@ -591,18 +542,8 @@ def test_a_miniature_book_with_an_address(tmp_path, monkeypatch):
     assert "chapter 10" in [link.text for link in links]
     assert page.h1.text.startswith("10 · Ten") and page.title.text.startswith("10 · Ten")
     assert (tmp_path / "book" / "_build" / "state").exists()
-    programs_can_read(html)
-
-
-def programs_can_read(html: pathlib.Path) -> None:
-    """The files claims.json and llms.txt of the miniature book."""
     found = json.loads((html / "claims.json").read_text(encoding="utf8"))["claims"]
     for claim, own in zip(found, ledger.claims(), strict=True):
         assert all(claim[field] == own[field] for field in ("id", "verdict", "statement"))
-        page, _, anchor = claim["url"].partition("#")
-        assert page == "book/claims.html" and anchor == claim["id"], "the book has no such chapter"
+        assert claim["url"] == f"book/claims.html#{own['id']}", "the book has no such chapter"
     assert '"claims/' not in (html / "searchindex.js").read_text("utf8"), "the search knows them"
-    lines = (html / "llms.txt").read_text(encoding="utf8").splitlines()
-    assert lines[0] == "# The NdLinear book" and lines[2] == "> Some $x$. More, in chapter 10."
-    assert "- [Mini](book/index.html): Some $x$." in lines
-    assert "- [10 · Ten](notebooks/10_mini.html): Go" in lines

@@ -73,10 +73,8 @@ def test_workflows_are_given_no_more_than_they_need(path):
     [
         (lambda w: w.update(permissions={"contents": "write"}), "not empty at the top"),
         (lambda w: w["jobs"]["build"].update(permissions={"contents": "write"}), "may write"),
-        (lambda w: w["jobs"]["test"].update(uses="other/repo/x.yml@main"), "someone else"),
         (lambda w: w["jobs"]["build"]["steps"][0].update(uses="actions/checkout@v4"), "commit"),
         (lambda w: w["jobs"]["build"]["steps"][0].pop("with"), "keeps its credentials"),
-        (lambda w: w["jobs"]["build"].pop("defaults"), "pipe"),
         (lambda w: w["jobs"]["build"]["steps"][2].update(run="echo ${{ x }}"), "by env"),
     ],
 )
@@ -135,8 +133,6 @@ def make(folder: pathlib.Path, *arguments: str) -> list[str]:
     [
         (["stamp", "URL=https://example.org/a b"], ["stamp", "https://example.org/a b"]),
         (["bench"], []),
-        (["times"], ["times"]),
-        (["environment"], ["environment"]),
         (["reproduce", "EXPERIMENT=a-b", "ONLY=width=16 depth=2"], ["a-b", "width=16", "depth=2"]),
     ],
 )

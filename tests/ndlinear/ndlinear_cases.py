@@ -70,17 +70,6 @@ def bias_by_formula(weights, biases, order):
     return total
 
 
-def by_steps(x, weights, biases, order):
-    """The loop of Algorithm 1 with tensordot, on a tensor with any number of batch axes."""
-    batch = x.ndim - len(weights)
-    for k in order:
-        x = torch.tensordot(x, weights[k], dims=([batch + k], [1]))  # the new axis comes last
-        if biases is not None and biases[k] is not None:
-            x = x + biases[k]
-        x = x.permute(*range(batch + k), x.ndim - 1, *range(batch + k, x.ndim - 1))
-    return x
-
-
 def expected(layer, x):
     """What an NdLinear must give, by the einsum and the closed form of its bias."""
     y = by_einsum(x, layer.weights)

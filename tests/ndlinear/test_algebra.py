@@ -27,8 +27,8 @@ import ndlinear_lora
 close = {"atol": 1e-10, "rtol": 1e-10}
 
 
-def dense(rows, columns, bias=True, seed=0):
-    torch.manual_seed(seed)
+def dense(rows, columns, bias=True):
+    torch.manual_seed(0)
     return randomise(nn.Linear(columns, rows, bias, dtype=torch.float64))
 
 
@@ -43,58 +43,53 @@ def test_kronecker_weight_and_total_bias(layer):
     zero = torch.zeros(layer.input_dims, dtype=torch.float64)
     assert bias.shape == layer.hidden_size
     torch.testing.assert_close(bias, expected(layer, zero), **close)
-    jacobian = torch.func.jacrev(lambda x: layer(x.reshape(layer.input_dims)).flatten())(
-        zero.flatten()
+    parameters = [*layer.parameters()]
+    found, wanted = (
+        torch.autograd.grad(dense.square().sum(), parameters, allow_unused=True)
+        for dense in (torch.cat([weight.flatten(), bias.flatten()]), by_formulas(layer))
     )
-    torch.testing.assert_close(weight, jacobian, **close)
+    for ours, theirs in zip(found, wanted):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-def test_dense_equivalents_are_differentiable():
-    layer = randomise(nd.NdLinear((2, 3), (3, 2), False, dtype=torch.float64))
-    names = [name for name, _ in layer.named_parameters()]
-    for read in (nd.kronecker_weight, nd.total_bias):
-
-        def f(*values, read=read):
-            module = nd.NdLinear((2, 3), (3, 2), False, dtype=torch.float64)
-            for name, value in zip(names, values):
-                mode, kind = name.split(".")[1:]
-                delattr(module.align_layers[int(mode)], kind)
-                setattr(module.align_layers[int(mode)], kind, value)
-            return read(module)
-
-        assert torch.autograd.gradcheck(f, tuple(layer.parameters()))
+def by_formulas(layer):
+    """The dense weight as the layer's derivative by its input, and its value at zero."""
+    n = math.prod(layer.input_dims)
+    units = torch.eye(n, dtype=torch.float64).reshape(n, *layer.input_dims)
+    weight = by_einsum(units, layer.weights).reshape(n, -1).T
+    return torch.cat([weight.flatten(), expected(layer, 0 * units[0]).flatten()])
 
 
 @QUICK
 @given(layers(), batches)
 def test_to_linear_is_the_same_function(layer, batch):
     n, x = len(layer.input_dims), torch.randn(*batch, *layer.input_dims, dtype=torch.float64)
+    has_bias = layer.biases[0] is not None
     linear = nd.to_linear(layer)
-    assert type(linear) is nn.Linear and (linear.bias is None) == (layer.biases[0] is None)
+    assert type(linear) is nn.Linear and (linear.bias is not None) == has_bias
     assert linear.in_features == math.prod(layer.input_dims)
     assert linear.out_features == math.prod(layer.hidden_size)
     torch.testing.assert_close(linear(x.flatten(-n)), layer(x).flatten(-n), **close)
+    numbers = sum(p.numel() for p in layer.parameters())
+    assert numbers == nd.count_parameters(layer.input_dims, layer.hidden_size, has_bias)
 
 
 def test_to_linear_copies():
     for layer in (
-        nd.NdLinear((4,), (3,)),
-        nd.NdLinearSum((2, 2), (3, 1), 2),
+        nd.NdLinear((4,), (3,), dtype=torch.float16),
+        nd.NdLinearSum((4,), (3,)),
         ndlinear_lora.NdLinearLoRA(nn.Linear(4, 6)),
     ):
-        linear = nd.to_linear(layer)
-        before = layer(torch.ones(*getattr(layer, "input_dims", (4,))))
+        linear, before = nd.to_linear(layer), [p.clone() for p in layer.parameters()]
         with torch.no_grad():
             linear.weight.fill_(9)
             linear.bias.fill_(9)
-        assert torch.equal(layer(torch.ones(*getattr(layer, "input_dims", (4,)))), before)
+        assert all(torch.equal(a, b) for a, b in zip(layer.parameters(), before))
         assert linear.weight.requires_grad and linear.bias.requires_grad
-    assert (
-        nd.to_linear(nd.NdLinear((4, 1), (3, 2), dtype=torch.float16)).weight.dtype == torch.float16
-    )
+        assert linear.weight.dtype == before[0].dtype
 
 
-# -------------------------------------------------------------------------------------------------------- rearrangement
+# ---------------------------------------------------------------------------------------------------- nearest Kronecker
 @QUICK
 @given(shapes(4, entries=600))
 def test_rearrange_groups_the_indices_of_each_mode(shape):
@@ -102,7 +97,6 @@ def test_rearrange_groups_the_indices_of_each_mode(shape):
     matrix = torch.randn(math.prod(hidden), math.prod(dims), dtype=torch.float64)
     tensor = nd.rearrange(matrix, dims, hidden)
     assert tensor.shape == tuple(h * d for h, d in zip(hidden, dims))
-    assert tensor.norm().item() == pytest.approx(matrix.norm().item())
     rows, columns = (list(itertools.product(*map(range, sizes))) for sizes in (hidden, dims))
     for (i, row), (j, column) in itertools.islice(
         itertools.product(enumerate(rows), enumerate(columns)), 200
@@ -110,15 +104,6 @@ def test_rearrange_groups_the_indices_of_each_mode(shape):
         assert tensor[tuple(h * d + c for h, d, c in zip(row, dims, column))] == matrix[i, j]
 
 
-@QUICK
-@given(layers(4, bias=False))
-def test_the_rearranged_kronecker_weight_has_rank_one(layer):
-    tensor = nd.rearrange(nd.kronecker_weight(layer), layer.input_dims, layer.hidden_size)
-    outer = functools.reduce(lambda a, b: a[..., None] * b, [w.flatten() for w in layer.weights])
-    torch.testing.assert_close(tensor, outer, **close)
-
-
-# ---------------------------------------------------------------------------------------------------- nearest Kronecker
 def kron_sum(terms):
     return sum(functools.reduce(torch.kron, term) for term in terms)
 
@@ -134,101 +119,80 @@ def blocks(matrix, dims, hidden):
     return torch.stack(rows)
 
 
-@pytest.mark.parametrize(
-    "dims, hidden", [((4, 5), (3, 2)), ((2, 3), (6, 4)), ((5, 1), (2, 3)), ((1, 4), (1, 3))]
-)
-def test_two_modes_are_solved_exactly(dims, hidden):
-    matrix = torch.randn(math.prod(hidden), math.prod(dims), dtype=torch.float64)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("dims, hidden", [((4, 5), (3, 2)), ((5, 1), (2, 3)), ((1, 4), (1, 3))])
+def test_two_modes_are_solved_exactly(dims, hidden, dtype):
+    matrix = torch.randn(math.prod(hidden), math.prod(dims), dtype=dtype)
     values = torch.linalg.svdvals(blocks(matrix, dims, hidden))
     for rank in range(1, len(values) + 1):
         terms, error = nd.nearest_kronecker(matrix, dims, hidden, rank)
         assert len(terms) == rank
         assert all(f.shape == (h, d) for term in terms for f, h, d in zip(term, hidden, dims))
         assert error == pytest.approx((values[rank:].norm() / matrix.norm()).item(), abs=1e-12)
-        assert error == pytest.approx(
-            ((matrix - kron_sum(terms)).norm() / matrix.norm()).item(), abs=1e-12
-        )
+        apart = (matrix - kron_sum(terms)).norm() / matrix.norm()
+        assert error == pytest.approx(apart.item(), abs=1e-12)
     assert error < 1e-12, "that many terms represent every matrix"
-    with pytest.raises(
-        ValueError, match=f"rank {len(values) + 1} .* rank {len(values)} represents every matrix"
-    ):
+    words = f"rank {len(values) + 1} .* rank {len(values)} represents every matrix"
+    with pytest.raises(ValueError, match=words):
         nd.nearest_kronecker(matrix, dims, hidden, len(values) + 1)
 
 
-def test_nearest_is_nearer_than_anything_nearby():
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_three_modes_end_where_no_factor_can_be_better(dtype):
     torch.manual_seed(0)
-    for dims, hidden in (((4, 5), (3, 2)), ((2, 3, 2), (3, 2, 2))):
-        matrix = torch.randn(math.prod(hidden), math.prod(dims), dtype=torch.float64)
-        (term,), error = nd.nearest_kronecker(matrix, dims, hidden, sweeps=5000, tol=1e-16)
-        free = [f.clone().requires_grad_() for f in term]
-        distance = (matrix - functools.reduce(torch.kron, free)).norm() / matrix.norm()
-        assert all(g.abs().max() < 1e-5 for g in torch.autograd.grad(distance, free)), "stationary"
-        for _ in range(200):
-            near = [f + 0.02 * torch.randn_like(f) for f in term]
-            assert (matrix - functools.reduce(torch.kron, near)).norm() / matrix.norm() >= error
+    matrix = torch.randn(12, 12, dtype=dtype)
+    (term,), error = nd.nearest_kronecker(matrix, (2, 3, 2), (3, 2, 2), sweeps=5000, tol=1e-16)
+    free = [f.clone().requires_grad_() for f in term]
+    distance = (matrix - functools.reduce(torch.kron, free)).norm() / matrix.norm()
+    assert distance.item() == pytest.approx(error)
+    assert all(g.abs().max() < 1e-5 for g in torch.autograd.grad(distance, free)), "stationary"
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.complex128])
 @pytest.mark.parametrize(
-    "dims, hidden", [((3,), (4,)), ((2, 3, 2), (3, 2, 2)), ((2, 1, 3, 2), (2, 2, 1, 3))]
+    "dims, hidden", [((3,), (4,)), ((4, 5), (3, 2)), ((2, 1, 3, 2), (2, 2, 1, 3))]
 )
-def test_an_exact_kronecker_product_is_found(dims, hidden):
-    factors = [torch.randn(h, d, dtype=torch.float64) for h, d in zip(hidden, dims)]
+def test_an_exact_kronecker_product_is_found(dims, hidden, dtype):
+    tol = 1e-6 if dtype is torch.complex64 else 1e-12
+    factors = [torch.randn(h, d, dtype=dtype) for h, d in zip(hidden, dims)]
     matrix = functools.reduce(torch.kron, factors)
     (term,), error = nd.nearest_kronecker(matrix, dims, hidden)
-    assert error < 1e-12
-    torch.testing.assert_close(functools.reduce(torch.kron, term), matrix, **close)
+    assert error < tol and all(factor.dtype == dtype for factor in term)
+    torch.testing.assert_close(kron_sum([term]), matrix, atol=100 * tol, rtol=100 * tol)
     norms = [f.norm().item() for f in term]
-    assert norms == pytest.approx([norms[0]] * len(norms)), (
-        "all factors of a term have the same norm"
-    )
+    assert norms == pytest.approx([norms[0]] * len(norms)), "all factors have the same norm"
 
 
-def test_three_modes_and_more_terms():
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+def test_three_modes_and_more_terms(dtype):
     torch.manual_seed(0)
     dims, hidden = (3, 2, 3), (2, 3, 2)
-    factors = [
-        [torch.randn(h, d, dtype=torch.float64) for h, d in zip(hidden, dims)] for _ in range(2)
-    ]
+    factors = [[torch.randn(h, d, dtype=dtype) for h, d in zip(hidden, dims)] for _ in range(2)]
     matrix = kron_sum(factors)
     terms, error = nd.nearest_kronecker(matrix, dims, hidden, 2, restarts=5, sweeps=3000, tol=1e-18)
     assert error < 1e-4
-    assert (matrix - kron_sum(terms)).norm() / matrix.norm() == pytest.approx(error, abs=1e-12)
+    apart = (matrix - kron_sum(terms)).norm() / matrix.norm()
+    assert apart.item() == pytest.approx(error, abs=1e-12)
     assert nd.nearest_kronecker(matrix, dims, hidden, 1)[1] > 0.1
 
 
 def test_restarts_never_hurt_and_are_seeded():
+    """On matrices where the singular vectors lead to a poor local optimum; more sweeps do not hurt either."""
     gains = []
-    for seed in (
-        3,
-        11,
-        16,
-        22,
-        25,
-        38,
-    ):  # matrices on which the singular vectors lead to a poor local optimum
+    for seed in (3, 11, 16, 22, 25, 38):
         torch.manual_seed(seed)
         matrix = torch.randn(27, 8, dtype=torch.float64)
         find = functools.partial(nd.nearest_kronecker, matrix, (2, 2, 2), (3, 3, 3), tol=1e-8)
         one, many = find()[1], find(restarts=6)[1]
-        assert many <= one and many == find(restarts=6)[1]
+        assert many <= one < find(sweeps=1)[1] and many == find(restarts=6)[1]
         gains.append(one - many)
     assert max(gains) > 1e-3
 
 
-def test_more_sweeps_never_raise_the_error():
-    matrix = torch.randn(8, 27, dtype=torch.float64)
-    errors = [
-        nd.nearest_kronecker(matrix, (3, 3, 3), (2, 2, 2), 3, sweeps=n, tol=0)[1]
-        for n in (1, 2, 5, 20, 100)
-    ]
-    assert all(b <= a + 1e-12 for a, b in itertools.pairwise(errors)) and errors[-1] < errors[0]
-
-
 @pytest.mark.parametrize("dims, hidden", [((3,), (4,)), ((2, 3), (3, 2)), ((2, 3, 2), (3, 2, 2))])
 def test_the_zero_matrix(dims, hidden):
-    (term,), error = nd.nearest_kronecker(
-        torch.zeros(math.prod(hidden), math.prod(dims)), dims, hidden
-    )
+    zero = torch.zeros(math.prod(hidden), math.prod(dims))
+    (term,), error = nd.nearest_kronecker(zero, dims, hidden)
     assert error == 0 and all((f == 0).all() and f.dtype == torch.float32 for f in term)
 
 
@@ -243,35 +207,7 @@ def test_nearest_works_in_double_and_leaves_the_matrix_alone():
     assert error == pytest.approx((values[1:].norm() / values.norm()).item(), rel=1e-9)
 
 
-@pytest.mark.parametrize("dims, hidden", [((6,), (4,)), ((4, 5), (3, 2)), ((2, 3, 2), (3, 2, 2))])
-@pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])
-def test_complex_matrices(dims, hidden, dtype):
-    """The error is that of the terms, an exact product is found, and rank 1 of two modes is the SVD's."""
-    tol = 1e-6 if dtype is torch.complex64 else 1e-12
-    factors = [torch.randn(h, d, dtype=torch.complex128) for h, d in zip(hidden, dims)]
-    exact = functools.reduce(torch.kron, factors)
-    (term,), error = nd.nearest_kronecker(exact.to(dtype), dims, hidden)
-    assert error < tol and all(factor.dtype == dtype for factor in term)
-    torch.testing.assert_close(kron_sum([term]), exact.to(dtype), atol=100 * tol, rtol=100 * tol)
-    matrix = torch.randn(*exact.shape, dtype=torch.complex128)
-    terms, error = nd.nearest_kronecker(matrix, dims, hidden, 1)
-    true = (matrix - kron_sum(terms)).norm() / matrix.norm()
-    assert error == pytest.approx(true.item(), abs=1e-12)
-    if len(dims) == 2:
-        values = torch.linalg.svdvals(blocks(matrix, dims, hidden))
-        assert error == pytest.approx((values[1:].norm() / values.norm()).item(), abs=1e-12)
-
-
-def test_complex_least_squares_ends_where_no_factor_can_be_better():
-    torch.manual_seed(0)
-    matrix = torch.randn(12, 12, dtype=torch.complex128)
-    (term,), error = nd.nearest_kronecker(matrix, (2, 3, 2), (3, 2, 2), sweeps=5000, tol=1e-16)
-    free = [f.clone().requires_grad_() for f in term]
-    distance = (matrix - functools.reduce(torch.kron, free)).norm() / matrix.norm()
-    assert distance.item() == pytest.approx(error)
-    assert all(g.abs().max() < 1e-5 for g in torch.autograd.grad(distance, free)), "stationary"
-
-
+# --------------------------------------------------------------------------------------------------------- from_linear
 @pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
 def test_from_linear_of_a_complex_layer():
     source = randomise(nd.NdLinear((4, 5), (3, 2), dtype=torch.complex128))
@@ -284,13 +220,11 @@ def test_from_linear_of_a_complex_layer():
     torch.testing.assert_close(total(x), source(x), **close)
 
 
-# --------------------------------------------------------------------------------------------------------- from_linear
 @QUICK
 @given(layers(4))
 def test_a_layer_survives_the_way_through_a_dense_layer(layer):
     linear = nd.to_linear(layer)
     back = nd.NdLinear.from_linear(linear, layer.input_dims, layer.hidden_size)
-    assert type(back) is nd.NdLinear
     assert back.transform_outer
     assert back.approximation.weight_error < 1e-6
     torch.testing.assert_close(nd.kronecker_weight(back), linear.weight, atol=1e-6, rtol=1e-6)
@@ -312,72 +246,48 @@ def test_rank_one_bias_is_the_least_squares_fit(dims, hidden):
     basis, target = torch.stack(columns, 1).detach().numpy(), linear.bias.detach().numpy()
     best = basis @ np.linalg.lstsq(basis, target, rcond=None)[0]
     np.testing.assert_allclose(nd.total_bias(layer).detach().flatten().numpy(), best, atol=1e-10)
-    assert layer.approximation.bias_error == pytest.approx(
-        np.linalg.norm(target - best) / np.linalg.norm(target)
-    )
-    assert 0.01 < layer.approximation.bias_error < 1
+    error = np.linalg.norm(target - best) / np.linalg.norm(target)
+    assert layer.approximation.bias_error == pytest.approx(error) and 0.01 < error < 1
 
 
-@pytest.mark.parametrize("rank", [1, 2, 5, 12])
+@pytest.mark.parametrize("rank", [1, 5, 12])
 @pytest.mark.parametrize("bias", [True, False])
 def test_more_terms_and_the_full_bias(rank, bias):
+    class Mine(nd.NdLinearSum):
+        pass
+
     linear = dense(12, 20, bias)
-    layer = nd.NdLinearSum.from_linear(linear, (4, 5), (3, 4), rank)
+    layer = Mine.from_linear(linear, (4, 5), (3, 4), rank)
     values = torch.linalg.svdvals(blocks(linear.weight, (4, 5), (3, 4)))
-    assert layer.approximation.weight_error == pytest.approx(
-        (values[rank:].norm() / values.norm()).item(), abs=1e-12
-    )
+    error = (values[rank:].norm() / values.norm()).item()
+    assert layer.approximation.weight_error == pytest.approx(error, abs=1e-12)
     assert layer.approximation.bias_error == 0 and layer.rank == len(layer.terms) == rank
+    assert type(layer) is Mine and repr(layer).startswith("Mine((4, 5), (3, 4), ")
     x = torch.randn(7, 20, dtype=torch.float64)
     gap = (layer(x.unflatten(1, (4, 5))).flatten(1) - linear(x)).abs().max()
     assert gap < 1e-10 if rank == 12 else gap > 1e-2
     if bias:
         assert torch.equal(layer.bias.flatten(), linear.bias)
     if rank > 1:
-        cure = (
-            rf"rank={rank}; .* NdLinearSum.from_linear\(linear, \(4, 5\), \(3, 4\), rank={rank}\)"
-        )
+        cure = rf"NdLinearSum.from_linear\(linear, \(4, 5\), \(3, 4\), rank={rank}\)"
         with pytest.raises(ValueError, match=cure):
             nd.NdLinear.from_linear(linear, (4, 5), (3, 4), rank)
 
 
-@pytest.mark.parametrize("kind", [nd.NdLinear, nd.NdLinearSum])
-def test_from_linear_of_a_class_returns_that_class(kind):
-    class Mine(kind):
-        pass
-
-    layer = Mine.from_linear(dense(6, 20), (4, 5), (3, 2))
-    assert type(layer) is Mine and layer.approximation.weight_error > 0
-    assert repr(layer).startswith("Mine((4, 5), (3, 2), ")
-
-
-def test_dense_equivalents_and_fits_draw_no_random_numbers():
-    linear, layer, adapter = (
-        nn.Linear(12, 8),
-        nd.NdLinear((2, 3), (3, 2)),
-        ndlinear_lora.NdLinearLoRA(nn.Linear(4, 6)),
-    )
+def test_fits_pass_the_search_on_and_neither_they_nor_dense_equivalents_draw_random_numbers():
+    linear = nn.Linear(12, 8, dtype=torch.bfloat16)
+    layer, adapter = nd.NdLinear((2, 3), (3, 2)), ndlinear_lora.NdLinearLoRA(nn.Linear(4, 6))
     state = torch.get_rng_state()
     nd.to_linear(layer)
     adapter.merge()
-    nd.NdLinear.from_linear(linear, (2, 3, 2), (2, 2, 2), restarts=3)
     nd.NdLinearSum.from_linear(linear, (3, 4), (2, 4), rank=2)
+    sizes = ((2, 3, 2), (2, 2, 2))
+    rough = nd.NdLinear.from_linear(linear, *sizes, sweeps=1)
+    fine = nd.NdLinear.from_linear(linear, *sizes, restarts=20)
     assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_from_linear_keeps_the_dtype_trains_and_passes_the_search_on():
-    linear = nn.Linear(12, 8, dtype=torch.bfloat16)
-    layer = nd.NdLinear.from_linear(linear, (2, 3, 2), (2, 2, 2), restarts=2, sweeps=3)
-    assert all(p.dtype == torch.bfloat16 and p.requires_grad for p in layer.parameters())
-    assert 0 < layer.approximation.weight_error < 1
-    assert nd.NdLinear((2, 3), (3, 2)).approximation is None
-    rough = nd.NdLinear.from_linear(
-        dense(8, 12), (2, 3, 2), (2, 2, 2), sweeps=1
-    ).approximation.weight_error
-    fine = nd.NdLinear.from_linear(
-        dense(8, 12), (2, 3, 2), (2, 2, 2), restarts=20
-    ).approximation.weight_error
-    assert fine < rough
+    assert 0 < fine.approximation.weight_error < rough.approximation.weight_error < 1
+    assert all(p.dtype == torch.bfloat16 and p.requires_grad for p in fine.parameters())
+    assert layer.approximation is None
 
 
 # ------------------------------------------------------------------------------------------------------- sums of terms
@@ -391,10 +301,8 @@ def test_sum_layer(shape, rank, bias, batch):
     torch.testing.assert_close(layer(x), want + layer.bias if bias else want, **close)
     n = len(dims)
     torch.testing.assert_close(nd.to_linear(layer)(x.flatten(-n)), layer(x).flatten(-n), **close)
-    assert nd.kronecker_weight(layer).shape == (math.prod(hidden), math.prod(dims))
-    assert torch.equal(
-        nd.total_bias(layer), layer.bias if bias else torch.zeros(hidden, dtype=torch.float64)
-    )
+    added = layer.bias if bias else torch.zeros(hidden, dtype=torch.float64)
+    assert torch.equal(nd.total_bias(layer), added)
     numbers = sum(p.numel() for p in layer.parameters())
     assert numbers == rank * sum(d * h for d, h in zip(dims, hidden)) + bias * math.prod(hidden)
     if rank > 1:
@@ -413,7 +321,6 @@ def test_output_variance_of_a_sum_does_not_depend_on_its_rank(init, want):
 
 
 def test_bias_of_a_sum_starts_like_that_of_a_dense_layer():
-    torch.manual_seed(0)
     bias = nd.NdLinearSum((4, 4), (30, 30), 2).bias
     assert 0.99 * 0.25 < bias.abs().max() <= 0.25
     assert not nd.NdLinearSum((4, 4), (3, 3), 2, init="unit").bias.any()
@@ -437,22 +344,9 @@ def test_cheapest_order_by_trying_all(shape):
 
 
 def test_ties_keep_their_place():
-    assert nd.cheapest_order((6, 12, 7), (3, 4, 7)) == (
-        0,
-        1,
-        2,
-    )  # 1/6 - 1/3 = 1/12 - 1/4 exactly, not in floats
+    """1/6 - 1/3 = 1/12 - 1/4 exactly, not in floats."""
+    assert nd.cheapest_order((6, 12, 7), (3, 4, 7)) == (0, 1, 2)
     assert nd.cheapest_order((12, 6, 7), (4, 3, 7)) == (0, 1, 2)
-    assert nd.cheapest_order((2, 4), (4, 2)) == (1, 0)
-
-
-def test_counts_of_the_example_in_the_paper():
-    cube = (32, 32, 32)
-    assert nd.count_macs(cube, cube) == 3 * 32**4
-    assert nd.count_parameters(cube, cube, bias=False) == 3072
-    assert nd.count_parameters(cube, cube, False, rank=3) == 9216
-    assert nd.count_parameters(cube, cube, True, rank=3) == 9216 + 32**3
-    assert nd.count_macs((2800, 8), (768, 1)) == 17209344
 
 
 def test_near_square_by_trying_all():
@@ -461,8 +355,3 @@ def test_near_square_by_trying_all():
         assert a * b == n and a <= b
         assert all(n % c or c <= a or c > b for c in range(a + 1, b))
     assert nd.near_square(14336) == (112, 128) and nd.near_square(0) == (1, 0)
-
-
-def test_a_layer_without_inputs_is_refused_by_an_adapter():
-    with pytest.raises(ValueError, match=r"input_dims=\(1, 0\)"):
-        ndlinear_lora.NdLinearLoRA(nn.Linear(0, 6, device="meta"))

@@ -35,6 +35,12 @@ def started(step) -> int:
     return counted(step)[0]
 
 
+def assert_no_more(step, theirs):
+    (operations, allocated), (most, memory) = counted(step), counted(theirs)
+    assert operations <= 1.5 * most, f"{operations} operations, the loop starts {most}"
+    assert allocated <= 1.15 * memory, f"{allocated} bytes, the loop takes {memory}"
+
+
 @pytest.mark.parametrize("gradient", LAYOUTS)
 @shapes
 def test_a_step_starts_and_allocates_no_more_than_the_loop(dims, hidden, gradient):
@@ -46,9 +52,7 @@ def test_a_step_starts_and_allocates_no_more_than_the_loop(dims, hidden, gradien
         y = forward(x)
         y.backward(LAYOUTS[gradient](y))
 
-    ours, theirs = (counted(lambda f=f: step(f)) for f in (layer, lambda x: loop(layer, x)))
-    assert ours[0] <= 1.5 * theirs[0], f"{ours[0]} operations, the loop starts {theirs[0]}"
-    assert ours[1] <= 1.15 * theirs[1], f"{ours[1]} bytes, the loop takes {theirs[1]}"
+    assert_no_more(lambda: step(layer), lambda: step(lambda x: loop(layer, x)))
 
 
 @pytest.mark.parametrize("layout", ["dense", "batch last", "strided", "expanded"])
@@ -59,9 +63,7 @@ def test_a_call_without_gradients_starts_and_allocates_no_more_than_the_loop(dim
         x = torch.randn(1, *dims).expand(BATCH, *dims)
     else:
         x = LAYOUTS[layout](torch.empty(BATCH, *dims))
-    ours, theirs = counted(lambda: layer(x)), counted(lambda: loop(layer, x))
-    assert ours[0] <= 1.5 * theirs[0], f"{ours[0]} operations, the loop starts {theirs[0]}"
-    assert ours[1] <= 1.15 * theirs[1], f"{ours[1]} bytes, the loop takes {theirs[1]}"
+    assert_no_more(lambda: layer(x), lambda: loop(layer, x))
 
 
 @pytest.mark.parametrize("layout", ["of a sum", "batch last", "strided"])
@@ -138,7 +140,7 @@ def term_by_term(layer, x):
     return y if layer.bias is None else y + layer.bias
 
 
-@pytest.mark.parametrize("batch", [(1,), (300,), (2, 3), (0,), ()])
+@pytest.mark.parametrize("batch", [(1,), (300,), (2, 0)])
 @pytest.mark.parametrize("dims, hidden, rank", SUMS, ids=str)
 def test_a_sum_is_that_of_its_terms(dims, hidden, rank, batch):
     layer = randomise(nd.NdLinearSum(dims, hidden, rank, dtype=torch.float64))

@@ -195,68 +195,6 @@ def test_a_plan_for_cuda_computes_algorithm_1(dims, hidden, bias, execution):
             torch.testing.assert_close(torch.func.vmap(layer)(x), results[0][0])
 
 
-def test_a_sum_of_terms_computes_its_dense_layer():
-    layer = randomise(nd.NdLinearSum((40, 6), (30, 2), rank=3, dtype=torch.float64))
-    dense = nd.to_linear(layer)
-    for term in layer.terms:
-        planned_for_cuda(term, 20)
-    x = torch.randn(20, 40, 6, dtype=torch.float64, requires_grad=True)
-    g = torch.randn(20, 30, 2, dtype=torch.float64)
-    ours = torch.autograd.grad(layer(x), x, g)[0]
-    theirs = torch.autograd.grad(dense(x.flatten(1)), x, g.flatten(1))[0]
-    torch.testing.assert_close(layer(x).flatten(1), dense(x.flatten(1)))
-    torch.testing.assert_close(ours, theirs)
-
-
-def kept(layer, x):
-    """Numbers kept for backward that are no parameters."""
-    found = {}
-
-    def pack(tensor):
-        storage = tensor.untyped_storage()
-        found[storage.data_ptr()] = storage.nbytes() // tensor.element_size()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-        y = layer(x)
-    del y
-    return sum(found.values()) - sum(
-        found.get(p.untyped_storage().data_ptr(), 0) for p in layer.parameters()
-    )
-
-
-@layouts
-def test_a_plan_for_cuda_keeps_no_more_than_algorithm_1(dims, hidden):
-    layer = nd.NdLinear(dims, hidden)
-    x, sizes, steps = torch.randn(64, *dims, requires_grad=True), list(dims), 0
-    for k in range(len(dims)):
-        steps, sizes[k] = steps + math.prod(sizes), hidden[k]
-    assert layer.plan(64, device="cuda").saved <= steps
-    planned_for_cuda(layer, 64)
-    copied = 64 * math.prod(dims)  # a thin first product keeps its copy, and x is someone else's
-    once = 2 * math.prod(hidden) + sum(hidden) + sum(w.numel() for w in layer.weights)
-    assert kept(layer, x) <= 64 * steps + copied + once
-
-
-# ------------------------------------------------------------------------------------------------ under autocast
-def test_recompute_keeps_only_its_input_under_autocast():
-    """It is how large models train on CUDA. The products of mode 1, between, would be kept else."""
-    x = torch.randn(512, 8, 64, requires_grad=True)
-    numbers = {}
-    for execution in ("planned", "recompute"):
-        torch.manual_seed(0)
-        layer = nd.NdLinear((8, 64), (64, 64), execution=execution)
-        with torch.autocast("cpu", torch.bfloat16):
-            numbers[execution] = kept(layer, x)
-            y = layer(x)
-        numbers[f"{execution}, gradients"] = torch.autograd.grad(
-            y.float().square().sum(), [x, *layer.parameters()]
-        )
-    assert numbers["recompute"] <= x.numel() + 10_000 < numbers["planned"]
-    pairs = zip(numbers["planned, gradients"], numbers["recompute, gradients"])
-    assert all(torch.equal(a, b) for a, b in pairs)
-
-
 @pytest.mark.parametrize("dtype", [None, torch.float16], ids=["float32", "autocast"])
 def test_a_compiled_layer_takes_the_plan_of_its_device(dtype, cuda):
     """It is chosen while torch traces; so is the cast of a weight, before it is expanded."""

@@ -9,24 +9,14 @@ import ndlinear as nd
 import ndlinear_lora
 
 PAIRS = [
-    # different lengths
     ((4, 5), (3,), ValueError, ["(4, 5)", "(3,)", "equally many", "size 1"]),
-    ((4,), (3, 2, 1), ValueError, ["(4,)", "(3, 2, 1)", "equally many"]),
-    # zero and negative sizes
     ((0, 5), (3, 2), ValueError, ["(0, 5)", "(3, 2)", "positive"]),
-    ((4, 5), (3, 0), ValueError, ["(4, 5)", "(3, 0)", "positive"]),
-    ((4, -5), (3, 2), ValueError, ["(4, -5)", "(3, 2)", "positive"]),
-    # empty
+    ((4, 5), (3, -2), ValueError, ["(4, 5)", "(3, -2)", "positive"]),
     ((), (), ValueError, ["input_dims=()", "hidden_size=()", "positive"]),
-    ((), (3,), ValueError, ["input_dims=()", "(3,)"]),
-    # not integers, not sequences
     ((4, 5.0), (3, 2), TypeError, ["(4, 5.0)", "(3, 2)", "integers", "(8, 8)"]),
-    ((4, 5), ("3", 2), TypeError, ["(4, 5)", "('3', 2)", "integers"]),
     ("45", (3, 2), TypeError, ["'45'", "(3, 2)", "integers"]),
-    (20, (3, 2), TypeError, ["20", "(3, 2)", "sequences"]),
     ((4, 5), 6, TypeError, ["(4, 5)", "6", "sequences"]),
     (None, (3, 2), TypeError, ["None", "(3, 2)"]),
-    ((4, None), (3, 2), TypeError, ["(4, None)", "(3, 2)"]),
 ]
 TAKES_SHAPES = [
     nd.NdLinear,
@@ -55,7 +45,7 @@ def test_shapes(make, dims, hidden, error, parts):
     check(error, lambda: make(dims, hidden), parts)
 
 
-@pytest.mark.parametrize("dims, hidden, error, parts", [p for p in PAIRS if p[0] is not None])
+@pytest.mark.parametrize("dims, hidden, error, parts", PAIRS[:-1])
 def test_shapes_of_an_adapter(dims, hidden, error, parts):
     check(error, lambda: ndlinear_lora.NdLinearLoRA(nn.Linear(20, 6), dims, hidden), parts)
 
@@ -66,9 +56,7 @@ def test_numpy_integers_and_sizes_are_fine():
     assert all(type(d) is int for d in layer.input_dims + layer.hidden_size)
 
 
-@pytest.mark.parametrize(
-    "rank, error", [(0, ValueError), (-1, ValueError), (1.5, TypeError), ("2", TypeError)]
-)
+@pytest.mark.parametrize("rank, error", [(0, ValueError), (1.5, TypeError), ("2", TypeError)])
 def test_ranks(rank, error):
     parts = ["(4, 5)", "(3, 2)", f"rank={rank!r}"]
     for call in (
@@ -78,29 +66,6 @@ def test_ranks(rank, error):
         lambda: nd.NdLinear.from_linear(nn.Linear(20, 6), (4, 5), (3, 2), rank),
     ):
         check(error, call, parts)
-
-
-def test_init_names():
-    for cls in (nd.NdLinear, nd.NdLinearSum):
-        check(
-            ValueError,
-            lambda cls=cls: cls((4,), (3,), init="xavier"),
-            ["xavier", '"linear", "paper" or "unit"'],
-        )
-
-
-def test_an_execution_that_does_not_exist_is_refused_at_any_time():
-    layer = nd.NdLinear((4,), (3,))
-    for call in (
-        lambda: nd.NdLinear((4,), (3,), execution="squential"),
-        lambda: setattr(layer, "execution", "squential"),
-    ):
-        check(ValueError, call, ["squential", '"planned", "recompute" or "sequential"'])
-
-
-def test_factors_of_integers_would_be_rounded():
-    matrix = torch.ones(6, 20, dtype=torch.int32)
-    check(TypeError, lambda: nd.nearest_kronecker(matrix, (4, 5), (3, 2)), ["int32", "double()"])
 
 
 def test_an_order_may_be_an_iterator():
@@ -113,7 +78,6 @@ def test_an_order_may_be_an_iterator():
 SHAPES = {
     "wrong last size": (7, 4, 6),
     "swapped": (7, 5, 4),
-    "one axis missing": (5,),
     "flat": (7, 20),
     "no axis": (),
     "batch axis last": (4, 5, 7),
@@ -135,7 +99,7 @@ def test_input_shapes(call, shape):
 
 
 @calls
-@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
 def test_integer_input(call, dtype):
     parts = ["(7, 4, 5)", str(dtype), "torch.float32", "convert", ".to()"]
     check(TypeError, lambda: call(torch.zeros(7, 4, 5, dtype=dtype)), parts)
@@ -158,125 +122,68 @@ def test_mixed_devices(call):
         check(TypeError, lambda: call(torch.zeros(7, 4, 5, device="meta")), parts)
 
 
-def test_mixed_dtypes_where_there_is_no_autocast():
-    layer = nd.NdLinear((4, 5), (3, 2), device="meta")
-    check(
-        TypeError,
-        lambda: layer(torch.zeros(4, 5, device="meta", dtype=torch.float64)),
-        ["float64", "float32", "meta"],
-    )
-
-
 @calls
 def test_not_a_tensor(call):
     check(TypeError, lambda: call(np.zeros((7, 4, 5))), ["(..., 4, 5)", "ndarray"])
-    check(TypeError, lambda: call([[1.0]]), ["(..., 4, 5)", "list"])
 
 
-def test_input_of_a_wrapped_layer_is_checked_too():
-    layer = nd.NdLinear((4, 5), (3, 2))
-    layer.align_layers[0] = nn.Sequential(layer.align_layers[0])
-    assert layer(torch.zeros(4, 5)).shape == (3, 2)
-    check(ValueError, lambda: layer(torch.zeros(5, 4)), ["(..., 4, 5)", "(5, 4)"])
+# --------------------------------------------------------------------------------------------------- anything else, once
+def lora(*arguments, **options):
+    return ndlinear_lora.NdLinearLoRA(*arguments, **options)
 
 
-# ------------------------------------------------------------------------------------------------------- functional form
-def test_weights_and_biases_of_the_function():
-    x, w = torch.zeros(7, 4, 5), [torch.zeros(3, 4), torch.zeros(2, 5)]
-    check(ValueError, lambda: nd.ndlinear(x, []), ["0 weights"])
-    check(
-        ValueError,
-        lambda: nd.ndlinear(x, w, [None]),
-        ["2 weights and 1 biases", "one bias per mode"],
-    )
-    check(ValueError, lambda: nd.ndlinear(x, [w[0], torch.zeros(5)]), ["weight (H, D)"])
-    bad = [torch.zeros(4), None]
-    check(ValueError, lambda: nd.ndlinear(x, w, bad), ["(7, 4, 5)", "weight (3, 4)", "bias (4,)"])
+X, W = torch.zeros(7, 4, 5), [torch.zeros(3, 4), torch.zeros(2, 5)]
+ON_META = nd.NdLinear((4, 5), (3, 2), device="meta")
+WRAPPED = nd.NdLinear((4, 5), (3, 2))
+WRAPPED.align_layers[0] = nn.Sequential(WRAPPED.align_layers[0])
+INITS = ["xavier", '"linear", "paper" or "unit"']
+EXECUTIONS = ["squential", '"planned", "recompute" or "sequential"']
+FOLDS = ["(6, 20)", "(3, 2)", "(4, 4)", "(outputs, inputs)"]
+OTHER_FOLDS = ["(4, 4)", "(3, 2)", "(20, 6)", "(4, 5) and (2, 3)"]
+BAD_BIAS = ["(7, 4, 5)", "weight (3, 4)", "bias (4,)"]
+VALUES = [
+    (lambda: nd.NdLinear((4,), (3,), init="xavier"), INITS),
+    (lambda: nd.NdLinearSum((4,), (3,), init="xavier"), INITS),
+    (lambda: nd.NdLinear((4,), (3,), execution="squential"), EXECUTIONS),
+    (lambda: setattr(nd.NdLinear((4,), (3,)), "execution", "squential"), EXECUTIONS),
+    (lambda: WRAPPED(torch.zeros(5, 4)), ["(..., 4, 5)", "(5, 4)"]),
+    (lambda: nd.ndlinear(X, []), ["0 weights"]),
+    (lambda: nd.ndlinear(X, W, [None]), ["2 weights and 1 biases", "one bias per mode"]),
+    (lambda: nd.ndlinear(X, [W[0], torch.zeros(5)]), ["weight (H, D)"]),
+    (lambda: nd.ndlinear(X, W, [torch.zeros(4), None]), BAD_BIAS),
+    (lambda: nd.mode_product(X, W[0], -1), ["axis -1", "(7, 4, 5)", "(3, 4)", "(H, "]),
+    (lambda: nd.mode_product(X, W[0], 3), ["axis 3", "(7, 4, 5)"]),
+    (lambda: nd.mode_product(X, W[0], -4), ["axis -4", "(7, 4, 5)"]),
+    (lambda: nd.mode_product(X, torch.zeros(4), 1), ["axis 1", "weight (4,)"]),
+    (lambda: nd.mode_product(X, W[0], 1, torch.zeros(4)), ["weight (3, 4)", "bias (4,)"]),
+    (lambda: nd.rearrange(torch.zeros(6, 20), (4, 4), (3, 2)), FOLDS),
+    (lambda: nd.nearest_kronecker(torch.zeros(6, 20), (4, 4), (3, 2)), FOLDS),
+    (lambda: nd.NdLinear.from_linear(nn.Linear(20, 6), (4, 4), (3, 2)), FOLDS),
+    (lambda: nd.NdLinearSum.from_linear(nn.Linear(20, 6), (4, 4), (3, 2), rank=2), FOLDS),
+    (lambda: nd.rearrange(torch.zeros(120), (4, 5), (3, 2)), ["(120,)"]),
+    (lambda: lora(nn.Linear(20, 6), (4, 4), (3, 2)), OTHER_FOLDS),
+    (lambda: lora(nn.Linear(20, 6), (4, 5), (3, 3)), ["(4, 5)", "(3, 3)", "(20, 6)"]),
+    (lambda: lora(nn.Linear(20, 6), hidden_size=(6,)), ["(4, 5)", "(6,)"]),
+    (lambda: lora(nn.Linear(0, 6, device="meta")), ["input_dims=(1, 0)"]),
+    (lambda: ndlinear_lora.apply_ndlinear_lora(nn.Linear(4, 4), "*"), ["itself"]),
+]
+TYPES = [
+    (lambda: ON_META(torch.zeros(4, 5, device="meta").double()), ["float64", "float32", "meta"]),
+    (lambda: nd.nearest_kronecker(X[0].int(), (5,), (4,)), ["int32", "double()"]),
+    (lambda: nd.NdLinear.from_linear(X[0], (5,), (4,)), ["nn.Linear", "Tensor"]),
+    (lambda: lora(nn.Conv1d(4, 4, 1)), ["nn.Linear", "Conv1d"]),
+    (lambda: lora(nd.NdLinear((4,), (4,))), ["nn.Linear", "NdLinear"]),
+]
 
 
-@pytest.mark.parametrize("order", [(0,), (0, 0), (1, 2), (0, 1, 2), (-1, 0)])
+def test_each_message_names_what_was_given_and_what_to_do():
+    for error, cases in ((ValueError, VALUES), (TypeError, TYPES)):
+        for call, parts in cases:
+            check(error, call, parts)
+
+
+@pytest.mark.parametrize("order", [(0,), (0, 0), (1, 2), (0, 1, 2), (0, 1, 0), (-1, 0)])
 def test_orders(order):
     parts = [str(order), "(0, 1)", "once"]
-    weights = [torch.zeros(3, 4), torch.zeros(2, 5)]
-    check(ValueError, lambda: nd.ndlinear(torch.zeros(7, 4, 5), weights, order=order), parts)
+    check(ValueError, lambda: nd.ndlinear(X, W, order=order), parts)
     check(ValueError, lambda: nd.count_macs((4, 5), (3, 2), order), parts)
-
-
-def test_mode_products():
-    x = torch.zeros(7, 4, 5)
-    check(
-        ValueError,
-        lambda: nd.mode_product(x, torch.zeros(3, 4), -1),
-        ["axis -1", "(7, 4, 5)", "(3, 4)", "(H, "],
-    )
-    check(ValueError, lambda: nd.mode_product(x, torch.zeros(3, 4), 3), ["axis 3", "(7, 4, 5)"])
-    check(ValueError, lambda: nd.mode_product(x, torch.zeros(3, 4), -4), ["axis -4", "(7, 4, 5)"])
-    check(ValueError, lambda: nd.mode_product(x, torch.zeros(4), 1), ["axis 1", "weight (4,)"])
-    bias = torch.zeros(4)
-    check(
-        ValueError,
-        lambda: nd.mode_product(x, torch.zeros(3, 4), 1, bias),
-        ["weight (3, 4)", "bias (4,)"],
-    )
-    check(
-        ValueError, lambda: nd.mode_product(torch.zeros(()), torch.zeros(3, 4), 0), ["axis 0", "()"]
-    )
-
-
-# ---------------------------------------------------------------------------------------------- dense layers and adapters
-def test_matrices_that_do_not_fold():
-    parts = ["(6, 20)", "(3, 2)", "(4, 4)", "(outputs, inputs)"]
-    for call in (
-        lambda: nd.rearrange(torch.zeros(6, 20), (4, 4), (3, 2)),
-        lambda: nd.nearest_kronecker(torch.zeros(6, 20), (4, 4), (3, 2)),
-        lambda: nd.NdLinear.from_linear(nn.Linear(20, 6), (4, 4), (3, 2)),
-        lambda: nd.NdLinearSum.from_linear(nn.Linear(20, 6), (4, 4), (3, 2), rank=2),
-        lambda: nd.NdLinearSum.from_linear(nn.Linear(20, 6), (4, 4), (3, 2)),
-    ):
-        check(ValueError, call, parts)
-    check(
-        ValueError,
-        lambda: nd.rearrange(torch.zeros(20, 6), (4, 5), (3, 2)),
-        ["(20, 6)", "(outputs, inputs)"],
-    )
-    check(ValueError, lambda: nd.rearrange(torch.zeros(120), (4, 5), (3, 2)), ["(120,)"])
-
-
-def test_from_linear_wants_a_linear_layer():
-    for cls in (nd.NdLinear, nd.NdLinearSum):
-        check(
-            TypeError,
-            lambda cls=cls: cls.from_linear(torch.zeros(6, 20), (4, 5), (3, 2)),
-            ["nn.Linear", "Tensor"],
-        )
-
-
-def test_factorisations_of_an_adapter():
-    parts = ["(4, 4)", "(3, 2)", "(20, 6)", "(4, 5) and (2, 3)"]
-    check(ValueError, lambda: ndlinear_lora.NdLinearLoRA(nn.Linear(20, 6), (4, 4), (3, 2)), parts)
-    check(
-        ValueError,
-        lambda: ndlinear_lora.NdLinearLoRA(nn.Linear(20, 6), (4, 5), (3, 3)),
-        ["(4, 5)", "(3, 3)", "(20, 6)"],
-    )
-    check(
-        ValueError,
-        lambda: ndlinear_lora.NdLinearLoRA(nn.Linear(20, 6), hidden_size=(6,)),
-        ["(4, 5)", "(6,)"],
-    )
-
-
-def test_adapters_want_a_linear_layer():
-    check(
-        TypeError, lambda: ndlinear_lora.NdLinearLoRA(nn.Conv1d(4, 4, 1)), ["nn.Linear", "Conv1d"]
-    )
-    check(
-        TypeError,
-        lambda: ndlinear_lora.NdLinearLoRA(nd.NdLinear((4,), (4,))),
-        ["nn.Linear", "NdLinear"],
-    )
-
-
-def test_a_lone_linear_layer_is_no_model():
-    words = ["itself", "NdLinearLoRA(model)"]
-    check(ValueError, lambda: ndlinear_lora.apply_ndlinear_lora(nn.Linear(4, 4), "*"), words)

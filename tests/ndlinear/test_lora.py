@@ -13,7 +13,13 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import ndlinear as nd
-import ndlinear_lora
+from ndlinear_lora import (
+    NdLinearLoRA,
+    apply_ndlinear_lora,
+    load_lora,
+    lora_state_dict,
+    save_lora,
+)
 
 OPTIONS = [
     {},
@@ -30,7 +36,7 @@ base_bias = pytest.mark.parametrize("base_bias", [True, False], ids=["with bias"
 
 def trained(base, **options):
     """An adapter that does something: all its parameters drawn anew."""
-    layer = ndlinear_lora.NdLinearLoRA(base, **options)
+    layer = NdLinearLoRA(base, **options)
     randomise(layer.adapter)
     return layer
 
@@ -74,7 +80,7 @@ def test_the_formula(options, base_bias):
 @options
 def test_zero_at_start_and_the_first_step_moves_the_last_mode(options):
     base = nn.Linear(24, 30)
-    layer = ndlinear_lora.NdLinearLoRA(base, **options)
+    layer = NdLinearLoRA(base, **options)
     x = torch.randn(5, 24)
     assert torch.equal(layer(x), base(x)), "not even a rounding error"
     assert all(n.startswith("adapter.") == p.requires_grad for n, p in layer.named_parameters())
@@ -145,30 +151,15 @@ def test_train_and_eval_do_not_change_what_is_merged():
     x = torch.randn(20, 6)
     layer.train()
     assert not torch.equal(layer(x), layer(x)), "dropout acts on the update"
+    layer.dropout.p = 1.0
+    assert torch.equal(layer(x), layer.base_layer(x)), "and leaves the base alone"
     layer.eval()
     y = layer(x)
-    assert torch.equal(layer(x), y)
     layer.merge()
     for mode in (True, False):
         layer.train(mode)
         assert layer.merged
         torch.testing.assert_close(layer(x), y, atol=1e-5, rtol=1e-5)
-    layer.unmerge()
-    assert torch.equal(layer(x), y)
-
-
-def test_dropout_leaves_the_base_alone():
-    layer = trained(nn.Linear(6, 4), dropout=1.0).train()
-    x = torch.randn(5, 6)
-    assert torch.equal(layer(x), layer.base_layer(x))
-
-
-def test_loading_a_checkpoint_takes_back_a_merge():
-    layer, other = trained(nn.Linear(6, 4)), trained(nn.Linear(6, 4))
-    x = torch.randn(5, 6)
-    layer.merge()
-    layer.load_state_dict(other.state_dict())
-    assert not layer.merged and torch.equal(layer(x), other(x))
 
 
 def test_merged_layers_can_be_copied_and_moved():
@@ -180,16 +171,16 @@ def test_merged_layers_can_be_copied_and_moved():
 
 
 def test_default_fold_is_near_square():
-    layer = ndlinear_lora.NdLinearLoRA(nn.Linear(4096, 14336, device="meta"))
+    layer = NdLinearLoRA(nn.Linear(4096, 14336, device="meta"))
     assert layer.adapter.input_dims == (64, 64) and layer.adapter.hidden_size == (112, 128)
     assert (layer.in_features, layer.out_features) == (4096, 14336)
-    assert ndlinear_lora.NdLinearLoRA(nn.Linear(7, 1)).adapter.input_dims == (1, 7)
+    assert NdLinearLoRA(nn.Linear(7, 1)).adapter.input_dims == (1, 7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_base_with_a_float32_adapter(dtype):
+def test_half_precision_base_with_a_float32_adapter(dtype, tmp_path):
     base = nn.Linear(6, 4).to(dtype)
-    assert ndlinear_lora.NdLinearLoRA(copy.deepcopy(base)).adapter.weights[0].dtype == dtype
+    assert NdLinearLoRA(copy.deepcopy(base)).adapter.weights[0].dtype == dtype
     layer = trained(base, dtype=torch.float32, alpha=0.1)
     x = torch.randn(5, 6, dtype=dtype)
     y = layer(x)
@@ -199,42 +190,33 @@ def test_half_precision_base_with_a_float32_adapter(dtype):
     assert layer.adapter.weights[0].grad.dtype == torch.float32
     layer.merge()
     assert (layer(x) - y).abs().max() < 0.05
-
-
-def test_repr_shows_the_factor():
-    assert "alpha=2.0, merged=False" in repr(ndlinear_lora.NdLinearLoRA(nn.Linear(6, 4), alpha=2))
+    save_lora(nn.Sequential(layer), tmp_path / "a")
+    (again,) = load_lora(nn.Sequential(copy.deepcopy(base)), tmp_path / "a")
+    assert again.adapter.weights[0].dtype == torch.float32
+    assert torch.equal(again.adapter.weights[0], layer.adapter.weights[0])
 
 
 # --------------------------------------------------------------------------------- code that reads weights, does not call
-def test_attention_that_reads_the_weight_of_its_output_projection():
-    torch.manual_seed(0)
-    attention = nn.MultiheadAttention(16, 2, batch_first=True)
-    x = torch.randn(3, 5, 16)
-    before = attention(x, x, x)[0]
-    attention.out_proj = ndlinear_lora.NdLinearLoRA(attention.out_proj, alpha=2.0)
-    torch.testing.assert_close(attention(x, x, x)[0], before)
-    randomise(attention.out_proj.adapter)
-    changed = attention(x, x, x)[0]
-    assert (changed - before).abs().max() > 0.1
-    changed.sum().backward()
-    assert attention.out_proj.adapter.weights[0].grad.abs().sum() > 0
-    dense = copy.deepcopy(attention)
-    dense.out_proj = nd.to_linear(attention.out_proj)
-    torch.testing.assert_close(dense(x, x, x)[0], changed, atol=1e-5, rtol=1e-5)
-
-
-def test_encoder_fast_path_sees_the_update():
-    """In eval mode torch's encoder layer takes linear1.weight and linear2.weight and never calls them."""
+def test_encoder_fast_path_and_attention_see_the_update():
+    """In eval mode torch's encoder layer takes the weights of its layers, attention that of out_proj, and none is called."""
     torch.manual_seed(0)
     encoder = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
-    ndlinear_lora.apply_ndlinear_lora(encoder, ["linear1", "linear2"])
-    for layer in (encoder.linear1, encoder.linear2):
-        randomise(layer.adapter)
     x = torch.randn(3, 5, 16)
+    before = encoder(x)
+    names = ["linear1", "linear2", "self_attn.out_proj"]
+    apply_ndlinear_lora(encoder, names, alpha=2.0)
+    torch.testing.assert_close(encoder(x), before)
+    dense = copy.deepcopy(encoder)
+    for name in names:
+        randomise(encoder.get_submodule(name).adapter)
+        dense.set_submodule(name, nd.to_linear(encoder.get_submodule(name)))
     slow = encoder.train()(x)
+    slow.sum().backward()
+    assert encoder.self_attn.out_proj.adapter.weights[0].grad.abs().sum() > 0
     with torch.no_grad():
         fast = encoder.eval()(x)
-    torch.testing.assert_close(fast, slow, atol=1e-4, rtol=1e-4)
+    for other in (fast, dense(x)):
+        torch.testing.assert_close(other, slow, atol=1e-4, rtol=1e-4)
 
 
 # --------------------------------------------------------------------------------------------------------- whole models
@@ -250,20 +232,21 @@ def test_encoder_fast_path_sees_the_update():
         ("1.q_proj", ["body.1.q_proj"]),
         ("*[02]*", ["body.0.q_proj", "body.0.v_proj", "body.2"]),
         (("head", "body.2"), ["body.2", "head"]),
+        (re.compile(r"body\.\d\.q_proj"), ["body.0.q_proj", "body.1.q_proj"]),
     ],
 )
 def test_patterns(patterns, found):
-    model = ndlinear_lora.apply_ndlinear_lora(network(), patterns)
+    model = apply_ndlinear_lora(network(), patterns)
     assert adapted_names(model) == found
 
 
-@pytest.mark.parametrize("patterns", ["proj", "q_pro", "Q_PROJ", "body", "norm", "", []])
+@pytest.mark.parametrize("patterns", ["proj", "Q_PROJ", "norm", r"body\.\d\.q_proj", []])
 def test_nothing_matches(patterns):
     model = network()
     with pytest.raises(
         ValueError, match=r"target_modules .* match none .*'body.0.q_proj', 'body.0.v_proj'.*'head'"
     ):
-        ndlinear_lora.apply_ndlinear_lora(model, patterns)
+        apply_ndlinear_lora(model, patterns)
     assert all(p.requires_grad for p in model.parameters())
 
 
@@ -271,64 +254,55 @@ def test_apply_returns_the_model_freezes_the_rest_and_passes_options():
     model, x = network(), torch.randn(2, 5, 16)
     y = run(model, x)
     options = {"alpha": 3, "bias": True, "hidden_size": (2, 8)}
-    assert ndlinear_lora.apply_ndlinear_lora(model, "q_proj", **options) is model
+    assert apply_ndlinear_lora(model, "q_proj", **options) is model
     assert torch.equal(run(model, x), y)
     adapter = model["body"][0].q_proj
     assert adapter.alpha == 3
     assert adapter.adapter.hidden_size == (2, 8)
     assert adapter.adapter.biases[0] is not None
     trainable = {n for n, p in model.named_parameters() if p.requires_grad}
-    assert trainable == set(ndlinear_lora.lora_state_dict(model)) and len(trainable) == 8
+    assert trainable == set(lora_state_dict(model)) and len(trainable) == 8
 
 
 def test_apply_without_freezing():
-    model = ndlinear_lora.apply_ndlinear_lora(network(), "q_proj", freeze=False)
+    model = apply_ndlinear_lora(network(), "q_proj", freeze=False)
     frozen = {n for n, p in model.named_parameters() if not p.requires_grad}
     assert frozen == {f"body.{i}.q_proj.base_layer.{k}" for i in (0, 1) for k in ("weight", "bias")}
 
 
 def test_apply_twice_adds_and_keeps():
-    model = ndlinear_lora.apply_ndlinear_lora(network(), "q_proj")
+    model = apply_ndlinear_lora(network(), "q_proj")
     first = model["body"][0].q_proj
-    ndlinear_lora.apply_ndlinear_lora(
-        model, ["q_proj", "v_proj"]
-    )  # what is adapted already is left alone
+    apply_ndlinear_lora(model, ["q_proj", "v_proj"])  # what is adapted already is left alone
     assert model["body"][0].q_proj is first and isinstance(first.base_layer, nn.Linear)
     assert all(p.requires_grad for p in first.adapter.parameters())
-    assert len(ndlinear_lora.lora_state_dict(model)) == 8
+    assert len(lora_state_dict(model)) == 8
 
 
-def test_apply_changes_nothing_if_one_layer_does_not_fit():
-    model = network()
-    with pytest.raises(ValueError, match=r"\(4, 4\)"):
-        ndlinear_lora.apply_ndlinear_lora(
-            model, ["q_proj", "head"], input_dims=(4, 4), hidden_size=(4, 4)
-        )
-    assert not adapted_names(model)
-    assert all(p.requires_grad for p in model.parameters()), "not even frozen"
-
-
-def test_a_failed_apply_draws_nothing_and_loses_no_gradient():
-    model = network()
-    state = torch.get_rng_state()
-    for wrong in (
+@pytest.mark.parametrize(
+    "wrong",
+    [
         {"input_dims": (4, 4), "hidden_size": (4, 4)},
         {"dropout": 2.0},
         {"init": "none"},
-    ):
-        with pytest.raises(ValueError):
-            ndlinear_lora.apply_ndlinear_lora(model, ["q_proj", "head"], **wrong)
-    with pytest.raises(TypeError):
-        ndlinear_lora.apply_ndlinear_lora(model, ["q_proj", "head"], colour="red")
-    assert all(p.requires_grad for p in model.parameters())
+        {"colour": "red"},
+    ],
+    ids=str,
+)
+def test_a_failed_apply_changes_and_draws_nothing(wrong):
+    model, state = network(), torch.get_rng_state()
+    with pytest.raises((ValueError, TypeError)):
+        apply_ndlinear_lora(model, ["q_proj", "head"], **wrong)
+    assert not adapted_names(model)
+    assert all(p.requires_grad for p in model.parameters()), "not even frozen"
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_modes_of_an_ndlinear_are_not_adapted():
     model = nn.Sequential(nd.NdLinear((4, 4), (4, 4)), nn.Flatten(), nn.Linear(16, 2))
-    ndlinear_lora.apply_ndlinear_lora(model, "*")
+    apply_ndlinear_lora(model, "*")
     assert type(model[0].align_layers[0]) is nn.Linear
-    assert isinstance(model[2], ndlinear_lora.NdLinearLoRA)
+    assert isinstance(model[2], NdLinearLoRA)
 
 
 def test_a_shared_layer_stays_shared(tmp_path):
@@ -337,59 +311,55 @@ def test_a_shared_layer_stays_shared(tmp_path):
         shared = nn.Linear(6, 6)
         return nn.ModuleDict({"a": shared, "b": nn.Sequential(shared, nn.Linear(6, 6))})
 
-    model = ndlinear_lora.apply_ndlinear_lora(build(), "b.0")
-    assert isinstance(model["a"], ndlinear_lora.NdLinearLoRA) and model["a"] is model["b"][0]
+    model = apply_ndlinear_lora(build(), "b.0")
+    assert isinstance(model["a"], NdLinearLoRA) and model["a"] is model["b"][0]
     randomise(model["a"].adapter)
-    ndlinear_lora.save_lora(model, tmp_path / "a.safetensors")
-    other = ndlinear_lora.load_lora(build(), tmp_path / "a.safetensors")
+    save_lora(model, tmp_path / "a.safetensors")
+    other = load_lora(build(), tmp_path / "a.safetensors")
     x = torch.randn(3, 6)
     assert other["a"] is other["b"][0] and torch.equal(other["b"](x), model["b"](x))
 
 
 # ---------------------------------------------------------------------------------------------------------- adapter files
 def adapted(**options):
-    model = ndlinear_lora.apply_ndlinear_lora(network(), ["q_proj", "head"], **options)
+    model = apply_ndlinear_lora(network(), ["q_proj", "head"], **options)
     for name in adapted_names(model):
         randomise(model.get_submodule(name).adapter)
     return model
 
 
 def adapted_names(model):
-    kind = ndlinear_lora.NdLinearLoRA
+    kind = NdLinearLoRA
     return [name for name, module in model.named_modules() if isinstance(module, kind)]
 
 
 @pytest.mark.parametrize("options", [{}, {"alpha": 2.0, "bias": True, "transform_outer": False}])
 def test_save_and_load_into_the_bare_model(options, tmp_path):
     model, x = adapted(**options), torch.randn(2, 5, 16)
-    ndlinear_lora.save_lora(model, tmp_path / "adapter.safetensors")
-    assert set(load_file(tmp_path / "adapter.safetensors")) == set(
-        ndlinear_lora.lora_state_dict(model)
-    )
+    save_lora(model, tmp_path / "adapter.safetensors")
+    assert set(load_file(tmp_path / "adapter.safetensors")) == set(lora_state_dict(model))
     other = network()
-    assert ndlinear_lora.load_lora(other, tmp_path / "adapter.safetensors") is other
+    assert load_lora(other, tmp_path / "adapter.safetensors") is other
     assert torch.equal(run(other, x), run(model, x))
     assert other["head"].config == model["head"].config
 
 
 def test_lora_state_dict_has_adapters_only_under_the_names_of_the_model():
     model = adapted(bias=True)
-    state = ndlinear_lora.lora_state_dict(model)
+    state = lora_state_dict(model)
     kinds = [f"adapter.align_layers.{k}.{kind}" for k in (0, 1) for kind in ("weight", "bias")]
-    assert sorted(state) == sorted(
-        f"{n}.{k}" for n in ("body.0.q_proj", "body.1.q_proj", "head") for k in kinds
-    )
+    names = ("body.0.q_proj", "body.1.q_proj", "head")
+    assert list(state) == [f"{name}.{kind}" for name in names for kind in kinds]
     assert all(torch.equal(v, model.state_dict()[k]) for k, v in state.items())
-    assert list(ndlinear_lora.lora_state_dict(model["head"])) == kinds, "also for a lone adapter"
 
 
 def test_load_into_an_adapted_model_keeps_its_parameters_for_the_optimiser(tmp_path):
     model, x = adapted(), torch.randn(2, 5, 16)
-    ndlinear_lora.save_lora(model, tmp_path / "adapter.safetensors")
-    other = ndlinear_lora.apply_ndlinear_lora(network(), ["q_proj", "head"])
+    save_lora(model, tmp_path / "adapter.safetensors")
+    other = apply_ndlinear_lora(network(), ["q_proj", "head"])
     before = [id(p) for p in other.parameters()]
     other["head"].merge()
-    ndlinear_lora.load_lora(other, tmp_path / "adapter.safetensors")
+    load_lora(other, tmp_path / "adapter.safetensors")
     assert [id(p) for p in other.parameters()] == before
     assert torch.equal(run(other, x), run(model, x))
 
@@ -400,29 +370,29 @@ def trainable(model):
 
 def test_what_is_trained_after_loading_is_what_is_saved(tmp_path):
     def stored(model):
-        ndlinear_lora.save_lora(model, tmp_path / "a.safetensors")
-        return ndlinear_lora.load_lora(network(), tmp_path / "a.safetensors")
+        save_lora(model, tmp_path / "a.safetensors")
+        return load_lora(network(), tmp_path / "a.safetensors")
 
     options = {"modules_to_save": "head"}
-    model = stored(ndlinear_lora.apply_ndlinear_lora(network(), "q_proj", **options))
-    assert trainable(model) == set(ndlinear_lora.lora_state_dict(model))
+    model = stored(apply_ndlinear_lora(network(), "q_proj", **options))
+    assert trainable(model) == set(lora_state_dict(model))
     x, optimiser = torch.randn(2, 5, 16), torch.optim.SGD(model.parameters(), 0.1)
     run(model, x).square().sum().backward()
     optimiser.step()
     assert torch.equal(run(stored(model), x), run(model, x))
-    loose = ndlinear_lora.load_lora(network(), tmp_path / "a.safetensors", freeze=False)
+    loose = load_lora(network(), tmp_path / "a.safetensors", freeze=False)
     assert "body.0.norm.weight" in trainable(loose)
-    more = ndlinear_lora.apply_ndlinear_lora(model, "v_proj")
+    more = apply_ndlinear_lora(model, "v_proj")
     assert {"head.weight", "head.bias"} < trainable(more), "a second call keeps what was chosen"
 
 
 def test_dropout_start_and_execution_are_kept_and_do_not_keep_a_file_out(tmp_path):
     options = {"dropout": 0.25, "init": "unit", "execution": "recompute"}
-    ndlinear_lora.save_lora(adapted(**options), tmp_path / "a.safetensors")
-    head = ndlinear_lora.load_lora(network(), tmp_path / "a.safetensors")["head"]
+    save_lora(adapted(**options), tmp_path / "a.safetensors")
+    head = load_lora(network(), tmp_path / "a.safetensors")["head"]
     found = {"dropout": head.dropout.p, "init": head.adapter.init}
     assert found | {"execution": head.adapter.execution} == options
-    ndlinear_lora.load_lora(adapted(), tmp_path / "a.safetensors")
+    load_lora(adapted(), tmp_path / "a.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -430,53 +400,41 @@ def test_dropout_start_and_execution_are_kept_and_do_not_keep_a_file_out(tmp_pat
 )
 def test_what_stands_around_a_model_is_not_in_its_file(wrap, tmp_path):
     model, x = adapted(), torch.randn(2, 5, 16)
-    ndlinear_lora.save_lora(wrap(model), tmp_path / "a.safetensors")
+    save_lora(wrap(model), tmp_path / "a.safetensors")
     bare, wrapped = network(), wrap(network())
-    ndlinear_lora.load_lora(bare, tmp_path / "a.safetensors")
-    assert ndlinear_lora.load_lora(wrapped, tmp_path / "a.safetensors") is wrapped
+    load_lora(bare, tmp_path / "a.safetensors")
+    assert load_lora(wrapped, tmp_path / "a.safetensors") is wrapped
     inside = next(wrapped.children())
     assert torch.equal(run(bare, x), run(model, x)) and torch.equal(run(inside, x), run(model, x))
 
 
 def test_a_lone_adapter_can_be_saved_too(tmp_path):
     layer = trained(nn.Linear(6, 4))
-    ndlinear_lora.save_lora(layer, tmp_path / "adapter.safetensors")
-    other = ndlinear_lora.NdLinearLoRA(copy.deepcopy(layer.base_layer))
-    ndlinear_lora.load_lora(other, tmp_path / "adapter.safetensors")
+    save_lora(layer, tmp_path / "adapter.safetensors")
+    other = NdLinearLoRA(copy.deepcopy(layer.base_layer))
+    load_lora(other, tmp_path / "adapter.safetensors")
     assert torch.equal(other(torch.ones(6)), layer(torch.ones(6)))
     with pytest.raises(ValueError, match="does not fit"):
-        ndlinear_lora.load_lora(nn.Linear(6, 4), tmp_path / "adapter.safetensors")
+        load_lora(nn.Linear(6, 4), tmp_path / "adapter.safetensors")
 
 
-def test_load_refuses_another_alpha_fold_or_model(tmp_path):
-    ndlinear_lora.save_lora(adapted(alpha=2.0), tmp_path / "adapter.safetensors")
+def test_load_refuses_another_alpha_fold_model_or_file(tmp_path):
+    save_lora(adapted(alpha=2.0), tmp_path / "adapter.safetensors")
     for options in (
         {"alpha": 1.0},
         {"alpha": 2.0, "bias": True},
         {"alpha": 2.0, "transform_outer": False},
     ):
-        model = ndlinear_lora.apply_ndlinear_lora(network(), ["q_proj", "head"], **options)
+        model = apply_ndlinear_lora(network(), ["q_proj", "head"], **options)
         with pytest.raises(ValueError, match=r"adapter.safetensors.*'alpha': 2.0.*body.0.q_proj"):
-            ndlinear_lora.load_lora(model, tmp_path / "adapter.safetensors")
+            load_lora(model, tmp_path / "adapter.safetensors")
     smaller = nn.ModuleDict({"head": nn.Linear(4, 3)})
     with pytest.raises(ValueError, match=r"does not fit in \['body.0.q_proj', 'body.1.q_proj'\]"):
-        ndlinear_lora.load_lora(smaller, tmp_path / "adapter.safetensors")
+        load_lora(smaller, tmp_path / "adapter.safetensors")
     assert type(smaller["head"]) is nn.Linear, "nothing was changed"
-    other_size = nn.ModuleDict({"head": nn.Linear(8, 3)})
-    ndlinear_lora.save_lora(
-        ndlinear_lora.apply_ndlinear_lora(nn.ModuleDict({"head": nn.Linear(4, 3)}), "head"),
-        tmp_path / "small.safetensors",
-    )
-    with pytest.raises(ValueError, match=r"\(2, 2\)"):
-        ndlinear_lora.load_lora(other_size, tmp_path / "small.safetensors")
-
-
-def test_load_refuses_a_file_of_somebody_else(tmp_path):
-    save_file(
-        {"head.adapter.align_layers.0.weight": torch.zeros(2, 2)}, tmp_path / "other.safetensors"
-    )
-    with pytest.raises(ValueError, match=r"other.safetensors"):
-        ndlinear_lora.load_lora(network(), tmp_path / "other.safetensors")
+    save_file({"head.adapter.align_layers.0.weight": torch.zeros(2, 2)}, tmp_path / "other")
+    with pytest.raises(ValueError, match=r"other adapts \{\}"):
+        load_lora(network(), tmp_path / "other")
 
 
 def rewritten(path, change):
@@ -515,13 +473,13 @@ def test_load_refuses_a_file_that_holds_anything_but_its_adapters(
     change, adapted_already, tmp_path
 ):
     edit, message = CHANGES[change]
-    ndlinear_lora.save_lora(adapted(), tmp_path / "adapter.safetensors")
+    save_lora(adapted(), tmp_path / "adapter.safetensors")
     path = rewritten(tmp_path / "adapter.safetensors", edit)
     model = adapted() if adapted_already else network()
     before, kinds = copy.deepcopy(model.state_dict()), [type(m) for m in model.modules()]
     trainable = [p.requires_grad for p in model.parameters()]
     with pytest.raises(ValueError, match=message):
-        ndlinear_lora.load_lora(model, path)
+        load_lora(model, path)
     assert [type(m) for m in model.modules()] == kinds
     assert [p.requires_grad for p in model.parameters()] == trainable
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
@@ -532,14 +490,14 @@ def test_load_refuses_a_config_that_nobody_can_build(tmp_path):
     save_file({}, tmp_path / "odd.safetensors", {"ndlinear_lora": json.dumps(config)})
     model = network()
     with pytest.raises(ValueError, match=r"odd.safetensors does not fit layer head: .*colour"):
-        ndlinear_lora.load_lora(model, tmp_path / "odd.safetensors")
+        load_lora(model, tmp_path / "odd.safetensors")
     assert type(model["head"]) is nn.Linear and model["head"].weight.requires_grad
 
 
 def test_models_without_adapters(tmp_path):
     for read in (
-        ndlinear_lora.lora_state_dict,
-        lambda m: ndlinear_lora.save_lora(m, tmp_path / "a.safetensors"),
+        lora_state_dict,
+        lambda m: save_lora(m, tmp_path / "a.safetensors"),
     ):
         with pytest.raises(ValueError, match="call apply_ndlinear_lora"):
             read(network())
@@ -548,19 +506,19 @@ def test_models_without_adapters(tmp_path):
 def test_without_safetensors(monkeypatch, tmp_path):
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     for call in (
-        lambda: ndlinear_lora.save_lora(adapted(), tmp_path / "a"),
-        lambda: ndlinear_lora.load_lora(network(), tmp_path / "a"),
+        lambda: save_lora(adapted(), tmp_path / "a"),
+        lambda: load_lora(network(), tmp_path / "a"),
     ):
         with pytest.raises(ImportError, match="pip install safetensors"):
             call()
 
 
 # ------------------------------------------------------------------------------------- what people of other libraries type
-@pytest.mark.parametrize("name", ["r", "rank", "lora_alpha", "lora_dropout", "task_type"])
+@pytest.mark.parametrize("name", ["r", "lora_alpha", "lora_dropout"])
 def test_a_word_typed_by_habit_gets_an_answer(name):
     model = network()
     with pytest.raises(TypeError, match=rf"has no {name}: .*(leave it out|alpha=|dropout=)"):
-        ndlinear_lora.apply_ndlinear_lora(model, "q_proj", **{name: 8})
+        apply_ndlinear_lora(model, "q_proj", **{name: 8})
     assert all(p.requires_grad for p in model.parameters())
 
 
@@ -582,36 +540,32 @@ class TinyLM(nn.Module):
         self.lm_head.weight = self.embed.weight
 
 
-def test_all_linear_leaves_the_output_layer_alone():
-    model = ndlinear_lora.apply_ndlinear_lora(TinyLM(tied=True), "all-linear")
+def test_all_linear_leaves_the_output_layer_alone_unless_it_is_named():
+    model = apply_ndlinear_lora(TinyLM(tied=True), "all-linear")
     assert adapted_names(model) == ["body.q_proj", "body.v_proj"]
-    everything = ndlinear_lora.apply_ndlinear_lora(network(), "all-linear")
-    assert len(adapted_names(everything)) == 6
+    model = apply_ndlinear_lora(TinyLM(tied=False), ["all-linear", "lm_head"])
+    assert adapted_names(model) == ["body.q_proj", "body.v_proj", "lm_head"]
+    assert len(adapted_names(apply_ndlinear_lora(network(), "all-linear"))) == 6
 
 
 def test_a_tied_output_layer_is_refused_in_words_and_an_untied_one_is_not():
     model = TinyLM(tied=True)
     with pytest.raises(ValueError, match=r"\['embed', 'lm_head'\] share one weight"):
-        ndlinear_lora.apply_ndlinear_lora(model, "lm_head")
+        apply_ndlinear_lora(model, "lm_head")
     assert type(model.lm_head) is nn.Linear and model.lm_head.weight.requires_grad
-    assert adapted_names(ndlinear_lora.apply_ndlinear_lora(TinyLM(False), "lm_head")) == ["lm_head"]
+    assert adapted_names(apply_ndlinear_lora(TinyLM(False), "lm_head")) == ["lm_head"]
 
 
 def test_tied_modules_to_save_are_written_and_read(tmp_path):
     def build():
         names = ["embed", "lm_head"]
-        return ndlinear_lora.apply_ndlinear_lora(TinyLM(True), "q_proj", modules_to_save=names)
+        return apply_ndlinear_lora(TinyLM(True), "q_proj", modules_to_save=names)
 
     model = build()
-    ndlinear_lora.save_lora(model, tmp_path / "a.safetensors")
-    other = ndlinear_lora.load_lora(TinyLM(tied=True), tmp_path / "a.safetensors")
+    save_lora(model, tmp_path / "a.safetensors")
+    other = load_lora(TinyLM(tied=True), tmp_path / "a.safetensors")
     assert other.lm_head.weight is other.embed.weight
     assert torch.equal(other.embed.weight, model.embed.weight)
-
-
-def test_all_linear_may_stand_beside_a_name():
-    model = ndlinear_lora.apply_ndlinear_lora(TinyLM(tied=False), ["all-linear", "lm_head"])
-    assert adapted_names(model) == ["body.q_proj", "body.v_proj", "lm_head"]
 
 
 @pytest.mark.parametrize(
@@ -627,47 +581,22 @@ def test_all_linear_may_stand_beside_a_name():
 def test_what_cannot_be_adapted_is_said(model, targets, options, words):
     kinds = [type(module) for module in model.modules()]
     with pytest.raises(ValueError, match=words):
-        ndlinear_lora.apply_ndlinear_lora(model, targets, **options)
+        apply_ndlinear_lora(model, targets, **options)
     assert [type(module) for module in model.modules()] == kinds
 
 
-def test_a_quantised_layer_of_torch_is_named_in_full():
-    quantised = type("Linear", (nn.Module,), {"__module__": "torch.ao.nn.quantized.dynamic"})
-    with pytest.raises(TypeError, match=r"torch\.nn\.Linear, not torch\.ao.*dynamic\.Linear"):
-        ndlinear_lora.NdLinearLoRA(quantised())
-
-
-def test_regular_expressions_are_given_compiled():
-    pattern = re.compile(r"body\.\d\.(q|v)_proj")
-    model = ndlinear_lora.apply_ndlinear_lora(network(), pattern)
-    assert len(adapted_names(model)) == 4
-    with pytest.raises(ValueError, match=r"re\.compile"):
-        ndlinear_lora.apply_ndlinear_lora(network(), r"body\.\d\.(q|v)_proj")
-
-
 def test_modules_to_save_are_trained_written_and_read(tmp_path):
-    def build():
-        return ndlinear_lora.apply_ndlinear_lora(network(), "all-linear", modules_to_save="head")
-
-    model = build()
+    model = apply_ndlinear_lora(network(), "all-linear", modules_to_save="head")
     assert "head" not in adapted_names(model)
     assert all(p.requires_grad for p in model["head"].parameters())
-    randomise(model)
-    ndlinear_lora.save_lora(model, tmp_path / "a.safetensors")
-    torch.manual_seed(0)
-    bare, x = network(), torch.randn(2, 5, 16)
-    names = [n for n, _ in bare.named_parameters() if not n.startswith("head")]
-    with torch.no_grad():
-        for name in names:
-            parts = name.rpartition(".")
-            place = f"{parts[0]}.base_layer.{parts[2]}"
-            state = model.state_dict()
-            bare.get_parameter(name).copy_(state[place] if place in state else state[name])
-    loaded = ndlinear_lora.load_lora(bare, tmp_path / "a.safetensors")
+    for name in ["head", *(f"{name}.adapter" for name in adapted_names(model))]:
+        randomise(model.get_submodule(name))
+    save_lora(model, tmp_path / "a.safetensors")
+    loaded, x = load_lora(network(), tmp_path / "a.safetensors"), torch.randn(2, 5, 16)
     torch.testing.assert_close(run(loaded, x), run(model, x))
-    assert set(ndlinear_lora.lora_state_dict(loaded)) == set(ndlinear_lora.lora_state_dict(model))
+    assert set(lora_state_dict(loaded)) == set(lora_state_dict(model))
     with pytest.raises(ValueError, match="'nothing' matches no module"):
-        ndlinear_lora.apply_ndlinear_lora(network(), "q_proj", modules_to_save="nothing")
+        apply_ndlinear_lora(network(), "q_proj", modules_to_save="nothing")
 
 
 # --------------------------------------------------------------------------------------------------- bases that hold no floats
@@ -681,18 +610,6 @@ class Integers(nn.Linear):
 
     def forward(self, x):
         return nn.functional.linear(x, self.weight.view(torch.int8).to(x.dtype) / 127, self.bias)
-
-
-class Eight(nn.Linear):
-    """A linear layer whose weight is held in 8-bit floats."""
-
-    def __init__(self, inputs, outputs):
-        super().__init__(inputs, outputs)
-        eight = self.weight.detach().to(torch.float8_e4m3fn)
-        self.weight = nn.Parameter(eight, requires_grad=False)
-
-    def forward(self, x):
-        return nn.functional.linear(x, self.weight.to(x.dtype), self.bias)
 
 
 class Packed(torch.Tensor):
@@ -711,12 +628,12 @@ class Torchao(nn.Linear):
         self.weight = nn.Parameter(weight, requires_grad=False)
 
 
-@pytest.mark.parametrize("kind", [Integers, Eight, Torchao])
+@pytest.mark.parametrize("kind", [Integers, Torchao])
 def test_an_adapter_on_a_quantised_base_trains_and_refuses_to_merge(kind):
     model = nn.Sequential(kind(24, 30))
     x = torch.randn(5, 24)
     before = model(x)
-    layer = ndlinear_lora.apply_ndlinear_lora(model, "0")[0]
+    layer = apply_ndlinear_lora(model, "0")[0]
     assert layer.adapter.weights[0].dtype == torch.float32 and torch.equal(model(x), before)
     randomise(layer.adapter)
     model(x).square().sum().backward()
@@ -745,27 +662,17 @@ def test_a_conv1d_of_transformers_is_adapted_merged_and_saved(tmp_path):
     torch.manual_seed(0)
     model, x = nn.Sequential(Conv1D(30, 24)), torch.randn(5, 24)
     bare, plain = copy.deepcopy(model), model(x)
-    layer = ndlinear_lora.apply_ndlinear_lora(model, "all-linear", alpha=2.0)[0]
+    layer = apply_ndlinear_lora(model, "all-linear", alpha=2.0)[0]
     assert torch.equal(model(x), plain) and not layer.base_layer.weight.requires_grad
     randomise(layer.adapter)
     update = 2.0 * torch.kron(*layer.adapter.weights)
     wanted = plain + x @ update.T
     torch.testing.assert_close(model(x), wanted, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(nd.to_linear(layer)(x), wanted, atol=1e-4, rtol=1e-4)
-    ndlinear_lora.save_lora(model, tmp_path / "a.safetensors")
-    assert torch.equal(ndlinear_lora.load_lora(bare, tmp_path / "a.safetensors")(x), model(x))
+    save_lora(model, tmp_path / "a.safetensors")
+    assert torch.equal(load_lora(bare, tmp_path / "a.safetensors")(x), model(x))
     layer.merge()
     torch.testing.assert_close(model(x), wanted, atol=1e-4, rtol=1e-4)
-
-
-def test_a_float32_adapter_on_a_bfloat16_base_keeps_its_dtype_in_a_file(tmp_path):
-    base = nn.Sequential(nn.Linear(24, 30)).bfloat16()
-    model = ndlinear_lora.apply_ndlinear_lora(copy.deepcopy(base), "0", dtype=torch.float32)
-    randomise(model[0].adapter)
-    ndlinear_lora.save_lora(model, tmp_path / "a.safetensors")
-    again = ndlinear_lora.load_lora(base, tmp_path / "a.safetensors")
-    assert again[0].adapter.weights[0].dtype == torch.float32
-    assert torch.equal(again[0].adapter.weights[0], model[0].adapter.weights[0])
 
 
 def test_a_file_without_dtype_is_read(tmp_path):
@@ -775,32 +682,20 @@ def test_a_file_without_dtype_is_read(tmp_path):
     for config in nd_configs.values():
         del config["dtype"]
     about = {"ndlinear_lora": json.dumps(nd_configs)}
-    save_file(ndlinear_lora.lora_state_dict(model), tmp_path / "old.safetensors", about)
+    save_file(lora_state_dict(model), tmp_path / "old.safetensors", about)
     x = torch.randn(2, 5, 16)
     for target in (network(), adapted()):
-        read = ndlinear_lora.load_lora(target, tmp_path / "old.safetensors")
+        read = load_lora(target, tmp_path / "old.safetensors")
         assert torch.equal(run(read, x), run(model, x))
 
 
 def test_load_fills_a_model_on_the_meta_device(tmp_path):
     model = adapted()
-    ndlinear_lora.save_lora(model, tmp_path / "a.safetensors")
+    save_lora(model, tmp_path / "a.safetensors")
     with torch.device("meta"):
         empty = network()
-    loaded = ndlinear_lora.load_lora(empty, tmp_path / "a.safetensors")
+    loaded = load_lora(empty, tmp_path / "a.safetensors")
     assert loaded["head"].base_layer.weight.is_meta
-    for name, value in ndlinear_lora.lora_state_dict(loaded).items():
+    for name, value in lora_state_dict(loaded).items():
         assert torch.equal(value, model.state_dict()[name])
     assert all(p.requires_grad for p in loaded["head"].adapter.parameters())
-
-
-def test_reset_parameters_starts_at_zero_again():
-    layer = trained(nn.Linear(24, 30), alpha=2.0)
-    base = layer.base_layer.weight.clone()
-    first = layer.adapter.weights[0].clone()
-    layer.merge()
-    layer.reset_parameters()
-    x = torch.randn(3, 24)
-    assert torch.equal(layer(x), layer.base_layer(x)) and torch.equal(layer.base_layer.weight, base)
-    assert layer.adapter.weights[0].abs().sum() > 0
-    assert not torch.equal(layer.adapter.weights[0], first)

@@ -20,7 +20,6 @@ SHAPES = [
     ((2, 6), (7, 1)),
     ((3, 4, 5), (6, 4, 2)),
     ((1, 4, 2), (3, 1, 2)),
-    ((2, 3, 4, 2), (3, 3, 1, 5)),
     ((2, 3, 1, 2, 3), (3, 2, 2, 1, 2)),
 ]
 cases = pytest.mark.parametrize("outer", [True, False], ids=["1..N", "N..1"])
@@ -119,23 +118,3 @@ def test_checkpoints_in_both_directions(release, dims, hidden, outer, tmp_path):
         )
         assert not report.missing_keys and not report.unexpected_keys
         torch.testing.assert_close(target(x), source(x), atol=1e-10, rtol=1e-10)
-
-
-def test_optimiser_steps_stay_together(release):
-    """Ten steps of Adam from the same seed on the same data give the same parameters."""
-    layers = []
-    for make in (release.NdLinear, nd.NdLinear):
-        torch.manual_seed(5)
-        layer = make((6, 4), (3, 8)).double()
-        optimiser = torch.optim.Adam(layer.parameters(), 0.01)
-        x, target = (
-            torch.randn(16, 6, 4, dtype=torch.float64),
-            torch.randn(16, 3, 8, dtype=torch.float64),
-        )
-        for _ in range(10):
-            optimiser.zero_grad()
-            (layer(x) - target).square().mean().backward()
-            optimiser.step()
-        layers.append(layer)
-    for a, b in zip(*(layer.parameters() for layer in layers)):
-        torch.testing.assert_close(a, b, atol=1e-8, rtol=1e-8)
