@@ -23,6 +23,7 @@ import ndlcache
 import ndlchapters
 import ndlclaims
 import ndlcorrections
+import ndloverview
 import ndlpreviews
 import ndlruns
 import ndltables
@@ -130,6 +131,7 @@ def on_finish(app, exception) -> None:
         return
     ndlbuild.copy_mathjax(pathlib.Path(app.outdir) / "_static" / "mathjax")
     ndlclaims.write(app, ledger.claims())
+    ndloverview.write(app)
     ndlpreviews.write(app, ledger.claims())
     ndlchapters.forward(pathlib.Path(app.outdir))
     if app._warncount == 0:

@@ -547,3 +547,7 @@ def test_a_miniature_book_with_an_address(tmp_path, monkeypatch):
         assert all(claim[field] == own[field] for field in ("id", "verdict", "statement"))
         assert claim["url"] == f"book/claims.html#{own['id']}", "the book has no such chapter"
     assert '"claims/' not in (html / "searchindex.js").read_text("utf8"), "the search knows them"
+    lines = (html / "llms.txt").read_text(encoding="utf8").splitlines()
+    assert lines[0] == "# The NdLinear book" and lines[2] == "> Some $x$. More, in chapter 10."
+    assert "- [Mini](book/index.html): Some $x$." in lines
+    assert "- [10 · Ten](notebooks/10_mini.html): Go" in lines
