@@ -3,8 +3,10 @@
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+import time
 
 from lab.tools import warm
 
@@ -52,3 +54,21 @@ def test_kernels_are_forks_with_their_own_settings_and_end_with_who_asked(tmp_pa
     assert found[1][:-1] == ["False", place, "two", "False"], "other threads: an ordinary kernel"
     assert last[:-1] == ["True", place, "three", "False"]
     assert gone(int(last[-1])), "the kernel ends with the process that stood for it"
+
+
+def test_the_process_of_the_libraries_ends_with_the_command_even_if_that_is_killed():
+    waits = "import time; print('runs', flush=True); time.sleep(60)"
+    command = [sys.executable, warm.__file__, sys.executable, "-c", waits]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout.readline() == "runs\n"
+        children = (
+            pathlib.Path(f"/proc/{driver.pid}/task/{driver.pid}/children").read_text().split()
+        )
+        driver.kill()
+        driver.stdout.close()
+    server, ran = map(int, children)
+    os.kill(ran, signal.SIGKILL)
+    deadline = time.monotonic() + 60
+    while not gone(server) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert gone(server)

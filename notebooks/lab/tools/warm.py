@@ -49,19 +49,20 @@ def run(command: list[str]) -> int:
         }
         (kernels / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
         environ = {"OMP_NUM_THREADS": "1"} | os.environ | READ_ONCE
-        server = subprocess.Popen([sys.executable, __file__, "--serve", address], env=environ)
+        serving = [sys.executable, __file__, "--serve", address]
+        server = subprocess.Popen(serving, env=environ, stdin=subprocess.PIPE)
         path = os.pathsep.join(filter(None, (folder, os.environ.get("JUPYTER_PATH"))))
         try:
             return subprocess.run(
                 command, env=os.environ | {"JUPYTER_PATH": path}, check=False
             ).returncode
         finally:
-            server.terminate()
+            server.stdin.close()
             server.wait()
 
 
 def serve(address: str) -> None:
-    """Import the libraries, then fork a kernel for each that asks, until this process is ended."""
+    """Import the libraries, then fork a kernel for each that asks, until whoever holds the other end of stdin is gone."""
     sys.path.pop(0)  # the folder of this file
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(address)
@@ -71,7 +72,7 @@ def serve(address: str) -> None:
         for name in LIBRARIES:
             importlib.import_module(name)
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
-        while True:
+        while sys.stdin not in select.select([server, sys.stdin], [], [])[0]:
             asked, _ = server.accept()
             if os.fork() == 0:
                 server.close()
@@ -102,6 +103,7 @@ def keep(asked: socket.socket) -> int:
 def become(said: dict) -> None:
     """From here on this process is the kernel that was asked for."""
     os.setsid()
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(said["folder"])
     os.environ.clear()
     os.environ.update(READ_ONCE | said["environ"])
