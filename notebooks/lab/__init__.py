@@ -22,6 +22,7 @@ from .page.recorded import recorded
 from .page.scale import at_scale, on_devices, places, whole
 from .page.show import baselines, interactive, say, start, table
 from .records import read, record
+from .records.runs import grid, tuned
 from .stats import (
     above,
     all_of,

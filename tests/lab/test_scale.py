@@ -7,7 +7,7 @@ import lab
 import pandas as pd
 import pytest
 from lab import LabError, machine, modes, records
-from lab.records import budget, runs, store
+from lab.records import budget, store
 
 
 def double(config):
@@ -71,21 +71,6 @@ def test_a_larger_scale_decides_as_a_whole_or_not_at_all(results, monkeypatch, c
     assert larger and list(rows["y"]) == [0, 2, 4]
 
 
-def test_rows_of_two_kinds_of_device_and_stale_and_failed_ones_decide_nothing(results):
-    records.record("large", grid(), double)
-    path, code = results / "large.jsonl", runs.Experiment("large", double).code()
-    relabel(path, 1, device="NVIDIA H200")
-    assert not decides()[0]
-    for at in (0, 2):
-        relabel(path, at, device="Tesla T4")
-    assert decides()[0], "all of them are GPUs"
-    for worse in ({"tf32": True}, {"code": "old"}, {"status": "failed"}):
-        relabel(path, 1, **worse)
-        assert not decides()[0], worse
-        relabel(path, 1, tf32=None, code=code, status="ok")
-        assert decides()[0]
-
-
 def test_the_larger_scale_is_run_only_when_asked_for(results, monkeypatch):
     monkeypatch.setenv("NDL_MODE", "smoke")
     assert decides()[1] is SMALL and not list(results.iterdir())
@@ -96,49 +81,8 @@ def test_the_larger_scale_is_run_only_when_asked_for(results, monkeypatch):
     assert decides()[1] is SMALL, "though the larger one is complete"
 
 
-def test_by_name_it_runs_what_its_grid_has_of_the_rows_and_ends_there(results, asked):
-    folder = asked("large")
-    with pytest.raises(budget.Done):
-        decides()
-    assert len(store.parse(folder / "large.jsonl")[0]) == 3
-    note = json.loads((folder / f"large{budget.NOTE}").read_text())
-    assert note["keys"] == [store.canonical(c) for c in grid()] and note["data"] == []
-    assert note["code"] == runs.Experiment("large", double).code()
-    folder = asked("large", x="99")
-    with pytest.raises(budget.Done):
-        decides()
-    assert store.parse(folder / "large.jsonl")[0] == []
-
-
 def traced(config):
     return {"metrics": {"traced": float(sys.gettrace() is not None)}}
-
-
-@pytest.mark.parametrize("timed", [False, True])
-def test_nothing_watches_a_run_that_is_timed(results, asked, timed):
-    folder = asked("watched")
-    before = sys.gettrace()
-    sys.settrace(None)
-    try:
-        with pytest.raises(budget.Done):
-            records.record("watched", grid(1), traced, timed=timed)
-    finally:
-        sys.settrace(before)
-    (row,) = store.parse(folder / "watched.jsonl")[0]
-    assert row["metrics"]["traced"] == (not timed)
-    assert (folder / f"watched{budget.DARK}").is_file()
-
-
-def test_a_survey_notes_every_experiment_and_runs_none(results, asked):
-    folder = asked(budget.EVERY)
-    records.record("small", grid(1), double)
-    records.record("small", grid(2)[1:], double)  # in parts
-    assert not decides()[0]
-    lab.on_devices("there", places_grid, double)
-    assert {p.name.split(".")[0] for p in folder.iterdir()} == {"small", "large", "there"}
-    keys = json.loads((folder / f"small{budget.NOTE}").read_text())["keys"]
-    assert keys == [store.canonical(c) for c in grid(2)]
-    assert not list(results.iterdir())
 
 
 def places_grid(there, device):
@@ -167,16 +111,6 @@ def test_smoke_runs_the_grid_of_the_processor(results, monkeypatch):
     frame = pd.DataFrame({"device": ["NVIDIA H200"] * 2 + ["AMD EPYC, 2 threads"]})
     assert lab.places(frame) == "NVIDIA H200 (2 runs), AMD EPYC, 2 threads (1 runs)"
     assert not list(results.iterdir())
-
-
-def test_a_figure_shows_the_last_row_of_each_configuration_by_the_newest_code(results):
-    with pytest.raises(LabError, match="holds no runs"):
-        lab.recorded("large")
-    rows = [("old", 0, 1.0), ("old", 1, 2.0), ("new", 0, 3.0), ("new", 0, 4.0), ("new", 1, 5.0)]
-    for code, x, y in [*rows, ("new", 2, None)]:
-        row = {"code": code, "status": "ok" if y else "failed", "metrics": {"y": y}}
-        store.append(results / "large.jsonl", row | {"config": {"x": x}})
-    assert lab.recorded("large")[["x", "y"]].to_numpy().tolist() == [[0, 4.0], [1, 5.0]]
 
 
 # ---------------------------------------------------------------------------------------------- shares and limits of time

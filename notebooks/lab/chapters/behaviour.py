@@ -25,7 +25,6 @@ import pandas as pd
 import torch
 from torch import nn
 
-from .. import records
 from ..modes import LabError, mode
 from ..page.show import table
 from ..released import layer_class, released
@@ -106,10 +105,6 @@ class Sheet:
         """Probes defined from here on belong to this section."""
         self.sections[name] = []
 
-    def __fingerprint__(self) -> tuple:
-        """A record depends on its own probe, not on the others of the sheet."""
-        return ()
-
     def __call__(self, probe: Callable | None = None, *, heavy: bool = False) -> Callable:
         if probe is None:
             return functools.partial(self, heavy=heavy)
@@ -122,10 +117,7 @@ class Sheet:
         return probe
 
     def grid(self, section: str) -> list[dict]:
-        """What is recorded of a section: each probe on the release, the heavy ones on ours too.
-
-        The digest of the probe's code is part of a configuration, so that a changed probe asks for a new run.
-        """
+        """What is recorded of a section: each probe on the release, the heavy ones on ours too."""
         names = self.sections[section]
         pairs = [(n, "released") for n in names] + [
             (n, "ours") for n in names if self.probes[n].heavy
@@ -134,7 +126,6 @@ class Sheet:
             {
                 "behaviour": n,
                 "layer": layer,
-                "probe": records.code_hash(self.probes[n])[:8],
                 "seed": 0,
             }
             for n, layer in pairs

@@ -13,7 +13,7 @@ from ..data import checksum, load, tokens
 from ..data.files import cache_folder, write
 from ..decoder import Decoder, FeedForward, scaled_std, start_as_released
 from ..modes import mode
-from ..records.fingerprint import code_hash
+from ..records import golden
 from ..train import language
 from ..train.answers import Problem, answer_loss, encoded
 from ..train.loop import seed_everything
@@ -49,7 +49,7 @@ def _base(steps: int) -> Decoder:
     """`trained_base`, trained once: its weights are kept in the user's cache folder, under a name that knows the code."""
     if mode() == "smoke":
         return trained_base(steps)
-    known = f"{steps}-{code_hash(trained_base)}-{checksum('novels')}-{torch.__version__}"
+    known = f"{steps}-{golden.version('lora-text')}-{checksum('novels')}-{torch.__version__}"
     place = cache_folder() / "decoders" / f"novels-{known}.pt"
     if not place.is_file():
         content = io.BytesIO()

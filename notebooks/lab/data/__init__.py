@@ -37,9 +37,6 @@ from .splits import official, split
 class Registry(dict):
     """Data sets by name. A record depends on those that it names, not on the others."""
 
-    def __fingerprint__(self) -> tuple:
-        return ()
-
 
 SOURCES: dict[str, Source] = Registry(
     (source.name, source)

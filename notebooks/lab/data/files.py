@@ -120,10 +120,6 @@ class Source:
     licence: str
     layouts: tuple[Layout, ...]
 
-    def __fingerprint__(self) -> tuple:
-        """What a record depends on: how the files are read. Their bytes and the values have checksums."""
-        return (self.name, *(layout.read for layout in self.layouts))
-
 
 # ----------------------------------------------------------------------------------------------------- in the data folder
 def _expanded(path: str) -> pathlib.Path:

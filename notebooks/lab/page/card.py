@@ -6,7 +6,7 @@ import json
 import pathlib
 
 from .. import modes
-from ..records import store
+from ..records import golden, store
 from . import ledger
 from .show import put
 
@@ -79,11 +79,7 @@ def times_line(slug: str) -> str:
 
 def full_line(names: list[str]) -> list[str]:
     """What the full runs of these experiments took, from their records."""
-    rows = []
-    for name in names:
-        found = [row for row in store.read(name) if row["status"] == "ok"]
-        codes = [code for code, _ in store.counted(name, found)]
-        rows += [row for row, code in zip(found, codes) if code == codes[-1]]  # not earlier code
+    rows = [row for name in names for row in golden.current(name, store.read(name)).values()]
     minutes = sum(row["seconds"] for row in rows) / 60
     devices = ", ".join(sorted({row["device"] for row in rows}))
     return [f"full {minutes:.1f} min for {len(rows)} runs on {devices}"] if rows else []

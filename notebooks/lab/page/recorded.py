@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from ..modes import LabError
-from ..records import runs, store
+from ..records import golden, runs, store
 
 
 def recorded(*names: str) -> pd.DataFrame:
@@ -16,11 +16,8 @@ def recorded(*names: str) -> pd.DataFrame:
     """
     frames = []
     for name in names:
-        found = [row for row in store.read(name) if row["status"] == "ok"]
+        found = list(golden.current(name, store.read(name)).values())
         if not found:
             raise LabError(f"results/{name}.jsonl holds no runs; run the chapter in full mode")
-        counted = store.counted(name, found)
-        newest = counted[-1][0]
-        latest = {key: row for row, (code, key) in zip(found, counted) if code == newest}
-        frames.append(runs.frame(list(latest.values())))
+        frames.append(runs.frame(found))
     return pd.concat(frames, ignore_index=True)

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable
 
 import pandas as pd
 
 from .. import machine
 from ..modes import mode
-from ..records import budget, runs, store
-from ..records.profiles import RUNS_ON_A_PROCESSOR
-from ..records.runs import Experiment, record
+from ..records import runs, store
+from ..records.runs import record
 from .show import say
 
-KINDS = ("data", "together", "timed")  # the arguments of `lab.record` that an experiment keeps
+RUNS_ON_A_PROCESSOR = re.compile(r", \d+ threads$")  # how `machine.processor` ends
 
 
 def at_scale(
@@ -29,29 +29,17 @@ def at_scale(
     Args:
         name, grid, run, options: as for `lab.record`. otherwise: the rows of the smaller scale.
     """
-    if _asked(name) or (mode() == "full" and os.environ.get("NDL_SCALE", "").strip() == "largest"):
+    if mode() == "full" and os.environ.get("NDL_SCALE", "").strip() == "largest":
         record(name, grid, run, **options)
     if mode() == "smoke":
         return False, otherwise
-    rows = _recorded(name, grid, run, options)
+    rows = runs.recorded_part(name, grid)
     if len(rows) == len(grid) and _alike(rows):
         return True, runs.frame(rows)
     say(
         f"Of the larger scale `{name}`, {len(rows)} of {len(grid)} rows are recorded: the smaller one decides."
     )
     return False, otherwise
-
-
-def _asked(name: str) -> bool:
-    """Whether `make reproduce` or `make gpu` asks for an experiment."""
-    only = budget.only_experiment()
-    return only is not None and only.asks_for(name)
-
-
-def _recorded(name: str, grid: list[dict], run: Callable, options: dict) -> list[dict]:
-    """The rows of a grid that the present code has made so far."""
-    kept = {key: value for key, value in options.items() if key in KINDS}
-    return runs.recorded_part(Experiment(name, run, **kept), grid)
 
 
 def on_gpu(device: str) -> bool:
@@ -76,15 +64,13 @@ def on_devices(
         run, options: as for `lab.record`.
     """
     place = "cpu" if mode() == "smoke" else machine.accelerator()
-    here_too = mode() == "full" and place and budget.only_experiment() is None
-    if _asked(name) or mode() == "smoke" or here_too:
-        place = place or "cpu"
+    if mode() == "smoke" or (mode() == "full" and place):
         here = machine.machine(place)
         return {here: record(name, grid_of(here, place), run, **options)}
     found = {}
     for there, device in _devices(name):
         grid = grid_of(there, device)
-        rows = _recorded(name, grid, run, options)
+        rows = runs.recorded_part(name, grid)
         if len(rows) < len(grid):
             say(f"{there}: {len(rows)} of {len(grid)} rows of `{name}` are recorded.")
         if rows:
@@ -111,9 +97,9 @@ def places(frame: pd.DataFrame) -> str:
 def whole(name: str, grid: list[dict], run: Callable, **options) -> pd.DataFrame | None:
     """The rows of a grid as by `lab.record`; in replay None and a sentence as long as the grid is not complete: a part of it judges
     nothing."""
-    if mode() != "replay" or budget.only_experiment():
+    if mode() != "replay":
         return record(name, grid, run, **options)
-    rows = _recorded(name, grid, run, options)
+    rows = runs.recorded_part(name, grid)
     if len(rows) == len(grid):
         return runs.frame(rows)
     say(

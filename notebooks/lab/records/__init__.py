@@ -1,7 +1,6 @@
-"""Rows of results, what they depend on, and where they are run."""
+"""Rows of results: the file, which rows count, and running what is missing."""
 
 from ..modes import LabError
-from . import budget
-from .fingerprint import FingerprintError, code_hash
-from .runs import Experiment, complete, record
+from . import budget, golden
+from .runs import complete, record
 from .store import RecordError, canonical, digest, read

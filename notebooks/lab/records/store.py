@@ -145,33 +145,3 @@ def only_writer(path: pathlib.Path):
         yield
     finally:
         lock.release()
-
-
-# --------------------------------------------------------------------------------------------------- earlier fingerprints
-def counted(name: str, rows: list[dict]) -> list[tuple[str, str]]:
-    """Fingerprint and key under which each row counts today: its own, or those that its experiment's canary gives it."""
-    from . import canary
-
-    known = canary.kept(name)
-    earlier = {entry["code"]: entry for entry in known.get("earlier", ())}
-    found = []
-    for row in rows:
-        code, config = row["code"], row["config"]
-        if code in earlier:
-            without = earlier[code].get("without", [])
-            config = {k: v for k, v in config.items() if k not in without}
-            code = known["code"]
-        found.append((code, canonical(config)))
-    return found
-
-
-def current(name: str, row: dict) -> tuple[str, str]:
-    """`counted` for one row."""
-    return counted(name, [row])[0]
-
-
-def by_key(name: str, rows: list[dict], code: str) -> dict[str, dict]:
-    """The runs that succeeded and count today as made by a code: key -> the newest one."""
-    good = [row for row in rows if row["status"] == "ok"]
-    made = zip(counted(name, good), good)
-    return {key: row for (row_code, key), row in made if row_code == code}

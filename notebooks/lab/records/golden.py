@@ -1,0 +1,122 @@
+"""Which recorded rows count: those of the version that the golden file of their experiment names.
+
+results/golden/<experiment>.json holds what the experiment gives at its smallest size, with the tolerance that other threads and
+kernels need, and the versions under which rows count; the first one is today's, and new rows carry it. Every smoke run must
+give these numbers. Who changes them on purpose takes them anew (`make golden`); if they moved, a new version begins, and a full
+run trains what is missing. What a small run cannot show, rows themselves do: `again` runs some of them once more.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import math
+import os
+import pathlib
+import statistics
+
+from .. import modes
+from .store import RecordError, canonical
+
+LEAST = 1e-4  # relative tolerance where none is noted
+
+
+def place(name: str) -> pathlib.Path:
+    return modes.RESULTS / "golden" / f"{name}.json"
+
+
+@functools.lru_cache(maxsize=256)
+def _parsed(path: pathlib.Path, changed: int) -> dict:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def kept(name: str) -> dict:
+    """The golden file of an experiment; of a new one: version 1, no numbers."""
+    path = place(name)
+    new = {"counts": ["1"], "tolerance": {}, "values": []}
+    return _parsed(path, path.stat().st_mtime_ns) if path.is_file() else new
+
+
+def version(name: str) -> str:
+    """What new rows carry in their field ``code``."""
+    return kept(name)["counts"][0]
+
+
+def key(name: str, row: dict) -> str:
+    """The configuration of a row as text, without fields that its experiment once had."""
+    without = kept(name).get("without", ())
+    return canonical({k: v for k, v in row["config"].items() if k not in without})
+
+
+def current(name: str, rows: list[dict]) -> dict[str, dict]:
+    """The runs that succeeded and count today: key -> the newest one."""
+    counts = kept(name)["counts"]
+    return {key(name, r): r for r in rows if r["status"] == "ok" and r["code"] in counts}
+
+
+def write(name: str, content: dict) -> None:
+    """Keep a golden file: a configuration a line, so that a change shows what moved."""
+    lines = ",\n  ".join(canonical(entry) for entry in content["values"])
+    head = "".join(f' "{k}": {canonical(v)},\n' for k, v in content.items() if k != "values")
+    place(name).parent.mkdir(parents=True, exist_ok=True)
+    place(name).write_text(f'{{\n{head} "values": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
+
+
+def values(rows: list[dict]) -> list[list]:
+    """(configuration, numbers that came out): metrics, counts, mean and end of each column of the curve."""
+    found = []
+    for row in rows:
+        numbers = row["metrics"] | {n: row[n] for n in ("parameters", "macs") if n in row}
+        curve = row.get("curve") or []
+        for column in sorted({n for point in curve if isinstance(point, dict) for n in point}):
+            points = [p[column] for p in curve if isinstance(p.get(column), (int, float))]
+            if points:
+                numbers[f"{column} (mean)"] = statistics.fmean(points)
+                numbers[f"{column} (end)"] = points[-1]
+        short = {n: float(f"{v:.8g}") if isinstance(v, float) else v for n, v in numbers.items()}
+        found.append([row["config"], dict(sorted(short.items()))])
+    return found
+
+
+def moved(known: dict, found: list[list]) -> list[str]:
+    """In words what is another number now, the worst first; values near zero are measured by the median of their metric."""
+    before = {canonical(config): numbers for config, numbers in known["values"]}
+    pairs = [(canonical(c), before[canonical(c)], n) for c, n in found if canonical(c) in before]
+    if before and not pairs:
+        return ["none of its configurations is one of the golden file"]
+    sizes: dict[str, list[float]] = {}
+    for numbers in before.values():
+        for metric, value in numbers.items():
+            sizes.setdefault(metric, []).append(abs(value) if isinstance(value, float) else 0.0)
+    worst = []
+    for key, old, new in pairs:
+        for metric in old.keys() | new.keys():
+            a, b = old.get(metric, "absent"), new.get(metric, "absent")
+            allowed = known["tolerance"].get(metric, LEAST)
+            size = difference(a, b, statistics.median(sizes.get(metric, [0.0])) / 100)
+            if allowed is not None and size > allowed:
+                worst.append((size, f"{metric} was {a} and is {b} at {key}"))
+    return [words for _, words in sorted(worst, reverse=True)]
+
+
+def difference(a, b, least: float = 0.0) -> float:
+    """Relative difference of two numbers; infinite where one is none."""
+    if a == b:
+        return 0.0
+    if not all(isinstance(v, (int, float)) and not isinstance(v, bool) for v in (a, b)):
+        return math.inf
+    return abs(a - b) / max(abs(a), abs(b), least)
+
+
+def check(name: str, rows: list[dict]) -> None:
+    """In a smoke run: the numbers must be the golden ones. With NDL_GOLDEN_TO=<folder> they are only written there."""
+    found, folder = values(rows), os.environ.get("NDL_GOLDEN_TO", "")
+    if folder:
+        target = pathlib.Path(folder, f"{name}.json")
+        earlier = json.loads(target.read_text()) if target.is_file() else []  # recorded in parts
+        target.write_text(json.dumps([*earlier, *found]), encoding="utf-8")
+    elif problems := moved(kept(name), found):
+        raise RecordError(
+            f"{name}: its smoke run gives other numbers than its golden file: {problems[0]}; {len(problems) - 1} more. "
+            f"If that is meant, `make golden` takes them anew, and rows of version {version(name)} count no more."
+        )

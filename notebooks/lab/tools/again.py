@@ -1,0 +1,157 @@
+"""Recorded rows once more: ``python -m lab.tools.again [EXPERIMENT [KEY=VALUE ...]] [--seconds S] [--seed N]`` (`make again`).
+
+Without a name, groups of rows are drawn from all experiments until, by their own record, S seconds are full; with one, its groups
+whose configurations have the values named. The notebook that records them runs in replay, and there these groups run.
+All numbers of a row must be the recorded ones but for rounding; where the golden file calls an experiment chaotic, they must lie
+where those of other seeds lie. Exit status 1 if one does not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import pathlib
+import random
+import re
+import subprocess
+import sys
+import tempfile
+
+from .. import modes
+from ..modes import NOTEBOOKS, LabError
+from ..records import golden, store
+from ..stats import interval
+
+ROUNDING = 1e-4  # relative: other threads, other instructions
+TIMED = re.compile(
+    r"speed.*|overhead.*|cnn-(latency|memory)|scaling-.*|structured-time|behaviour.*"
+)
+LONGEST = 10.0  # seconds of a group that is drawn
+
+
+def owner(experiment: str) -> pathlib.Path:
+    """The notebook that records an experiment: the evidence whose code has the longest beginning of its name."""
+    words = experiment.split("-")
+    for count in range(len(words), 0, -1):
+        begin = "-".join(words[:count])
+        for path in reversed(modes.chapters()):
+            if f'\\"{begin}' in path.read_text(encoding="utf-8"):
+                return path
+    raise LabError(f"no notebook names the experiment {experiment!r}")
+
+
+def groups(experiment: str) -> dict[str, list[dict]]:
+    """The current rows of an experiment, those that ran together under one key."""
+    found: dict[str, list[dict]] = {}
+    for row in golden.current(experiment, store.read(experiment)).values():
+        fields = row["config"].items()
+        together = [(k, v) for k, v in fields if k != "seed" or "together" not in row]
+        found.setdefault(store.canonical(together), []).append(row)
+    return found
+
+
+def drawn(seconds: float, seed: int) -> dict[str, list[dict]]:
+    """Experiment -> configurations, one of each group, until so many seconds are full."""
+    names = sorted(p.stem for p in modes.RESULTS.glob("*.jsonl") if not TIMED.fullmatch(p.stem))
+    names.remove("notebook-times")
+    draw, chosen = random.Random(seed), {}
+    for name in draw.sample(names, len(names)):
+        cheap = [g for g in groups(name).values() if sum(r["seconds"] for r in g) <= LONGEST]
+        for group in draw.sample(cheap, min(1, len(cheap))):
+            chosen.setdefault(name, []).append(group[0]["config"])
+            seconds -= sum(row["seconds"] for row in group)
+        if seconds <= 0:
+            break
+    return chosen
+
+
+def run(chosen: dict[str, list[dict]]) -> list[dict]:
+    """Run these groups again, by the notebooks that record them: {experiment, recorded row, new one}."""
+    notebooks: dict[pathlib.Path, dict] = {}
+    for name, configs in chosen.items():
+        notebooks.setdefault(owner(name), {})[name] = configs
+    with tempfile.TemporaryDirectory() as folder:
+        target = pathlib.Path(folder, "again.jsonl")
+        for path, asked in notebooks.items():
+            cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
+            code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+            script = pathlib.Path(folder, f"{path.stem}.py")
+            script.write_text("\n\n".join(code), encoding="utf-8")
+            more = {"NDL_MODE": "replay", "NDL_AGAIN": json.dumps(asked), "MPLBACKEND": "Agg"}
+            more |= {"NDL_AGAIN_TO": str(target), "OMP_NUM_THREADS": "1"}
+            where = {"PYTHONPATH": os.pathsep.join([str(modes.ROOT), str(NOTEBOOKS)])}
+            command, silent = [sys.executable, str(script)], subprocess.DEVNULL
+            subprocess.run(command, cwd=NOTEBOOKS, env=os.environ | where | more, stdout=silent)
+        lines = target.read_text(encoding="utf-8").splitlines() if target.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+def judge(experiment: str, pairs: list[dict]) -> list[str]:
+    """What is not as recorded, in words."""
+    like = [row for g in groups(experiment).values() for row in g]
+    kind = _kind(pairs[0]["recorded"])
+    like, problems = [row for row in like if _kind(row) == kind], []
+    for metric in [*pairs[0]["recorded"]["metrics"], "parameters", "macs"]:
+        old, new = ([_value(p[side], metric) for p in pairs] for side in ("recorded", "again"))
+        if max(map(golden.difference, old, new)) <= ROUNDING:
+            continue
+        if golden.kept(experiment).get("chaotic") and _like_other_seeds(
+            new, [_value(row, metric) for row in like]
+        ):
+            continue
+        problems.append(f"{metric} was {old[:3]} and is {new[:3]} at {kind}")
+    return problems
+
+
+def _kind(row: dict) -> str:
+    return store.canonical({k: v for k, v in row["config"].items() if k not in ("seed", "first")})
+
+
+def _value(row: dict, name: str):
+    return row["metrics"].get(name, row.get(name))
+
+
+def _like_other_seeds(new: list, recorded: list) -> bool:
+    """Whether the mean of new runs lies where 999 of 1,000 means of as many other seeds would."""
+    if len(recorded) < 3 or any(not isinstance(v, (int, float)) for v in new + recorded):
+        return False
+    mean, low, high = interval(recorded, level=0.999)
+    wider = math.sqrt(1 + len(recorded) / len(new))
+    return abs(sum(new) / len(new) - mean) <= wider * (high - low) / 2
+
+
+def main() -> int:
+    asked = argparse.ArgumentParser(description=__doc__)
+    asked.add_argument("experiment", nargs="?")
+    asked.add_argument("values", nargs="*", help="KEY=VALUE|VALUE")
+    asked.add_argument("--seconds", type=float, default=60)
+    asked.add_argument("--seed", type=int, default=0)
+    asked = asked.parse_args()
+    chosen = drawn(asked.seconds, asked.seed)
+    if asked.experiment:
+        wanted = dict(value.split("=", 1) for value in asked.values)
+        rows = [row for g in groups(asked.experiment).values() for row in g]
+        chosen = {asked.experiment: [r["config"] for r in rows if _has(r["config"], wanted)]}
+    failed, found = 0, run(chosen)
+    for name in chosen:
+        kinds: dict[str, list[dict]] = {}
+        for pair in (p for p in found if p["experiment"] == name):
+            kinds.setdefault(_kind(pair["recorded"]), []).append(pair)
+        problems = [text for pairs in kinds.values() for text in judge(name, pairs)]
+        problems += [] if kinds else ["its record was not reached"]
+        problems += [
+            p["again"]["error"] for ps in kinds.values() for p in ps if "error" in p["again"]
+        ][:1]
+        failed += bool(problems)
+        print(f"{name}: {sum(map(len, kinds.values()))} rows again", *problems, sep="\n  ")
+    return int(failed > 0)
+
+
+def _has(config: dict, wanted: dict[str, str]) -> bool:
+    return all(str(config.get(key)) in value.split("|") for key, value in wanted.items())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,129 @@
+"""Golden files: a smoke run must give their numbers, rows count by their version, and rows themselves are run again."""
+
+import json
+
+import lab
+import pytest
+from lab import modes
+from lab.records import RecordError, golden, store
+from lab.tools import again
+from lab.tools import golden as taken
+
+GRID = [{"width": w, "steps": 200, "seed": s} for w in (3, 5) for s in range(3)]
+
+
+def trained(step=lambda total: total / 2, late=1.0, count=1):
+    """A training function with a number for each way to change it; ``late`` acts after a hundred steps."""
+
+    def run(config):
+        total = 1.0 + config["seed"]
+        for now in range(config["steps"]):
+            total = step(total) + config["width"] * (late if now > 100 else 1.0)
+        return {"metrics": {"value": total}, "parameters": count * config["width"]}
+
+    return run
+
+
+@pytest.fixture
+def record(tmp_path, monkeypatch):
+    """Runs or reads the rows of a made-up experiment in a mode."""
+    monkeypatch.setattr(modes, "RESULTS", tmp_path)
+
+    def called(mode, run, **options):
+        monkeypatch.setenv("NDL_MODE", mode)
+        return lab.record("made-up", GRID, run, smoke={"steps": 3}, **options)
+
+    return called
+
+
+@pytest.fixture
+def taken_down(record, monkeypatch, tmp_path):
+    """The experiment with rows and a golden file of version 1."""
+    record("full", trained())
+    monkeypatch.setenv("NDL_GOLDEN_TO", str(tmp_path))
+    record("smoke", trained())
+    monkeypatch.delenv("NDL_GOLDEN_TO")
+    found = json.loads((tmp_path / "made-up.json").read_text())
+    golden.write("made-up", golden.kept("made-up") | {"values": found})
+
+
+HARMLESS = {
+    "the same": trained(),
+    "written otherwise": trained(step=lambda total: 0.5 * total),
+    "rounding": trained(step=lambda total: total / 2 * (1 + 1e-7)),
+}
+HARMFUL = {
+    "a step": trained(step=lambda total: total / 3),
+    "a little": trained(step=lambda total: total / 2 * 1.001),
+    "a count": trained(count=2),
+    "no number": trained(step=lambda total: float("inf")),
+}
+
+
+@pytest.mark.parametrize("run", HARMLESS.values(), ids=HARMLESS)
+def test_what_changes_no_number_passes(record, taken_down, run):
+    record("smoke", run)
+    assert len(record("replay", run)) == len(GRID)
+
+
+@pytest.mark.parametrize("run", HARMFUL.values(), ids=HARMFUL)
+def test_what_changes_a_number_is_refused_with_the_cure(record, taken_down, run):
+    with pytest.raises(RecordError, match=r"was .* and is .*make golden|failed"):
+        record("smoke", run)
+
+
+def test_with_a_new_version_old_rows_count_no_more_and_stay(record, taken_down):
+    known = golden.kept("made-up")
+    golden.write("made-up", known | {"counts": ["2"]})
+    with pytest.raises(RecordError, match=r"lacks 6 of 6 rows.*version 2 counts, and theirs are 1"):
+        record("replay", trained())
+    record("full", trained())
+    assert [row["code"] for row in store.read("made-up")] == ["1"] * 6 + ["2"] * 6
+    golden.write("made-up", known | {"counts": ["3", "1"]})  # numbers are those of version 1
+    assert len(record("replay", trained())) == 6
+
+
+@pytest.mark.parametrize(
+    ("change", "apart"), [({"late": 1.1}, True), ({"late": 1.0}, False), ({"count": 2}, True)]
+)
+def test_rows_that_run_again_show_what_acts_late(
+    record, taken_down, monkeypatch, tmp_path, change, apart
+):
+    record("smoke", trained(late=1.1))  # a golden file does not see it
+    monkeypatch.setenv("NDL_AGAIN", json.dumps({"made-up": GRID[:1]}))
+    monkeypatch.setenv("NDL_AGAIN_TO", str(tmp_path / "again"))
+    record("replay", trained(**change))
+    pairs = [json.loads(line) for line in (tmp_path / "again").read_text().splitlines()]
+    assert [pair["recorded"]["config"] for pair in pairs] == GRID[:1]
+    assert bool(again.judge("made-up", pairs)) == apart
+
+
+def test_rows_of_a_chaotic_experiment_lie_where_other_seeds_lie(record, taken_down):
+    golden.write("made-up", golden.kept("made-up") | {"chaotic": True})
+    old = store.read("made-up")[0]
+    values = [row["metrics"]["value"] for row in store.read("made-up")[:3]]
+    for value, stands in ((values[1], True), (values[0] + 1e6, False)):
+        new = old | {"metrics": {"value": value}}
+        found = again.judge("made-up", [{"recorded": old, "again": new}])
+        assert bool(found) != stands
+
+
+def test_groups_are_drawn_within_seconds(record, taken_down, tmp_path):
+    (tmp_path / "notebook-times.jsonl").touch()
+    assert again.drawn(1, seed=0) == again.drawn(1, seed=0)
+    assert [len(configs) for configs in again.drawn(1, seed=0).values()] == [1]
+
+
+def test_the_tolerance_is_measured():
+    base = [[{"seed": 0}, {"same": 1.0, "rounds": 1.0, "time": 1.0}]]
+    other = [[{"seed": 0}, {"same": 1.0, "rounds": 1.0001, "time": 1.5}]]
+    found = taken.tolerance(base, [other])
+    assert found == {"rounds": pytest.approx(1e-3, rel=0.1), "time": None}
+    known = {"values": base, "tolerance": found}
+    assert golden.moved(known, other) == []
+    assert golden.moved(known, [[{"seed": 0}, {"same": 1.1, "rounds": 1.0, "time": 9.0}]])
+
+
+def test_every_record_has_a_golden_file_and_each_its_rows():
+    names = {p.stem for p in modes.RESULTS.glob("*.jsonl")} - {"notebook-times"}
+    assert names <= {p.stem for p in (modes.RESULTS / "golden").glob("*.json")}
