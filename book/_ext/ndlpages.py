@@ -5,7 +5,7 @@
     {results-figure}                       the situations of chapter 72 in one figure
     {reproducibility-report}               one page, from ledger and records
 
-Chapters that use the layer get a link to its file at their head. Files are copied beside the pages.
+Chapters that use the layer get a link to its file at their end. Files are copied beside the pages.
 """
 
 import functools
@@ -64,7 +64,7 @@ class ReproducibilityReport(BookDirective):
 
 
 def on_page(app, pagename, templatename, context, doctree) -> None:
-    """A link to the layer's file behind the card of every chapter that uses it."""
+    """A link to the layer's file in the footer of every chapter that uses it."""
     notebook = pathlib.Path(app.srcdir) / f"{pagename}.ipynb"
     if "body" not in context or not notebook.is_file():
         return

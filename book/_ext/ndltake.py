@@ -14,6 +14,7 @@ from ndltables import escape
 
 import ndlinear
 
+FOOTER = '<div class="ndl-footer">'
 USES_THE_LAYER = re.compile(r"^\s*(from|import) ndlinear\b|\bNdLinear\w*\(", re.M)
 
 
@@ -64,7 +65,7 @@ def link(root: pathlib.Path, key: str, folder: str) -> str:
 
 
 def line(root: pathlib.Path, folder: str) -> str:
-    """The same link in one line, for the head of a chapter."""
+    """The same link in one line, for the end of a chapter."""
     file = FILES["ndlinear"]
     digest = checksum(root, file)
     return (
@@ -80,10 +81,8 @@ def uses_the_layer(notebook: dict) -> bool:
 
 
 def with_line(body: str, addition: str) -> str:
-    """The text of a page with a line behind the card at its head; a page without a card stays as it is."""
-    head, card, rest = body.partition('<table class="ndl-card">')
-    inside, end, rest = rest.partition("</table>")
-    return head + card + inside + end + (addition if end else "") + rest
+    """The text of a page with a line in its footer; a page without a footer stays as it is."""
+    return body.replace(FOOTER, FOOTER + addition)
 
 
 def copy(root: pathlib.Path, target: pathlib.Path) -> None:

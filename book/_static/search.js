@@ -62,7 +62,7 @@
     const page = new DOMParser().parseFromString(html, "text/html");
     page.querySelectorAll(".math").forEach(formula);
     // code, its switches, and what is printed as plain text
-    page.querySelectorAll("pre, summary, .ndl-card, .ndl-filter, .ndl-counts, .ndl-take").forEach((element) => element.remove());
+    page.querySelectorAll("pre, summary, .ndl-footer, .ndl-filter, .ndl-counts, .ndl-take").forEach((element) => element.remove());
     // the buttons above the text and its table of contents
     const article = page.querySelector("article");
     if (article) page.querySelector('[role="main"]').replaceChildren(article);

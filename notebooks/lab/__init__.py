@@ -14,9 +14,9 @@ from .data import load, split
 from .machine import require
 from .modes import LabError, mode, pick
 from .page import figures, ledger
-from .page.card import card
 from .page.facts import fact, facts, protocols, setting
 from .page.figures import colour, label, marker, style
+from .page.footer import footer
 from .page.ledger import claim, finding, verdict
 from .page.recorded import recorded
 from .page.scale import at_scale, on_devices, places, whole

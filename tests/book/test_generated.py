@@ -105,8 +105,8 @@ def test_chapters_that_use_the_layer_are_found():
     using = {slug for slug, notebook in read.items() if ndltake.uses_the_layer(notebook)}
     assert {"10_one_layer", "22_approximation", "72_should_you_use_it"} <= using
     assert "71_all_claims" not in using
-    body = '<h1>T</h1><table class="ndl-card"><tr></tr></table><p>x</p><table></table>'
-    assert ndltake.with_line(body, "<i>") == body.replace("</table><p>", "</table><i><p>")
+    body = '<h1>T</h1><div class="ndl-footer"><p>x</p></div>'
+    assert ndltake.with_line(body, "<i>") == body.replace("<p>", "<i><p>")
 
 
 # --- citing ------------------------------------------------------------------------------------------------------

@@ -149,14 +149,27 @@ def setup_cell(page):
         yield "make the second cell the setup cell of 00_template.ipynb, byte for byte"
 
 
-def card_cell(page):
-    cells = page.notebook["cells"]
-    source = "".join(cells[2]["source"]) if len(cells) > 2 else ""
-    found = re.match(r"""lab\.card\(\s*["']([\w/]+)["']""", source)
+def footer_cell(page):
+    source = "".join(page.notebook["cells"][-1]["source"])
+    found = re.fullmatch(r"""lab\.footer\(["']([\w/]+)["']\)""", source)
     if not found:
-        yield f'make the third cell lab.card("{page.slug}", ...)'
+        yield f'make the last cell lab.footer("{page.slug}")'
     elif found[1] != page.slug:
-        yield f"lab.card names {found[1]!r}, the file is {page.slug!r}: use the file's name"
+        yield f"lab.footer names {found[1]!r}, the file is {page.slug!r}: use the file's name"
+
+
+def picture_first(page):
+    """The page of a lecture begins with the answer and its picture: what makes the picture is not shown there."""
+    pictures = [
+        "figure" in c["metadata"].get("mystnb", {}) or "lab.interactive(" in "".join(c["source"])
+        for c in page.notebook["cells"]
+    ]
+    if page.slug == "00_template" or True not in pictures:
+        return
+    for before in page.notebook["cells"][1 : pictures.index(True)]:
+        hidden = {"remove-cell", "remove-input"} & set(before["metadata"].get("tags", ()))
+        if before["cell_type"] == "markdown" or not hidden:
+            yield f"nothing is shown between the answer and the first picture: cell {before['id']}"
 
 
 def cell_lengths(page):
@@ -310,13 +323,13 @@ def plain_words(page):
 
 
 RULES = (
-    file_name, kernel, cell_ids, answer_first, lecture, setup_cell, card_cell, cell_lengths, plain_python,
+    file_name, kernel, cell_ids, answer_first, lecture, setup_cell, footer_cell, picture_first, cell_lengths, plain_python,
     something_is_checked, colab_markdown, heading_levels, sections_present, exercises, references, links, figures,
     no_typed_results, boxes, plain_words,
 )  # fmt: skip
 
 
-MAIN_LINE = (answer_first, lecture)
+MAIN_LINE = (answer_first, lecture, picture_first)
 
 # --- the notebooks of the book -----------------------------------------------------------------------------------
 
@@ -407,13 +420,13 @@ def sound_notebook() -> dict:
     reference = "## References\n\n- [A](https://doi.org/10.1000/(a)b)"
     cells = [
         cell("markdown", "# What does it do?\n\nIt adds. It does so exactly."),
-        cell("code", SETUP, tags=["hide-input"]),
-        cell("code", 'lab.card("11_sound", read_first=[])'),
-        cell("markdown", step),
-        *[cell("code", f"x = {i}\nassert x == {i}") for i in range(15)],
+        cell("code", SETUP, tags=["remove-cell"]),
         cell("code", "import matplotlib.pyplot as plt\nplt.subplots()\nplt.show()", mystnb=drawn),
+        cell("markdown", step),
+        *[cell("code", f"x = {i}\nassert x == {i}") for i in range(16)],
         cell("markdown", "## Limits\n\nOne.\n\n## Exercises\n\n" + exercise * 2),
         cell("markdown", f"## What next\n\n[Next](12_next.ipynb)\n\n{reference}"),
+        cell("code", 'lab.footer("11_sound")', tags=["remove-input"]),
     ]
     for number, entry in enumerate(cells):
         entry["id"] = f"c{number}"
@@ -443,7 +456,7 @@ def replaced(number: int, old: str, new: str):
 
 def figure_without(*keys: str):
     def change(notebook):
-        place = notebook["cells"][19]["metadata"]["mystnb"]
+        place = notebook["cells"][2]["metadata"]["mystnb"]
         for key in keys[:-1]:
             place = place[key]
         del place[keys[-1]]
@@ -464,12 +477,13 @@ BREAKS = [
     (answer_first, replaced(0, "exactly.", "exactly.\n\n" + "- One.\n" * 4), "three bullets"),
     (answer_first, with_cell(0, cell_type="code"), "title"),
     (setup_cell, replaced(1, "lab.start()", "lab.start(1)"), "byte for byte"),
-    (card_cell, replaced(2, "11_sound", "10_other"), "file's name"),
-    (card_cell, replaced(2, "lab.card", "lab.say"), "third cell"),
+    (footer_cell, replaced(22, "11_sound", "10_other"), "file's name"),
+    (footer_cell, replaced(22, "lab.footer", "lab.say"), "last cell"),
+    (picture_first, lambda nb: nb["cells"].insert(2, nb["cells"].pop(3)), "nothing is shown"),
     (cell_lengths, with_cell(4, source="x = 1\n" * 31), "at most 30"),
     (plain_python, with_cell(4, source="!pip install torch"), "no magics"),
     (plain_python, with_cell(4, source="from IPython.display import Markdown"), "lab.say"),
-    (something_is_checked, lambda nb: [c.update(source="x") for c in nb["cells"][4:19]], "assert"),
+    (something_is_checked, lambda nb: [c.update(source="x") for c in nb["cells"][4:20]], "assert"),
     (colab_markdown, text_added("```{note}\nx\n```"), "directive"),
     (colab_markdown, text_added(":::{note}\nx\n:::"), "colon fence"),
     (colab_markdown, text_added("see {numref}`fig-one`"), "role"),
@@ -482,7 +496,7 @@ BREAKS = [
     (heading_levels, text_added("# Second"), "exactly one"),
     (sections_present, replaced(20, "## Limits", "## Limit"), "'## Limits'"),
     (sections_present, replaced(21, "## What next", "## Further"), "'## What next'"),
-    (sections_present, lambda nb: nb["cells"].append(nb["cells"].pop(20)), "order"),
+    (sections_present, lambda nb: nb["cells"].insert(21, nb["cells"].pop(20)), "order"),
     (exercises, replaced(20, "details", "div"), "two or three"),
     (exercises, replaced(20, "</details>", ""), "close"),
     (exercises, replaced(20, "</summary>\n\n", "</summary>\n"), "empty line"),
@@ -492,7 +506,7 @@ BREAKS = [
     (figures, figure_without("image", "alt"), "image.alt"),
     (figures, figure_without("figure", "caption"), "caption"),
     (figures, figure_without("figure", "name"), "figure.name"),
-    (figures, replaced(19, "plt.show()", ""), "plt.show()"),
+    (figures, replaced(2, "plt.show()", ""), "plt.show()"),
     (no_typed_results, text_added("The loss is 0.37 lower."), "0.37"),
     (no_typed_results, text_added("It takes $2.6$ times as long."), "2.6"),
     (boxes, replaced(3, "> **Released code.**", "> **Code.**"), "write the box"),

@@ -11,7 +11,7 @@ import types
 
 import pytest
 from lab import LabError, modes
-from lab.page.card import times_line
+from lab.page.footer import times_line
 from lab.tools import upkeep
 
 ROOT = modes.ROOT
@@ -114,7 +114,13 @@ def test_setup_cell_in_an_empty_folder_fetches_the_book(tmp_path):
     bare = tmp_path / "book.git"
     work = tmp_path / "work"
     subprocess.run(["git", "init", "-q", "--initial-branch=main", work], check=True)
-    for part in ("ndlinear.py", "ndlinear_lora.py", "book/paper", "notebooks/lab"):
+    for part in (
+        "ndlinear.py",
+        "ndlinear_lora.py",
+        "book/paper",
+        "notebooks/lab",
+        "notebooks/results/golden",
+    ):
         (work / part).parent.mkdir(parents=True, exist_ok=True)
         subprocess.run(["cp", "-r", ROOT / part, work / part], check=True)
     git = ["git", "-C", work, "-c", "user.name=t", "-c", "user.email=t@example.org"]

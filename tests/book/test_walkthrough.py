@@ -50,10 +50,10 @@ def checkout(tmp_path):
 
 
 def without_experiments(path: pathlib.Path) -> None:
-    """A notebook with its setup, card, imports and text alone: the page runs it four times, each time with all that it holds."""
+    """A notebook with its setup, imports and text alone: the page runs it four times, each time with all that it holds."""
     notebook = nbformat.read(path, 4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    notebook.cells = [cell for cell in notebook.cells if cell not in code[3:]]
+    notebook.cells = [cell for cell in notebook.cells if cell not in code[2:]]
     nbformat.write(notebook, path)
 
 

@@ -19,6 +19,8 @@ from lab import LabError, stats
 from lab.page import figures
 from scipy import stats as scipy_stats
 
+import ndlinear
+
 
 def test_modes(monkeypatch):
     for name, three in (("replay", 3), ("smoke", 2), ("full", 1)):
@@ -268,13 +270,13 @@ def test_numbers_in_tables_do_not_break_over_lines(jupyter):
     assert found == [shown.replace("~", "\N{NO-BREAK SPACE}") for shown in wanted.values()]
 
 
-def test_card_names_claims_reading_time_and_gpu(jupyter):
-    lab.card("10_one_layer", read_first=["00_template"], gpu=True)
-    for said in ("Settles", 'href="00_template.html"', "for a full run"):
+def test_the_footer_names_claims_evidence_time_and_version(jupyter):
+    lab.footer("40_cnn")
+    for said in ("settled here</summary>", 'href="evidence/40_cnn.html"', "smoke"):
         assert said in jupyter[0]
-    lab.card("99_nothing")
-    for said in ("no claim", "not recorded yet", "not needed"):
-        assert said in jupyter[1]
+    lab.footer("99_nothing")
+    assert "settled" not in jupyter[1] and "not recorded yet" in jupyter[1]
+    assert f"ndlinear.py {ndlinear.__version__}" in jupyter[1]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import html as html_
 import json
+import os
 import re
 import string
 import sys
@@ -136,13 +137,15 @@ def _merge(frame: pd.DataFrame, intervals: dict[str, str]) -> pd.DataFrame:
     return frame
 
 
-def start(seed: int = 0) -> None:
-    """Set seeds and figure style, and print the line that a bug report should quote."""
+def start(asked: str = "", seed: int = 0) -> None:
+    """Set the mode if one is asked for, seeds and figure style, and print the line that a bug report should quote."""
     import torch
 
     from ..train.loop import seed_everything
     from .figures import style
 
+    if asked:
+        os.environ["NDL_MODE"] = asked
     seed_everything(seed)
     style()
     gc.freeze()  # what was imported stays: a collection of garbage that walks through it takes 0.2 s

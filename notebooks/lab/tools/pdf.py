@@ -30,7 +30,7 @@ PAGE = """<!doctype html><html lang="en" data-theme="light"><head><meta charset=
 @page {{ size: A4; margin: 18mm 16mm; @bottom-center {{ content: counter(page); font: 9pt sans-serif; }} }}
 html {{ font-size: 11.5px; background: white; }}
 article + article {{ break-before: page; }}
-figure, table, .cell_input, .ndl-card, .ndl-verdict {{ break-inside: avoid; }}
+figure, table, .cell_input, .ndl-footer, .ndl-verdict {{ break-inside: avoid; }}
 .bd-main .bd-content .bd-article h1:first-of-type {{ display: block; }}
 h1, h2, h3, h4 {{ break-after: avoid; white-space: break-spaces; }}  /* else the outlines join the words of two lines */
 .bd-article pre {{ white-space: pre-wrap; }}

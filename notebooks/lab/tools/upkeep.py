@@ -10,7 +10,7 @@ import time
 
 from ..machine import device, versions
 from ..modes import NOTEBOOKS, ROOT, LabError, chapters, slug
-from ..page.card import times_file
+from ..page.footer import times_file
 from ..records.store import append
 
 CHAPTERS = chapters()

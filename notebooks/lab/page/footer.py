@@ -1,4 +1,4 @@
-"""The small table at the head of a chapter."""
+"""The line at the end of a chapter."""
 
 from __future__ import annotations
 
@@ -6,44 +6,42 @@ import json
 import pathlib
 
 from .. import modes
+from ..machine import module_version
 from ..records import golden, store
 from . import ledger
 from .show import put
 
 
-def card(slug: str, *, read_first: list[str] | None = None, gpu: bool = False) -> None:
-    """The small table at the head of a chapter: claims settled here, what to read first, time in each mode, GPU or not."""
+def footer(slug: str) -> None:
+    """The last line of a chapter: the claims that it settles, folded, its evidence, times, and the file of the layer."""
     settled = [c for c in ledger.of_chapter(slug) if c["verdict"] not in ("open", "untestable")]
     claims = {cell(c, slug): f"{ledger.mark(c)}\N{NO-BREAK SPACE}{c['id']}" for c in settled}
-    chapters = {f"{name}.html": name for name in read_first or []}
-    rows = [
-        ("Settles", *links(claims, "no claim")),
-        ("Read first", *links(chapters, "nothing")),
-        *evidence(slug),
-        ("Time", *[times_line(slug)] * 2),
-        ("GPU", *["for a full run" if gpu else "not needed"] * 2),
-    ]
-    body = "".join(f"<tr><th scope='row'>{head}</th><td>{cell}</td></tr>" for head, cell, _ in rows)
+    count = f"{len(claims)} claim{'' if len(claims) == 1 else 's'} of the paper settled here"
+    linked, named = links(claims)
+    folded = f"<details><summary>{count}</summary>{linked}</details>" if claims else ""
+    shown, files = evidence(slug)
+    rest = [times_line(slug), f"ndlinear.py {module_version()}"]
+    line = " · ".join([*shown, *rest])
     put(
-        "\n".join(f"{head:<11}{cell}" for head, _, cell in rows),
-        html=f'<table class="ndl-card">{body}</table>',
+        "\n".join([f"{count}: {named}"] * bool(claims) + [" · ".join([*files, *rest])]),
+        html=f'<div class="ndl-footer">{folded}<p>{line}</p></div>',
     )
 
 
-def links(named: dict[str, str], otherwise: str) -> tuple[str, str]:
+def links(named: dict[str, str]) -> tuple[str, str]:
     """Addresses with their words, in one line: as links, and the words alone."""
     found = [f'<a href="{address}">{words}</a>' for address, words in named.items()]
-    return ", ".join(found) or otherwise, ", ".join(named.values()) or otherwise
+    return ", ".join(found), ", ".join(named.values())
 
 
-def evidence(slug: str) -> list[tuple[str, str, str]]:
-    """The row that leads from a lecture to its rules, runs and judgements, where they stand apart."""
+def evidence(slug: str) -> tuple[list[str], list[str]]:
+    """What leads from a lecture to its rules, runs and judgements, where they stand apart: as links, and as file names."""
     names = modes.evidence(slug)
     if not names:
-        return []
-    titles, _ = links({f"evidence/{name}.html": title(name) for name in names}, "")
+        return [], []
+    titles, _ = links({f"evidence/{name}.html": title(name) for name in names})
     files = ", ".join(f"evidence/{name}.ipynb" for name in names)
-    return [("Evidence", f"{titles}: rules, runs and judgements", files)]
+    return [f"Evidence: {titles}"], [f"Evidence: {files}"]
 
 
 def title(name: str) -> str:
