@@ -11,7 +11,7 @@ INSTALL = $(RUN) -m pip install --disable-pip-version-check -q -c $(PINS)
 # With another backend than that of the notebooks, which a shell may name here, the pages have no figures.
 unexport MPLBACKEND
 
-.PHONY: book test coverage check lint report pdf links bench gpu engines environment stamp times canaries reproduce clean
+.PHONY: book test coverage check lint report pdf links bench environment stamp times golden again clean
 
 $(VENV)/book.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -46,15 +46,15 @@ lint: $(VENV)/test.installed
 	$(RUN) -m ruff check .
 	$(RUN) -m ruff format --check .
 	$(RUN) -m nbstripout --verify --keep-id notebooks/*.ipynb notebooks/evidence/*.ipynb
-	git ls-files | grep -vE '\.(csv|jsonl|svg)$$|/canaries/' | xargs $(VENV)/bin/codespell
+	git ls-files | grep -vE '\.(csv|jsonl|svg)$$|/golden/' | xargs $(VENV)/bin/codespell
 
 # The reproducibility report as one sheet of A4, printed by a Chromium on the path or in NDL_CHROMIUM.
 report: book
-	$(RUN) -m lab.tools.report book/_build/html/book/report.html book/_build/report.pdf
+	$(RUN) -m lab report book/_build/html/book/report.html book/_build/report.pdf
 
 # The front page, the chapters and what they point to as one PDF with outlines, by the same browser; takes minutes.
 pdf: book
-	$(RUN) -m lab.tools.pdf book/_build/html book/_build/ndlinear-book.pdf
+	$(RUN) -m lab pdf book/_build/html book/_build/ndlinear-book.pdf
 
 # Follows every link of the book; needs the network.
 links: $(VENV)/book.installed
@@ -66,39 +66,26 @@ floor.txt: pyproject.toml
 
 # Times the layer and its peers on this machine, adds the rows to notebooks/results and prints the tables of chapter 60.
 bench: $(VENV)/book.installed
-	$(RUN) -m lab.chapters.speed
-
-# What only a GPU can fill, most valuable first, until BUDGET seconds are spent; again to go on: make gpu OUT=rows BUDGET=540
-# DEVICE=cpu for a dry run. Then, where the records are: python -m lab.tools.gpu merge rows
-BUDGET ?= 540
-gpu: $(VENV)/book.installed
-	$(RUN) -m lab.tools.gpu run "$(OUT)" --budget $(BUDGET) $(if $(DEVICE),--device $(DEVICE)) $(if $(ONLY),--only $(ONLY))
-
-# ndlinear.py as it is against that of a commit, side by side: make engines OLD=HEAD~1; with ADOPT=1, recorded times of an engine
-# that is as fast count as times of the present file
-engines: $(VENV)/book.installed
-	git show "$(OLD):ndlinear.py" > $(VENV)/earlier_ndlinear.py
-	$(RUN) -m lab.tools.engines $(VENV)/earlier_ndlinear.py $(if $(ADOPT),--adopt)
+	$(RUN) -m lab bench
 
 environment: $(VENV)/test.installed
-	$(RUN) -m lab.tools.upkeep environment
+	$(RUN) -m lab environment
 
 stamp: $(VENV)/book.installed
-	$(RUN) -m lab.tools.upkeep stamp "$(URL)"
+	$(RUN) -m lab stamp "$(URL)"
 
 times: $(VENV)/test.installed
-	OMP_NUM_THREADS=1 $(RUN) -m lab.tools.upkeep times
+	OMP_NUM_THREADS=1 $(RUN) -m lab times
 
-# After a change of code: runs every notebook small; where its experiments give what they gave before, their recorded rows stand.
-# make canaries ONLY="30 evidence/33" for some notebooks
-canaries: $(VENV)/book.installed
-	$(RUN) -m lab.tools.canaries $(ONLY)
+# The numbers that small runs must give, after a change that moves them on purpose: make golden ONLY="30 evidence/33"
+# WHY="..." keeps the rows of moved experiments and says in their golden files for what reason
+golden: $(VENV)/book.installed
+	$(RUN) -m lab golden $(ONLY) $(if $(WHY),--same "$(WHY)")
 
-# an experiment again, from nothing, against its record: make reproduce EXPERIMENT=template-example
-# with ADOPT=1, rows of earlier code count as rows of the present code if all means agree and what ran executes what changed
-# a part of one, by the values of its configurations: make reproduce EXPERIMENT=radius-bump ONLY="width=16 depth=2"
-reproduce: $(VENV)/book.installed
-	$(RUN) -m lab.tools.reproduce "$(EXPERIMENT)" $(ONLY) $(if $(ADOPT),--adopt)
+# Recorded rows once more: so many SECONDS of drawn ones, or make again EXPERIMENT=radius-bump ONLY="width=16 depth=2"
+SECONDS ?= 60
+again: $(VENV)/book.installed
+	$(RUN) -m lab again $(EXPERIMENT) $(ONLY) --seconds $(SECONDS)
 
 clean:
 	rm -rf $(VENV) book/_build floor.txt .pytest_cache .ruff_cache .hypothesis .coverage*

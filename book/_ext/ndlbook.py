@@ -34,7 +34,7 @@ from lab.page import ledger
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
-TIMES = "notebook-times"  # the record of `python -m lab.tools.upkeep times`
+TIMES = "notebook-times"  # the record of `python -m lab times`
 
 
 # --- events ------------------------------------------------------------------------------------------------------

@@ -59,9 +59,8 @@ def source_files(root: pathlib.Path) -> list[pathlib.Path]:
     for name in SOURCES:
         path = root / name
         files += [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
-    written = {"__pycache__", ".canaries"}  # by what runs, not by us
     return sorted(
-        p for p in files if not written & {*p.parts} and p.suffix not in (".pyc", ".lock")
+        p for p in files if "__pycache__" not in p.parts and p.suffix not in (".pyc", ".lock")
     )
 
 

@@ -132,13 +132,18 @@ def make(folder: pathlib.Path, *arguments: str) -> list[str]:
     ("arguments", "end"),
     [
         (["stamp", "URL=https://example.org/a b"], ["stamp", "https://example.org/a b"]),
-        (["bench"], []),
-        (["reproduce", "EXPERIMENT=a-b", "ONLY=width=16 depth=2"], ["a-b", "width=16", "depth=2"]),
+        (["bench"], ["bench"]),
+        (
+            ["again", "EXPERIMENT=a-b", "ONLY=w=16 d=2"],
+            ["again", "a-b", "w=16", "d=2", "--seconds", "60"],
+        ),
+        (["golden", "ONLY=30 evidence/33"], ["golden", "30", "evidence/33"]),
+        (["golden", "ONLY=30", "WHY=a b"], ["golden", "30", "--same", "a b"]),
     ],
 )
 def test_commands_work_in_a_folder_with_a_space(elsewhere, arguments, end):
     place, dash_m, module, *rest = make(elsewhere, *arguments)
-    assert place == str(elsewhere) and dash_m == "-m" and module.startswith("lab.")
+    assert place == str(elsewhere) and dash_m == "-m" and module == "lab"
     assert rest == end
 
 

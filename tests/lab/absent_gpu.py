@@ -1,10 +1,9 @@
 """A GPU that is not there: its tensors compute on the processor and refuse to meet the processor's, as those of CUDA do.
 
-``python absent_gpu.py NOTEBOOK CONSTANTS EXPERIMENT ...`` runs a notebook up to its experiments there, and of each one a step of its
+``python absent_gpu.py NOTEBOOK EXPERIMENT ...`` runs a notebook up to its experiments there, and of each one a step of its
 training function. One that leaves a tensor on the wrong device ends with the error that it would end with on the first real GPU.
 """
 
-import json
 import os
 import pathlib
 import sys
@@ -90,7 +89,7 @@ def compute(function, args, kwargs):
     return tree_map_only(torch.Tensor, wrapped, found)
 
 
-def prepare(folder: str, constants: str) -> None:
+def prepare(folder: str) -> None:
     """Registers the device and tells the lab of it."""
     _setup_privateuseone_for_python_backend(NAME)
     torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(..., device=) passes through the mode
@@ -101,8 +100,7 @@ def prepare(folder: str, constants: str) -> None:
         "NDL_MODE": "full",
         "NDL_RESULTS": folder,
         "NDL_DEVICE": NAME,
-        "NDL_CONSTANTS": constants,
-        "NDL_ONLY": json.dumps({"experiment": "", "values": {}, "folder": folder}),
+        "NDL_SCALE": "largest",
         "MPLBACKEND": "Agg",
     }
 
@@ -117,12 +115,16 @@ def refuses_the_processor() -> None:
     raise AssertionError("tensors on two devices were added")
 
 
+class Done(SystemExit):
+    """A step of every experiment was taken."""
+
+
 def lead_there(experiments: list[str]) -> None:
     """Lets the named experiments take a step there, and all others read what is recorded."""
-    from lab.records import budget, runs
+    from lab.records import runs
     from lab.train import loop
 
-    whole, read, check = loop.evaluate, runs._reproduced, loop.Split.__post_init__
+    whole, complete, check = loop.evaluate, runs.complete, loop.Split.__post_init__
     left = list(experiments)
 
     def short(part):
@@ -133,49 +135,45 @@ def lead_there(experiments: list[str]) -> None:
         for name in ("val", "test"):
             object.__setattr__(split, name, short(getattr(split, name)))
 
-    def step(experiment, grid, only):
+    def step(path, experiment, grid):
         if experiment.name not in experiments:
-            return read(experiment, grid, only)
-        kinds = {}
+            return complete(path, experiment, grid)
+        kinds, results = {}, {}
         grid = [c for c in grid if CRASHES not in c.items()]
         for config in grid:
             kind = tuple(config.get(name) for name in KINDS)
             kinds.setdefault(kind, config | {k: v for k, v in SMALL.items() if k in config})
-        results = {}
         for kind, config in kinds.items():
+            run = experiment.run
             with AbsentGPU():
-                (results[kind],) = runs_of(experiment, config)
+                results[kind] = run([config])[0] if experiment.together else run(config)
             print(experiment.name, config, results[kind]["metrics"], flush=True)
         left.remove(experiment.name)
         if not left:
-            raise budget.Done(len(results))
-        found = [results[tuple(config.get(name) for name in KINDS)] for config in grid]
-        return runs.frame([{"config": c, **result} for c, result in zip(grid, found)])
-
-    def runs_of(experiment, config):
-        return experiment.run([config]) if experiment.together else [experiment.run(config)]
+            raise Done(0)
+        return [{"config": c, **results[tuple(map(c.get, KINDS))]} for c in grid]
 
     loop.Split.__post_init__ = cut
     loop.evaluate = lambda model, part, *more, **how: whole(model, short(part), *more, **how)
-    runs._reproduced = step
+    runs.complete = step
     for module in [m for name, m in sys.modules.items() if name.startswith("lab")]:
         if getattr(module, "default_device", None) is not None:
             module.default_device = lambda asked=None: torch.device(asked or f"{NAME}:0")
 
 
-def main(notebook: str, constants: str, *experiments: str) -> None:
+def main(notebook: str, *experiments: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        prepare(folder, constants)
+        prepare(folder)
         refuses_the_processor()
-        import lab  # noqa: F401
-        from lab.records import budget
-        from lab.tools import cells
+        from lab.tools import scripts
 
-        asked = budget.Only("", {}, pathlib.Path(folder))
-        budget.Only.asks_for = lambda only, name: name in experiments
-        budget.only_experiment = lambda: asked
         lead_there(list(experiments))
-        cells.run(pathlib.Path(notebook))
+        source = scripts.source(pathlib.Path(notebook))
+        script = pathlib.Path(folder, "script.py")
+        script.write_text(source, encoding="utf-8")
+        os.chdir(pathlib.Path(notebook).parent)
+        exec(compile(source, str(script), "exec"), {"__name__": "__main__"})
+    raise SystemExit("not every experiment was reached")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Each data set in each of its forms: the format is read exactly, damage of any kind is refused, nothing is overwritten.
 
-What a reader makes of its sample is held fast by the canaries of the notebooks that use the set, and what it makes of the real
+What a reader makes of its sample is held fast by the golden files of the notebooks that use the set, and what it makes of the real
 files, where they are, by the checksums of the values.
 """
 
@@ -239,14 +239,13 @@ def test_cifar_rows_are_red_then_green_then_blue():
 
 
 def test_the_whole_of_cifar_10_begins_with_the_pictures_of_its_smaller_form():
-    """The first file is that of the smaller form, whose rows go on counting: its readers are the same as before."""
+    """The first file is that of the smaller form, whose rows go on counting."""
     layout = LAYOUTS["cifar10whole-1"][1]
     raw, smaller = parsed("cifar10whole-1")[0], parsed("cifar10-1")[0]
     assert raw.splits == {"train": slice(0, 200), "test": slice(200, 300)}
     assert np.array_equal(raw.x[:100], smaller.x[smaller.splits["train"]])
     assert np.array_equal(raw.x[100:200], images._strips(sample("cifar10whole-1")[1])[0])
     assert layout.files[::2] == LAYOUTS["cifar10-1"][1].files
-    assert images._read_exact_strips not in data.SOURCES["cifar10"].__fingerprint__()
 
 
 def test_a_batch_as_python_2_wrote_it():

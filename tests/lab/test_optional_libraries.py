@@ -13,7 +13,7 @@ import numpy
 import pytest
 import torch
 from lab import LabError, machine, modes
-from lab.tools import cells
+from lab.tools import scripts
 
 COLAB_HAS = ("torch", "numpy", "scipy", "pandas", "matplotlib", "seaborn", "scikit-learn", "tqdm")
 COLAB_HAS += ("pyyaml", "filelock", "ipykernel", "ipywidgets")
@@ -117,7 +117,7 @@ def test_on_colab_the_line_is_run_and_the_library_imported(colab, monkeypatch, t
 @functools.cache
 def tree_of(path: pathlib.Path) -> ast.Module:
     text = path.read_text(encoding="utf-8")
-    return ast.parse(text if path.suffix == ".py" else cells.script(path))
+    return ast.parse(text if path.suffix == ".py" else scripts.source(path))
 
 
 def required(tree: ast.AST) -> dict[str, int]:
@@ -146,8 +146,7 @@ def unguarded(tree: ast.Module) -> list[str]:
 
 
 SOURCES = sorted([*modes.chapters(), *(modes.NOTEBOOKS / "lab").rglob("*.py")])
-# NDL_CLUSTER without dask has a message of its own
-OWN_MESSAGE = {"where.py"}
+OWN_MESSAGE: set[str] = set()
 PRINTED_SCALE = {"transformers", "peft"}  # no run of this book's own size needs them
 
 

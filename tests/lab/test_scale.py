@@ -1,8 +1,5 @@
 """Which rows decide and which are shown: a larger scale only as a whole, devices apart from each other."""
 
-import json
-import sys
-
 import lab
 import pandas as pd
 import pytest
@@ -21,24 +18,11 @@ def grid(n=3, **more):
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     monkeypatch.setattr(modes, "RESULTS", tmp_path)
-    for name in ("NDL_ONLY", "NDL_SCALE", "NDL_DEVICE", "NDL_RESULTS"):
+    for name in ("NDL_SCALE", "NDL_DEVICE", "NDL_RESULTS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("NDL_MODE", "full")
     return tmp_path
-
-
-@pytest.fixture
-def asked(tmp_path_factory, monkeypatch):
-    """Asks for one experiment by name, as `make reproduce` does; gives the folder of what comes."""
-
-    def ask(experiment, **values):
-        folder = tmp_path_factory.mktemp("only")
-        only = {"experiment": experiment, "values": values, "folder": str(folder)}
-        monkeypatch.setenv("NDL_ONLY", json.dumps(only))
-        return folder
-
-    return ask
 
 
 SMALL = pd.DataFrame({"x": [-1], "device": ["AMD EPYC, 2 threads"]})
@@ -71,6 +55,21 @@ def test_a_larger_scale_decides_as_a_whole_or_not_at_all(results, monkeypatch, c
     assert larger and list(rows["y"]) == [0, 2, 4]
 
 
+def test_rows_of_two_kinds_of_device_and_stale_and_failed_ones_decide_nothing(results):
+    records.record("large", grid(), double)
+    path = results / "large.jsonl"
+    relabel(path, 1, device="NVIDIA H200")
+    assert not decides()[0]
+    for at in (0, 2):
+        relabel(path, at, device="Tesla T4")
+    assert decides()[0], "all of them are GPUs"
+    for worse in ({"tf32": True}, {"code": "old"}, {"status": "failed"}):
+        relabel(path, 1, **worse)
+        assert not decides()[0], worse
+        relabel(path, 1, tf32=None, code="1", status="ok")
+        assert decides()[0]
+
+
 def test_the_larger_scale_is_run_only_when_asked_for(results, monkeypatch):
     monkeypatch.setenv("NDL_MODE", "smoke")
     assert decides()[1] is SMALL and not list(results.iterdir())
@@ -79,10 +78,6 @@ def test_the_larger_scale_is_run_only_when_asked_for(results, monkeypatch):
     assert decides()[0]
     monkeypatch.setenv("NDL_MODE", "smoke")
     assert decides()[1] is SMALL, "though the larger one is complete"
-
-
-def traced(config):
-    return {"metrics": {"traced": float(sys.gettrace() is not None)}}
 
 
 def places_grid(there, device):
@@ -113,6 +108,15 @@ def test_smoke_runs_the_grid_of_the_processor(results, monkeypatch):
     assert not list(results.iterdir())
 
 
+def test_a_figure_shows_the_rows_that_count(results):
+    with pytest.raises(LabError, match="holds no runs"):
+        lab.recorded("large")
+    for code, x, y in [("old", 0, 1.0), ("1", 0, 3.0), ("1", 1, 5.0), ("1", 2, None)]:
+        row = {"code": code, "status": "ok" if y else "failed", "metrics": {"y": y}}
+        store.append(results / "large.jsonl", row | {"config": {"x": x}})
+    assert lab.recorded("large")[["x", "y"]].to_numpy().tolist() == [[0, 3.0], [1, 5.0]]
+
+
 # ---------------------------------------------------------------------------------------------- shares and limits of time
 def test_shares_are_disjoint_and_together_the_grid(results, monkeypatch, capsys):
     for number in range(3):
@@ -132,11 +136,10 @@ def test_shares_are_disjoint_and_together_the_grid(results, monkeypatch, capsys)
 
 
 def test_earlier_rows_tell_whether_the_first_run_would_finish(results, monkeypatch):
+    records.record("large", grid(2), double)
+    rows = store.parse(results / "large.jsonl")[0]
     monkeypatch.setattr(budget, "LEFT_OUT", [])
-    monkeypatch.setenv("NDL_UNTIL", str(budget.time.time() + 5))
-    monkeypatch.setenv("NDL_LONGEST_S", "60")
-    with pytest.raises(budget.Ended):
-        records.record("large", grid(), double)
-    assert budget.LEFT_OUT == ["3 of 3 groups"] and not (results / "large.jsonl").exists()
-    monkeypatch.setenv("NDL_LONGEST_S", "1")
-    assert len(records.record("large", grid(), double)) == 3
+    monkeypatch.setattr(budget, "seconds_left", lambda: 5.0)
+    assert list(budget.within(["a"], [row | {"seconds": 60.0} for row in rows])) == []
+    assert budget.LEFT_OUT == ["1 of 1 groups"]
+    assert list(budget.within(["a"], [row | {"seconds": 1.0} for row in rows])) == ["a"]

@@ -645,7 +645,13 @@ def draw_growth(axis, times: pd.DataFrame, shapes: list[Case], batch: int) -> No
 
 
 # --------------------------------------------------------------------------------------------------------- make bench
-def main(notebook: pathlib.Path = NOTEBOOKS / "evidence" / "60_speed.ipynb") -> None:
+def main(arguments: list[str]) -> None:
+    """Take the times of the chapters that have some."""
+    for chapter in ("evidence/60_speed", "evidence/64_structured_layers"):
+        bench(NOTEBOOKS / f"{chapter}.ipynb")
+
+
+def bench(notebook: pathlib.Path) -> None:
     """Run the cells of a chapter that are tagged "bench", in full mode and without judging claims."""
     os.environ["NDL_MODE"] = "full"
     os.environ["NDL_BENCH"] = "1"  # times of other chapters are taken by this command only
@@ -660,8 +666,3 @@ def main(notebook: pathlib.Path = NOTEBOOKS / "evidence" / "60_speed.ipynb") -> 
     spec = importlib.util.spec_from_file_location("bench_of_this_machine", script)
     module = sys.modules["bench_of_this_machine"] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-
-
-if __name__ == "__main__":
-    for chapter in ("evidence/60_speed", "evidence/64_structured_layers"):
-        main(NOTEBOOKS / f"{chapter}.ipynb")

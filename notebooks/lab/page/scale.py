@@ -24,7 +24,7 @@ def at_scale(
 
     It decides as soon as every row of its grid is recorded by the present code, all of them on one kind of device (GPU or
     processor) and with one rounding of matrix products; half a grid is never looked at. Until then the rows of the smaller scale
-    decide. A full run adds rows of the larger one only where NDL_SCALE=largest asks for it; ``make gpu`` does so by name.
+    decide. A full run adds rows of the larger one only where NDL_SCALE=largest asks for it.
 
     Args:
         name, grid, run, options: as for `lab.record`. otherwise: the rows of the smaller scale.
@@ -77,7 +77,7 @@ def on_devices(
             found[there] = runs.frame(rows)
     if not found:
         say(
-            f"**Open:** no row of `{name}` comes from a GPU yet. Where there is one, `make gpu` or a full run adds them."
+            f"**Open:** no row of `{name}` comes from a GPU yet. Where there is one, a full run adds them."
         )
     return found
 

@@ -12,21 +12,13 @@ BEGAN = time.monotonic()  # of this process, as near as a module can tell
 LEFT_OUT: list[str] = []  # what the budget kept from running
 
 
-def _seconds(name: str, default: float) -> float:
-    text = os.environ.get(name, "").strip()
-    try:
-        return float(text) if text else default
-    except ValueError:
-        raise LabError(f"{name}={text!r} is not a number of seconds") from None
-
-
 def seconds_left() -> float:
-    """What is left of NDL_BUDGET_S, counted from the start of the process; infinite where it is not set.
-
-    NDL_UNTIL, seconds since 1970, is a limit by the clock: for processes that were started by one whose time is limited.
-    """
-    left = _seconds("NDL_BUDGET_S", float("inf")) - (time.monotonic() - BEGAN)
-    return min(left, _seconds("NDL_UNTIL", float("inf")) - time.time())
+    """What is left of NDL_BUDGET_S, counted from the start of the process; infinite where it is not set."""
+    text = os.environ.get("NDL_BUDGET_S", "").strip() or "inf"
+    try:
+        return float(text) - (time.monotonic() - BEGAN)
+    except ValueError:
+        raise LabError(f"NDL_BUDGET_S={text!r} is not a number of seconds") from None
 
 
 def share() -> tuple[int, int]:
@@ -38,13 +30,15 @@ def share() -> tuple[int, int]:
     return int(number), int(of)
 
 
-def within(groups: list) -> Iterator:
+def within(groups: list, recorded: list[dict]) -> Iterator:
     """The groups of runs that the budget allows: none is begun that would not finish.
 
-    The estimate is the longest group of this experiment so far. Before the first one it is NDL_LONGEST_S, which `make gpu`
-    takes from earlier rows; where that is not set, the first one is begun if any time is left.
+    The estimate is the longest group of this experiment so far, here or by its recorded rows; before any is known, the first one
+    is begun if any time is left.
     """
-    longest = _seconds("NDL_LONGEST_S", 0.0)
+    longest = max(
+        (row.get("seconds", 0.0) * row.get("together", 1) for row in recorded), default=0.0
+    )
     for at, group in enumerate(groups):
         if seconds_left() <= longest:
             LEFT_OUT.append(f"{len(groups) - at} of {len(groups)} groups")

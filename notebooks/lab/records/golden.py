@@ -3,7 +3,8 @@
 results/golden/<experiment>.json holds what the experiment gives at its smallest size, with the tolerance that other threads and
 kernels need, and the versions under which rows count; the first one is today's, and new rows carry it. Every smoke run must
 give these numbers. Who changes them on purpose takes them anew (`make golden`); if they moved, a new version begins, and a full
-run trains what is missing. What a small run cannot show, rows themselves do: `again` runs some of them once more.
+run trains what is missing, or the file says for what reason the rows are the same. What a small run cannot show, rows themselves
+do: `again` runs some of them once more.
 """
 
 from __future__ import annotations
@@ -99,6 +100,12 @@ def moved(known: dict, found: list[list]) -> list[str]:
     return [words for _, words in sorted(worst, reverse=True)]
 
 
+def unknown(known: dict, found: list[list]) -> list[str]:
+    """In words which configurations of a small run the golden file does not know."""
+    before = {canonical(config) for config, _ in known["values"]}
+    return [f"{key} is new" for key in (canonical(c) for c, _ in found) if key not in before]
+
+
 def difference(a, b, least: float = 0.0) -> float:
     """Relative difference of two numbers; infinite where one is none."""
     if a == b:
@@ -115,7 +122,9 @@ def check(name: str, rows: list[dict]) -> None:
         target = pathlib.Path(folder, f"{name}.json")
         earlier = json.loads(target.read_text()) if target.is_file() else []  # recorded in parts
         target.write_text(json.dumps([*earlier, *found]), encoding="utf-8")
-    elif problems := moved(kept(name), found):
+    elif problems := moved(kept(name), found) or (
+        kept(name)["values"] and unknown(kept(name), found)
+    ):
         raise RecordError(
             f"{name}: its smoke run gives other numbers than its golden file: {problems[0]}; {len(problems) - 1} more. "
             f"If that is meant, `make golden` takes them anew, and rows of version {version(name)} count no more."

@@ -169,20 +169,21 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
         rows, torn = parse(path)
         if torn:
             set_torn_aside(path, torn)
-        writer, done = Writer(path), golden.current(experiment.name, _known(path, rows))
+        writer, known = Writer(path), _known(path, rows)
+        done = golden.current(experiment.name, known)
         missing = [c for c in grid if canonical(c) not in done]
         data = {d: checksum(d) for d in experiment.data if missing}
         code = golden.version(experiment.name)
         fixed = {"experiment": path.stem, "code": code, "data": data}
         number, of = budget.share()
         waiting = groups(missing, experiment.together)[number::of]
-        allowed = ((g, run_group(experiment, g, mode())) for g in budget.within(waiting))
+        allowed = ((g, run_group(experiment, g, mode())) for g in budget.within(waiting, known))
         shown = mode() == "full"
         for group, outcomes in progress(allowed, experiment.name, shown, total=len(waiting)):
             now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
             for config, outcome in zip(group, outcomes):
-                known = {"key": canonical(config), "config": config, "seed": config["seed"]}
-                writer.append({**fixed, **known, **outcome, "time": now})
+                own = {"key": canonical(config), "config": config, "seed": config["seed"]}
+                writer.append({**outcome, **fixed, **own, "time": now})
         rows = _known(path, parse(path)[0])
     left = {canonical(c) for c in grid} - {r["key"] for r in rows}
     if left and (budget.LEFT_OUT or of > 1):
@@ -223,7 +224,7 @@ def _smoke_grid(grid: list[dict], overrides: dict, seeds: int) -> list[dict]:
 
 
 def _run_again(experiment: Experiment, rows: list[dict]) -> None:
-    """For `lab.tools.again`: run the groups of some recorded rows once more, and write what came out to NDL_AGAIN_TO."""
+    """For `lab again`: run the groups of some recorded rows once more, and write what came out to NDL_AGAIN_TO."""
     asked = json.loads(os.environ.get("NDL_AGAIN", "{}")).get(experiment.name, [])
     wanted, recorded = set(map(canonical, asked)), {row["key"]: row for row in rows}
     for group in groups([row["config"] for row in rows] if wanted else [], experiment.together):

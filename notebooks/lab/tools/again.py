@@ -1,4 +1,4 @@
-"""Recorded rows once more: ``python -m lab.tools.again [EXPERIMENT [KEY=VALUE ...]] [--seconds S] [--seed N]`` (`make again`).
+"""Recorded rows once more: ``python -m lab again [EXPERIMENT [KEY=VALUE ...]] [--seconds S] [--seed N]`` (`make again`).
 
 Without a name, groups of rows are drawn from all experiments until, by their own record, S seconds are full; with one, its groups
 whose configurations have the values named. The notebook that records them runs in replay, and there these groups run.
@@ -11,18 +11,16 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import pathlib
 import random
 import re
-import subprocess
-import sys
 import tempfile
 
 from .. import modes
-from ..modes import NOTEBOOKS, LabError
+from ..modes import LabError
 from ..records import golden, store
 from ..stats import interval
+from . import scripts
 
 ROUNDING = 1e-4  # relative: other threads, other instructions
 TIMED = re.compile(
@@ -75,15 +73,8 @@ def run(chosen: dict[str, list[dict]]) -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         target = pathlib.Path(folder, "again.jsonl")
         for path, asked in notebooks.items():
-            cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-            code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
-            script = pathlib.Path(folder, f"{path.stem}.py")
-            script.write_text("\n\n".join(code), encoding="utf-8")
-            more = {"NDL_MODE": "replay", "NDL_AGAIN": json.dumps(asked), "MPLBACKEND": "Agg"}
-            more |= {"NDL_AGAIN_TO": str(target), "OMP_NUM_THREADS": "1"}
-            where = {"PYTHONPATH": os.pathsep.join([str(modes.ROOT), str(NOTEBOOKS)])}
-            command, silent = [sys.executable, str(script)], subprocess.DEVNULL
-            subprocess.run(command, cwd=NOTEBOOKS, env=os.environ | where | more, stdout=silent)
+            settings = {"NDL_AGAIN": json.dumps(asked), "NDL_AGAIN_TO": str(target)}
+            scripts.run(path, "replay", OMP_NUM_THREADS="1", **settings)
         lines = target.read_text(encoding="utf-8").splitlines() if target.is_file() else []
     return [json.loads(line) for line in lines]
 
@@ -122,13 +113,13 @@ def _like_other_seeds(new: list, recorded: list) -> bool:
     return abs(sum(new) / len(new) - mean) <= wider * (high - low) / 2
 
 
-def main() -> int:
-    asked = argparse.ArgumentParser(description=__doc__)
+def main(arguments: list[str]) -> int:
+    asked = argparse.ArgumentParser(prog="lab again", description=__doc__)
     asked.add_argument("experiment", nargs="?")
     asked.add_argument("values", nargs="*", help="KEY=VALUE|VALUE")
     asked.add_argument("--seconds", type=float, default=60)
     asked.add_argument("--seed", type=int, default=0)
-    asked = asked.parse_args()
+    asked = asked.parse_args(arguments)
     chosen = drawn(asked.seconds, asked.seed)
     if asked.experiment:
         wanted = dict(value.split("=", 1) for value in asked.values)
@@ -151,7 +142,3 @@ def main() -> int:
 
 def _has(config: dict, wanted: dict[str, str]) -> bool:
     return all(str(config.get(key)) in value.split("|") for key, value in wanted.items())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

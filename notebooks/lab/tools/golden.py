@@ -1,22 +1,21 @@
-"""Golden files anew: ``python -m lab.tools.golden NOTEBOOK [EXPERIMENT ...]`` (`make golden`), for numbers that changed on purpose.
+"""Golden files anew: ``python -m lab golden NOTEBOOK ... [--only EXPERIMENT ...] [--same WHY]``, for numbers that changed on purpose.
 
-The notebook is run small; the numbers of these experiments (of all that have none, if none is named) become the golden ones. If
-they moved, a new version begins, and a full run trains what no longer counts. What other threads and other instructions change
-is the tolerance: the notebook is run small once more for each of `VARIANTS`.
+Each notebook is run small, and the numbers of its experiments become the golden ones (those named by --only, else those that have
+none yet or whose numbers moved). If they moved, a new version begins, and a full run trains what no longer counts; --same keeps
+the rows, and the golden file says for what reason. What other threads and other instructions change is the tolerance: the
+notebook is run small once more for each of `VARIANTS`.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
-import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 
-from .. import modes
-from ..modes import NOTEBOOKS
-from ..records import golden
+from ..modes import LabError, slug
+from ..records import golden, store
+from . import scripts
 
 MARGIN = 10  # times the largest difference that was measured
 ROUGH = 0.05  # a relative difference from which on a number is taken for a time or for noise, and not compared
@@ -27,19 +26,12 @@ VARIANTS = (
 )
 
 
-def small(notebook: pathlib.Path, variant: dict[str, str], folder: pathlib.Path) -> dict[str, list]:
+def small(notebook: pathlib.Path, variant: dict[str, str]) -> dict[str, list]:
     """Experiment -> what it gives in a smoke run of its notebook."""
-    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
-    script = folder / f"{notebook.stem}.py"
-    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    script.write_text("\n\n".join(code), encoding="utf-8")
-    (folder / "found").mkdir()
-    where = {"PYTHONPATH": os.pathsep.join([str(modes.ROOT), str(NOTEBOOKS)]), "MPLBACKEND": "Agg"}
-    where |= {"NDL_MODE": "smoke", "NDL_GOLDEN_TO": str(folder / "found")}
-    command = [sys.executable, str(script)]
-    environment = os.environ | where | variant
-    subprocess.run(command, cwd=NOTEBOOKS, env=environment, check=True, stdout=subprocess.DEVNULL)
-    return {p.stem: json.loads(p.read_text()) for p in (folder / "found").glob("*.json")}
+    with tempfile.TemporaryDirectory() as folder:
+        if scripts.run(notebook, "smoke", NDL_GOLDEN_TO=folder, **variant):
+            raise LabError(f"{slug(notebook)} fails in smoke mode, see above; nothing is kept")
+        return {p.stem: json.loads(p.read_text()) for p in pathlib.Path(folder).glob("*.json")}
 
 
 def tolerance(found: list[list], others: list[list[list]]) -> dict[str, float | None]:
@@ -57,26 +49,41 @@ def tolerance(found: list[list], others: list[list[list]]) -> dict[str, float | 
     }
 
 
-def main(name: str, *wanted: str) -> None:
-    notebook = next(path for path in modes.chapters() if name in modes.slug(path))
-    runs = []
-    for variant in VARIANTS:
-        with tempfile.TemporaryDirectory() as folder:
-            runs.append(small(notebook, variant, pathlib.Path(folder)))
-    for experiment, found in runs[0].items():
-        known = golden.kept(experiment)
-        if experiment in wanted or not (wanted or known["values"]):
-            moved = golden.moved(known, found)
-            counts = (
-                [str(len(known["counts"]) + 1)] if moved and known["values"] else known["counts"]
-            )
-            fresh = {
-                "counts": counts,
-                "tolerance": tolerance(found, [r[experiment] for r in runs[1:]]),
-            }
-            golden.write(experiment, known | fresh | {"values": found})
-            print(f"{experiment}: version {counts[0]}", *moved[:1], sep=", ")
+def renewed(name: str, known: dict, moved: list[str], same: str) -> dict:
+    """The head of a golden file with other numbers: a new version, or the old one with the reason why rows still count."""
+    if not (moved and known["values"]):
+        return known
+    if same:
+        return known | {"same": [*known.get("same", ()), {"moved": moved[0], "why": same}]}
+    used = {*known["counts"], *(row["code"] for row in store.read(name))}
+    return known | {
+        "counts": [str(max([0, *(int(c) for c in used if len(c) < 6 and c.isdigit())]) + 1)]
+    }
 
 
-if __name__ == "__main__":
-    main(*sys.argv[1:])
+def keep(notebook: pathlib.Path, only: list[str], same: str) -> None:
+    """Take the numbers of a notebook's experiments anew."""
+    runs = [small(notebook, VARIANTS[0])]
+    wanted = {}
+    for name, found in runs[0].items():
+        known = golden.kept(name)
+        moved = golden.moved(known, found)
+        stands = known["values"] and not (moved or golden.unknown(known, found))
+        if name in only or not (only or stands):
+            wanted[name] = renewed(name, known, moved, same)
+    runs += [small(notebook, variant) for variant in VARIANTS[1:] if wanted]
+    for name, head in wanted.items():
+        found = runs[0][name]
+        fresh = {"tolerance": tolerance(found, [r[name] for r in runs[1:]]), "values": found}
+        golden.write(name, head | fresh)
+        print(f"{name}: version {head['counts'][0]} counts, {len(found)} small runs")
+
+
+def main(arguments: list[str]) -> None:
+    asked = argparse.ArgumentParser(prog="lab golden", description=__doc__)
+    asked.add_argument("notebooks", nargs="+")
+    asked.add_argument("--only", nargs="+", default=[], metavar="EXPERIMENT")
+    asked.add_argument("--same", default="", metavar="WHY")
+    asked = asked.parse_args(arguments)
+    for notebook in scripts.chosen(asked.notebooks):
+        keep(notebook, asked.only, asked.same)

@@ -1,6 +1,6 @@
 """`make pdf`: the main line of the built book as one PDF with outlines and links, printed by a browser that is on this machine.
 
-python -m lab.tools.pdf FOLDER_OF_THE_BUILT_BOOK FILE.pdf
+python -m lab pdf FOLDER_OF_THE_BUILT_BOOK FILE.pdf
 
 The articles of all pages become one page, so that a link between chapters is a link inside the file.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 import pathlib
 import posixpath
 import re
-import sys
 import tempfile
 import urllib.parse
 
@@ -156,7 +155,3 @@ def main(arguments: list[str]) -> None:
     """The command line: the folder of the built book, and the file to write."""
     call(print_book, arguments, __doc__)
     print(f"The main line: {arguments[1]}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,6 +1,6 @@
 """`make report`: a page of the built book printed to PDF by a browser that is on this machine.
 
-python -m lab.tools.report PAGE.html FILE.pdf
+python -m lab report PAGE.html FILE.pdf
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import pathlib
 import re
 import shutil
 import subprocess
-import sys
 
 from ..modes import LabError
 
@@ -72,7 +71,3 @@ def main(arguments: list[str]) -> None:
     """The command line: the page, and the file to write."""
     call(print_page, arguments, __doc__)
     print(f"The report: {arguments[1]}")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

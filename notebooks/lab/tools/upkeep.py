@@ -1,4 +1,4 @@
-"""Upkeep of the book: ``python -m lab.tools.upkeep environment | stamp URL | times``."""
+"""Upkeep of the book: ``python -m lab environment | stamp URL | times``."""
 
 from __future__ import annotations
 
@@ -102,7 +102,3 @@ def main(arguments: list[str]) -> None:
             times()
         case _:
             raise SystemExit(__doc__)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])

@@ -1,0 +1,38 @@
+"""The book's one command: ``python -m lab COMMAND ...``; without a command it lists them."""
+
+import importlib
+import sys
+
+from .modes import LabError
+
+COMMANDS = {
+    "run": "NOTEBOOK ... [--budget S] [--out DIR]: train what the records lack",
+    "merge": "DIR: check the rows of such a folder and append them to the records",
+    "again": "[EXPERIMENT [KEY=VALUE ...]] [--seconds S]: recorded rows once more, against their record",
+    "golden": "NOTEBOOK ... [--only EXPERIMENT ...] [--same WHY]: the numbers of small runs anew",
+    "bench": "time the layer and its peers on this machine, and add the rows",
+    "report": "PAGE PDF: the reproducibility report as one sheet",
+    "pdf": "HTML PDF: the built book as one file",
+    "stamp": "URL: the repository's address into every setup cell",
+    "environment": "environment.yml from pyproject.toml",
+    "times": "the seconds of every notebook, recorded",
+}
+MODULES = {"bench": "chapters.speed", "stamp": "tools.upkeep", "environment": "tools.upkeep"}
+MODULES |= {"times": "tools.upkeep"}
+NAMED = {"stamp", "environment", "times"}  # one module for several commands: it is told which
+
+
+def main(arguments: list[str]) -> int | None:
+    """Run a command; what a reader can put right ends in one line."""
+    command, *rest = arguments or [""]
+    if command not in COMMANDS:
+        raise SystemExit("\n".join([__doc__, *(f"  {n} {text}" for n, text in COMMANDS.items())]))
+    module = importlib.import_module(f"lab.{MODULES.get(command, f'tools.{command}')}")
+    try:
+        return module.main(arguments if command in NAMED else rest)
+    except LabError as error:
+        raise SystemExit(str(error)) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
