@@ -38,6 +38,8 @@ def toc_pages() -> list[str]:
 PAGES = toc_pages()
 CHAPTERS = [page for page in PAGES if page.startswith("notebooks/")]
 CODE_PAGE = CHAPTERS[0]  # where the colours of code are checked
+TAUGHT = ("10",)  # the lectures that show a training
+LECTURES = [page for page in CHAPTERS if page.split("/")[1].startswith(TAUGHT)]
 EVERYWHERE = [*PAGES, "search.html?q=Kronecker"]
 
 
@@ -236,6 +238,21 @@ def test_chapters_carry_their_outputs(html, name):
         assert figure.figcaption and figure.figcaption.text.strip(), "a figure without caption"
 
 
+def losses(text: str) -> list[float]:
+    """The losses that a training printed, in order."""
+    return [float(number) for number in re.findall(r"loss\W+(\d+\.\d+)", text)]
+
+
+@pytest.mark.parametrize("name", LECTURES)
+def test_a_lecture_trains_a_network_and_its_loss_falls(html, name):
+    shown = soup(html / name).select("div.cell:has(.cell_input)")
+    training = [cell for cell in shown if ".backward()" in cell.select_one(".cell_input").text]
+    assert training, "no cell that a reader sees trains"
+    outputs = [losses(cell.text) for cell in shown if cell.select_one(".cell_output")]
+    falls = [found for found in outputs if len(found) > 2 and found[-1] < 0.8 * found[0]]
+    assert falls, "no visible output shows a loss that falls"
+
+
 def test_previews_name_places_that_exist(html):
     text = (html / "_static" / "previews.js").read_text(encoding="utf8")
     previews = json.loads(text.removeprefix("window.ndlPreviews = ").removesuffix(";\n"))
@@ -345,6 +362,9 @@ STRIP = """code => { document.querySelectorAll('mjx-container').forEach(e => e.r
             const own = [row, ...row.querySelectorAll('*')].map(kind).join();
             seen[own] = (seen[own] || 0) + 1;
             if (seen[own] > 2) row.remove(); }); }); }"""
+FIRST_PICTURE = """() => { const top = e => e.getBoundingClientRect().top + window.scrollY;
+    const picture = document.querySelector('article :is(figure, .ndl-interactive)');
+    return [top(document.querySelector('article h1')), picture ? top(picture) : Infinity]; }"""
 BROKEN = """() => Array.from(document.images).filter(i => i.loading !== 'lazy' && i.complete && !i.naturalWidth && i.src)
     .map(i => i.src)"""
 
@@ -363,6 +383,9 @@ def test_page_reads_in_a_browser(visit, name):
         assert not page.locator("mjx-merror, [data-mjx-error]").count(), "an equation has an error"
         assert not page.evaluate(LONG), f"break these equations for phones: {page.evaluate(LONG)}"
     assert not page.evaluate(BROKEN), "an image does not load"
+    if name in LECTURES:
+        picture = page.evaluate(FIRST_PICTURE)[1]
+        assert picture <= 1.2 * PHONE["height"], f"the first picture begins at {picture} px"
     width = page.evaluate("document.documentElement.scrollWidth")
     assert width <= 390, f"the page is {width} pixels wide on a phone of 390: {page.evaluate(WIDE)}"
     assert not page.evaluate(LOCKED), f"a keyboard cannot scroll these: {page.evaluate(LOCKED)}"
@@ -374,6 +397,9 @@ def test_page_reads_in_a_browser(visit, name):
         turn(page, "dark", DESKTOP)
         complaints += axe(page, whole)
     turn(page, "light", DESKTOP)
+    if name in LECTURES:
+        title, picture = page.evaluate(FIRST_PICTURE)
+        assert picture - title <= 420, f"the first picture begins {picture - title} px below"
     complaints += axe(page, whole, None if whole else "main")
     assert not complaints, "\n".join(dict.fromkeys(complaints))
     assert not one.outside, f"requests to other hosts: {one.outside}"
