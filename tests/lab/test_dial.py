@@ -49,6 +49,29 @@ def test_components_against_plain_loops():
     assert float(dial.components(x, "local")["xor"]) == pytest.approx(wanted)
 
 
+def test_the_scale_of_the_entangled_part_is_another_place_of_the_dial(sample):
+    alpha, scale = 0.45, 0.2
+    odds = scale * alpha / (1 - alpha)
+    there = dial.target(sample, "text", odds / (1 + odds))
+    found = dial.target(sample, "text", alpha, scale)
+    assert torch.allclose(found, (1 - alpha + alpha * scale) * there, atol=1e-4)
+    assert not torch.allclose(found, dial.target(sample, "text", alpha), atol=1e-2)
+    drawn = dial.draw("text", alpha, 100, 5, tests=10, scale=scale).train[1]
+    assert torch.equal(drawn, dial.target(dial.inputs(100, 5), "text", alpha, scale)[:80])
+
+
+@pytest.mark.parametrize(
+    ("gaps", "scale"),
+    [((-1, -1, 1), 0.2), ((-3, 1, 2), 0.075), ((1, 2, 3), 0.05), ((-3, -2, -1), 0.4)],
+)
+def test_the_scale_of_the_crossing(gaps, scale):
+    """Doubling scales: by straight lines over the logarithm, or the nearest one where the sign never changes."""
+    at = [0.05, 0.1, 0.4]
+    lines = {0.2: math.sqrt(0.1 * 0.4), 0.075: 0.05 * 2**0.75}
+    wanted = float(f"{lines.get(scale, scale):.2g}")
+    assert dial.scale_of_crossing(pd.Series(gaps, index=at, dtype=float)) == wanted
+
+
 def test_scrambling_permutes_the_places_of_the_entangled_masks_only():
     aligned, scrambled = dial.masks("aligned"), dial.masks("scrambled")
     for name in aligned:

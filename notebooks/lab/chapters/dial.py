@@ -101,20 +101,19 @@ def components(x: Tensor, where: str = "aligned") -> dict[str, Tensor]:
     return {name: out[name] for part in ALL for name in part}
 
 
-def weights(reading: str, alpha: float) -> dict[str, float]:
-    """Component -> its factor in (1 - alpha) f_separable + alpha f_entangled; each f has variance 1."""
+def weights(reading: str, alpha: float, scale: float = 1.0) -> dict[str, float]:
+    """Component -> its factor in (1 - alpha) f_separable + alpha scale f_entangled; each f has variance 1."""
     if reading not in READINGS:
         raise LabError(f"reading {reading!r}: one of {', '.join(READINGS)}")
     parts = READINGS[reading][0]
-    return {
-        n: f / math.sqrt(len(part)) for f, part in zip((1 - alpha, alpha), parts) for n in part if f
-    }
+    both = zip((1 - alpha, alpha * scale), parts)
+    return {n: f / math.sqrt(len(part)) for f, part in both for n in part if f}
 
 
-def target(x: Tensor, reading: str, alpha: float) -> Tensor:
-    """The dialled target of inputs (count, side, side): (count, 1)."""
-    parts = components(x, READINGS[reading][1])
-    return sum(factor * parts[name] for name, factor in weights(reading, alpha).items())[:, None]
+def target(x: Tensor, reading: str, alpha: float, scale: float = 1.0) -> Tensor:
+    """The dialled target of inputs (count, side, side): (count, 1); ``scale`` is that of the entangled part."""
+    parts, factors = components(x, READINGS[reading][1]), weights(reading, alpha, scale)
+    return sum(factor * parts[name] for name, factor in factors.items())[:, None]
 
 
 def spread(alpha: float) -> float:
@@ -127,16 +126,16 @@ def scaled(x: Tensor) -> Tensor:
     return (x - 0.5) * math.sqrt(12)
 
 
-def draw(reading: str, alpha: float, samples: int, seed: int, tests: int = 10_000) -> Split:
+def draw(
+    reading: str, alpha: float, samples: int, seed: int, tests: int = 10_000, scale: float = 1.0
+) -> Split:
     """``samples`` fresh samples, four fifths for training and one for validation; ``tests`` further ones for testing."""
     x = inputs(samples, seed)
     x_test = inputs(tests, seed + 1_000_000)
-    y = target(x, reading, alpha)
+    y, y_test = (target(part, reading, alpha, scale) for part in (x, x_test))
     at = samples * 4 // 5
     x = scaled(x)
-    return Split(
-        (x[:at], y[:at]), (x[at:], y[at:]), (scaled(x_test), target(x_test, reading, alpha))
-    )
+    return Split((x[:at], y[:at]), (x[at:], y[at:]), (scaled(x_test), y_test))
 
 
 # ----------------------------------------------------------------------------------------- training
@@ -225,14 +224,16 @@ def ridge(
     return model
 
 
-def learnt(model: nn.Module, x: Tensor, reading: str, alpha: float) -> dict[str, float]:
+def learnt(
+    model: nn.Module, x: Tensor, reading: str, alpha: float, scale: float = 1.0
+) -> dict[str, float]:
     """Slope of a model's output along each component of the target: 1 if it has all of it, 0 if nothing. ``x`` is `scaled`."""
     parts = components(x / math.sqrt(12) + 0.5, READINGS[reading][1])
     out = predict(model, x)[:, 0]
     out = out - out.mean()
     return {
         name: ((out * parts[name]).mean() / parts[name].square().mean() / factor).item()
-        for name, factor in weights(reading, alpha).items()
+        for name, factor in weights(reading, alpha, scale).items()
     }
 
 
@@ -264,6 +265,18 @@ def crossing(at: Sequence[float], gaps: np.ndarray, draws: int = 2000) -> dict[s
     low, high = np.nanquantile(found, (0.025, 0.975)) if once >= 0.975 else (math.nan, math.nan)
     mean = upwards(np.mean(gaps, axis=0))
     return {"alpha": mean, "low": float(low), "high": float(high), "once": once}
+
+
+def scale_of_crossing(gaps: pd.Series) -> float:
+    """The scale at which log ratios, by rising scale, first pass zero, by straight lines over its logarithm, to two digits; the one
+    nearest to zero where they do not."""
+    at, values = np.log(gaps.index.to_numpy(float)), gaps.to_numpy(float)
+    turns = np.flatnonzero((values[:-1] < 0) != (values[1:] < 0))
+    if not len(turns):
+        return float(gaps.index[np.abs(values).argmin()])
+    i = turns[0]
+    found = at[i] + (at[i + 1] - at[i]) * values[i] / (values[i] - values[i + 1])
+    return float(f"{math.exp(found):.2g}")
 
 
 def reach(sizes: Sequence[int], errors: Sequence[float], goal: float) -> float:
