@@ -12,15 +12,39 @@ from torch import nn
 from ndlinear import NdLinear
 
 
-@pytest.mark.parametrize(("workers", "steps"), [(2, 2), (8, 6), (9, 8), (1024, 20)])
-def test_messages_of_a_tree(workers, steps):
-    assert scaling.messages(workers) == steps
+@pytest.mark.parametrize(("workers", "steps"), [(2, 1), (8, 3), (9, 4), (1024, 10)])
+def test_each_round_doubles_the_processes_heard_from(workers, steps):
+    assert scaling.rounds(workers) == steps
+
+
+def exchange(workers, nbytes):
+    """Recursive doubling, played: (messages one after another, bytes that one process sends), until all have all terms."""
+    heard, sent, distance = [{me} for me in range(workers)], 0, 1
+    while any(len(own) < workers for own in heard):
+        heard = [heard[me] | heard[me ^ distance] for me in range(workers)]
+        sent, distance = sent + nbytes, 2 * distance
+    return sent // nbytes, sent
+
+
+@pytest.mark.parametrize("workers", [2, 8, 64])
+def test_recursive_doubling_takes_the_messages_and_bytes_of_the_exchange(workers):
+    link = Link(1e-5, 1e9)
+    messages, sent = exchange(workers, 1000)
+    expected = messages * link.latency + sent / link.bandwidth
+    assert scaling.doubling_seconds(1000, workers, link) == pytest.approx(expected)
+
+
+def test_short_messages_are_doubled_and_long_ones_halved():
+    link = Link(1e-5, 1e9)
+    assert scaling.all_reduce_seconds(8, 2, link) == pytest.approx(1e-5 + 8e-9)
+    assert scaling.all_reduce_seconds(8, 64, link) == pytest.approx(6e-5, rel=1e-2)
+    assert scaling.all_reduce_seconds(1e9, 8, link) == pytest.approx(6 * 1e-5 + 2 * 7 / 8 * 1.0)
 
 
 def test_the_fit_finds_the_link_that_made_the_times():
     link = Link(5e-5, 2e9)
     sizes = [4 * 2**k for k in range(8, 23)]
-    times = [scaling.all_reduce_seconds(n, 2, link) for n in sizes]
+    times = [scaling.halving_seconds(n, 2, link) for n in sizes]
     found = scaling.fit_link(sizes, times, 2)
     assert found.latency == pytest.approx(5e-5) and found.bandwidth == pytest.approx(2e9)
     assert times[0] == pytest.approx(2 * 5e-5 + 1024 / 2e9)

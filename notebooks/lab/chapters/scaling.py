@@ -53,25 +53,37 @@ def all_reduce_bytes(nbytes: float, workers: int) -> float:
     return 2 * (workers - 1) / workers * nbytes
 
 
-def messages(workers: int) -> int:
-    """Messages one after another in an all-reduce over a tree, up and down again."""
-    return 2 * math.ceil(math.log2(workers))
+def rounds(workers: int) -> int:
+    """Messages one after another until each process has heard from all others; exact for powers of two."""
+    return math.ceil(math.log2(workers))
+
+
+def halving_seconds(nbytes: float, workers: int, link: Link) -> float:
+    """Halving and doubling: sums of ever smaller parts, then the parts back; two rounds of messages, and the fewest bytes."""
+    messages = 2 * rounds(workers)
+    return messages * link.latency + all_reduce_bytes(nbytes, workers) / link.bandwidth
+
+
+def doubling_seconds(nbytes: float, workers: int, link: Link) -> float:
+    """Recursive doubling: in each round a process exchanges its whole sum with a process further away; the fewest messages."""
+    return rounds(workers) * (link.latency + nbytes / link.bandwidth)
 
 
 def all_reduce_seconds(nbytes: float, workers: int, link: Link) -> float:
-    """An all-reduce by the latency-bandwidth model, with the fewest messages of a tree and the fewest bytes of a ring."""
-    return messages(workers) * link.latency + all_reduce_bytes(nbytes, workers) / link.bandwidth
+    """An all-reduce by the latency-bandwidth model, with the faster of the two algorithms above."""
+    return min(way(nbytes, workers, link) for way in (halving_seconds, doubling_seconds))
 
 
 def fit_link(sizes: list[float], seconds: list[float], workers: int) -> Link:
     """The link that explains measured all-reduces of these sizes best, in relative errors (least squares, neither number negative).
 
-    The bandwidth is infinite where the times do not grow with the size.
+    The messages are those of halving and doubling; gloo's ring has as many between two processes. The bandwidth is infinite where
+    the times do not grow with the size.
     """
     from scipy.optimize import nnls
 
     n, t = np.asarray(sizes, float), np.asarray(seconds, float)
-    columns = np.stack([np.full_like(n, messages(workers)), all_reduce_bytes(n, workers)], 1)
+    columns = np.stack([np.full_like(n, 2 * rounds(workers)), all_reduce_bytes(n, workers)], 1)
     latency, per_byte = nnls(columns / t[:, None], np.ones_like(t))[0]
     return Link(latency, 1 / per_byte if per_byte else math.inf)
 
@@ -334,7 +346,7 @@ def predicted(
     rows = []
     for name, (make, _) in NETWORKS.items():
         count = models.size(make())
-        talk = 1e6 * all_reduce_seconds(FLOAT * count, workers, link)
+        talk = 1e6 * halving_seconds(FLOAT * count, workers, link)
         alone, shared = middle[f"alone {name}"], middle[f"shared {name}"]
         rows.append((name, count, alone, talk, alone + talk, shared, (alone + talk) / shared - 1))
     names = ["network", "parameters", "alone", "communication", "predicted", "measured", "error"]
