@@ -18,6 +18,7 @@ from .page.facts import fact, facts, protocols, setting
 from .page.figures import colour, label, marker, style
 from .page.footer import footer
 from .page.ledger import claim, finding, verdict
+from .page.quote import quote
 from .page.recorded import recorded
 from .page.scale import at_scale, on_devices, places, whole
 from .page.show import baselines, interactive, say, start, table

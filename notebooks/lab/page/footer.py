@@ -8,12 +8,13 @@ import pathlib
 from .. import modes
 from ..machine import module_version
 from ..records import golden, store
-from . import ledger
+from . import ledger, quote
 from .show import put
 
 
 def footer(slug: str) -> None:
-    """The last line of a chapter: the claims that it settles, folded, its evidence, times, and the file of the layer."""
+    """The last line of a chapter: the claims that it settles, its evidence, times, the layer's file. Looks up what it quoted."""
+    quote.look_up(slug)
     settled = [c for c in ledger.of_chapter(slug) if c["verdict"] not in ("open", "untestable")]
     claims = {cell(c, slug): f"{ledger.mark(c)}\N{NO-BREAK SPACE}{c['id']}" for c in settled}
     count = f"{len(claims)} claim{'' if len(claims) == 1 else 's'} of the paper settled here"
