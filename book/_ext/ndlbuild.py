@@ -31,7 +31,7 @@ PACKAGES = (
     "myst-nb",
 )
 LAYER = ("ndlinear.py", "ndlinear_lora.py", "ndlinear_lokr.py", "ndlinear_peft.py")
-SOURCES = (*LAYER, "notebooks/lab", "notebooks/results", "book/paper")
+SOURCES = (*LAYER, "ndlinear_guide", "notebooks/lab", "notebooks/results", "book/paper")
 MATHJAX = (
     "tex-chtml.js",
     "output/chtml/fonts/woff-v2",

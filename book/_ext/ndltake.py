@@ -44,7 +44,7 @@ FILES = {
         "book/_static/peft-lokr-factored.patch",
         "for peft 0.21; not sent to its authors",
     ),
-    "lr_groups": File("lr_groups.py", "notebooks/lab/train/rates.py", "one file, needs torch only"),
+    "lr_groups": File("lr_groups.py", "ndlinear_guide/rates.py", "one file, needs torch only"),
 }
 
 

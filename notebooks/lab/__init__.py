@@ -4,11 +4,11 @@ Nothing here imports from a notebook. Only torch, numpy, scipy, pandas, matplotl
 needed to run an experiment; IPython, tqdm, PyYAML, scikit-learn and dask are used where they are installed.
 
 Imports go down only: `chapters` and `tools` -> `page` -> `records` -> `data` -> `train` -> the modules of this folder ->
-`ndlinear`. No chapter's module knows another's.
+`ndlinear_guide` and `ndlinear`. No chapter's module knows another's.
 """
 
 from . import reads, modes  # isort: skip  (first: modes puts ndlinear.py on the import path)
-from . import counts, guide, layers, machine, records, released, stats, timing
+from . import counts, machine, records, released, stats, timing
 from .counts import costs, count_macs
 from .data import load, split
 from .machine import require
@@ -21,7 +21,8 @@ from .page.ledger import claim, finding, verdict
 from .page.quote import quote
 from .page.recorded import recorded
 from .page.scale import at_scale, on_devices, places, whole
-from .page.show import baselines, interactive, say, start, table
+from .page.show import baselines, interactive, say, table
+from .page.start import start
 from .records import read, record
 from .records.runs import grid, tuned
 from .stats import (

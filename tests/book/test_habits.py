@@ -227,5 +227,5 @@ def test_the_lab_is_installed_from_its_folder():
     tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["tool"]
     asked = tools["setuptools"]
     modules = {path.stem for path in ROOT.glob("ndlinear*.py")}
-    assert asked["packages"] == ["lab"] and set(asked["py-modules"]) == modules
+    assert asked["packages"] == ["lab", "ndlinear_guide"] and set(asked["py-modules"]) == modules
     assert (ROOT / asked["package-dir"]["lab"] / "__init__.py").samefile(lab.__file__)

@@ -14,8 +14,9 @@ from lab.data import choices
 from lab.data.bpe import BPE
 from lab.data.files import DataError
 from lab.decoder import FeedForward, NdFeedForward, learned_activation
-from lab.layers import dense_matrix
 from torch import nn
+
+from ndlinear_guide.layers import dense_matrix
 
 SIZE = opt.Size(layers=2, width=48, heads=2)
 

@@ -5,9 +5,10 @@ import math
 import pandas as pd
 import pytest
 import torch
-from lab import guide
 from lab.chapters import races
 from lab.train import Split
+
+import ndlinear_guide as guide
 
 LIMITS = {"limit": "parameters", "share": 1 / 8}
 

@@ -10,10 +10,10 @@ import pandas as pd
 import pytest
 import torch
 from lab.chapters import step_size
-from lab.train.rates import factor_rates, layer_shapes, lr_groups
 from torch import nn
 
 from ndlinear import NdLinear, NdLinearSum, kronecker_weight
+from ndlinear_guide.rates import factor_rates, layer_shapes, lr_groups
 from ndlinear_lora import NdLinearLoRA
 
 RATE = 1e-3

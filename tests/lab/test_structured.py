@@ -9,13 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from lab import layers
 from lab.chapters import structured
-from lab.guide import schedule
 from lab.train import steps
 from lab.train.loop import seed_everything
 from scipy import stats as independent
 from torch import nn
+
+from ndlinear_guide import layers, schedule
 
 
 @pytest.mark.parametrize("arm", [*structured.ARMS, *structured.NARROW])

@@ -7,10 +7,10 @@ import sys
 
 import pytest
 import torch
-from lab import guide
 from torch import nn
 
 import ndlinear as nd
+from ndlinear_guide import convert
 
 PROJECT = """
 import torch
@@ -66,15 +66,15 @@ def test_its_types_pass_a_strict_check(project):
 def test_it_runs_without_book_warnings_and_asserts_and_reads_a_converted_model(project):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
-    converted, _ = guide.convert(model, {"0": ((8, 8), (8, 8))}, share=0.5)
+    converted, _ = convert(model, {"0": ((8, 8), (8, 8))}, share=0.5)
     x = torch.randn(2, 64)
     torch.save((converted, x, converted(x).detach()), project / "model.pt")
     read = """
 import sys, torch, project
 model, x, y = torch.load("model.pt", weights_only=False)
 torch.testing.assert_close(model(x), y)
-if "lab" in sys.modules:
-    raise ImportError("lab")
+if "ndlinear_guide" in sys.modules:
+    raise ImportError("ndlinear_guide")
 print(model[0])
 """
     done = run(project, "-W", "error", "-OO", "-c", read)

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ndlinear import NdLinear, NdLinearSum, kronecker_weight
+from ndlinear_guide import layers
 
-from .. import layers
 from ..data import load
 from ..page import figures
 from ..stats import at_best_rates, over_cuts

@@ -22,7 +22,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import guide
+import ndlinear_guide
+
 from ..data.files import DataError, File, cache_folder, find, obtain, verified, write
 from ..machine import require
 from ..modes import mode
@@ -388,7 +389,7 @@ def reported() -> pd.DataFrame:
         require("safetensors", "tokenizers")
     bert, tokenizer = load("minilm")
     read = tokens(tokenizer, ["The report reads this sentence.", "And this one."])
-    return guide.report(bert, tuple(read), rounds=0, progress=False)
+    return ndlinear_guide.report(bert, tuple(read), rounds=0, progress=False)
 
 
 # ---------------------------------------------------------------------------------------------------- tables and figures

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ndlinear import cheapest_order, count_macs, near_square
+from ndlinear_guide.layers import Kronecker
 
 from .. import models
 from ..data import SOURCES, load, tokens
@@ -28,7 +29,6 @@ from ..decoder import (
     spread_kinks,
     start_as_released,
 )
-from ..layers import Kronecker
 from ..machine import require
 from ..modes import mode
 from ..page.facts import fact

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import guide, stats
+import ndlinear_guide as guide
+
+from .. import stats
 from ..data import load
 from ..machine import require
 from ..page import figures
@@ -75,7 +77,7 @@ def outputs_of(split: Split) -> int:
 
 def limits(config: Mapping, shape: Sequence[int]) -> dict:
     """What a layer may cost, and the axes: those of the data, and as many in the hidden layer."""
-    axes = {"first": tuple(shape), "second": guide.spread(WIDTH, len(shape))}
+    axes = {"first": tuple(shape), "second": guide.layers.spread(WIDTH, len(shape))}
     return {"share": config["share"], "limit": config["limit"], "axes": axes}
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from ndlinear import NdLinear
+from ndlinear_guide.rates import factor_rates, layer_shapes, lr_groups
 
 from .. import models
 from ..counts import count_macs
@@ -23,7 +24,6 @@ from ..page import figures
 from ..page.recorded import recorded
 from ..stats import above, best_rates, interval
 from ..train import Split, chunked, loop
-from ..train.rates import factor_rates, layer_shapes, lr_groups
 
 Groups = Callable[[nn.Module], list[dict]]
 Weights = dict[str, Tensor]  # of all members, stacked, by name

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .. import layers
+from ndlinear_guide import layers
+
 from ..data import load, split
 from ..decoder import Decoder
 from ..page import figures

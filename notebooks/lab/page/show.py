@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import html as html_
 import json
-import os
 import re
 import string
 import sys
 from collections.abc import Iterable
 
 import pandas as pd
-
-from ..machine import module_version
-from ..modes import mode
 
 
 def jupyter():
@@ -135,19 +130,3 @@ def _merge(frame: pd.DataFrame, intervals: dict[str, str]) -> pd.DataFrame:
         ]
         frame = frame.drop(columns=[low, high])
     return frame
-
-
-def start(asked: str = "", seed: int = 0) -> None:
-    """Set the mode if one is asked for, seeds and figure style, and print the line that a bug report should quote."""
-    import torch
-
-    from ..train.loop import seed_everything
-    from .figures import style
-
-    if asked:
-        os.environ["NDL_MODE"] = asked
-    seed_everything(seed)
-    style()
-    gc.freeze()  # what was imported stays: a collection of garbage that walks through it takes 0.2 s
-    device = f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"
-    print(f"{mode()} · {device} · torch {torch.__version__} · ndlinear.py {module_version()}")

@@ -8,7 +8,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..guide import schedule
+from ndlinear_guide import schedule
+
 from . import stacked
 
 WORST = 1e6  # what is recorded in place of a loss that is larger or not a number

@@ -1,4 +1,5 @@
-"""Structured linear layers to hold beside NdLinear, all in plain torch: low rank, block-diagonal, block tensor trains.
+"""Structured linear layers to hold beside NdLinear, all in plain torch: low rank, block-diagonal, block tensor trains. `build` makes
+the largest one of a kind that a budget allows.
 
 A layer maps (..., D) to (..., H). It has the attributes `in_features` and `out_features`, one bias of H numbers
 or none, the number `steps` of matrices that a number passes one after the other, and `matrices`, which says for
@@ -13,8 +14,10 @@ NdLinear with two modes.
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -26,12 +29,12 @@ from ndlinear import (
     cheapest_order,
     count_macs,
     count_parameters,
-    rearrange,
+    near_square,
 )
 
-Matrices = list[
-    tuple[nn.Parameter, int, int]
-]  # a weight, how many numbers it reads, how many it writes
+Matrices = list[tuple[nn.Parameter, int, int]]  # a weight, how many numbers it reads and writes
+Shape = tuple[int, ...]
+Folding = tuple[Shape, Shape]  # input_dims and hidden_size
 
 
 class Structured(nn.Module):
@@ -275,94 +278,167 @@ def count_weights(layer: Structured) -> int:
     return sum(weight.numel() for weight, _, _ in layer.matrices())
 
 
-# ---------------------------------------------------------------------------------------- layers fitted to a trained one
-def fit_low_rank(linear: nn.Linear, share: float) -> tuple[nn.Sequential, float]:
-    """The low-rank layer nearest to a dense one, by singular value decomposition, as two torch.nn.Linear.
+# ------------------------------------------------------------------------------------------------- sizes of tables
+def divisors(n: int) -> list[int]:
+    """Divisors of n other than 1 and n."""
+    return [d for d in range(2, n // 2 + 1) if n % d == 0]
+
+
+@functools.cache
+def spread(n: int, modes: int) -> Shape:
+    """So many factors of n, ascending, with the smallest sum."""
+    if modes <= 2:
+        return (n,) if modes == 1 else near_square(n)
+    each = [tuple(sorted((a, *spread(n // a, modes - 1)))) for a in [1, *divisors(n)]]
+    return min(each, key=sum)
+
+
+def folding(inputs: int, outputs: int, modes: int = 2) -> Folding | None:
+    """Modes as equal as possible, paired so that the weights are fewest; None where one would have length one."""
+    dims, hidden = spread(inputs, modes), spread(outputs, modes)[::-1]
+    return None if 1 in (*dims, *hidden) else (dims, hidden)
+
+
+def _pairs(inputs: int, outputs: int) -> list[Folding]:
+    """All ways to make two modes of the inputs and two of the outputs, none of length one."""
+    sides = divisors(inputs), divisors(outputs)
+    return [((a, inputs // a), (c, outputs // c)) for a in sides[0] for c in sides[1]]
+
+
+# ------------------------------------------------------------------------------------------------- a layer of a given cost
+class Asked(NamedTuple):
+    """What `build` is asked for; ``most`` is without biases."""
+
+    inputs: int
+    outputs: int
+    most: int
+    limit: str
+    bias: bool
+    folding: Folding | None
+    terms: int | None
+
+
+def build(
+    kind: str,
+    inputs: int,
+    outputs: int,
+    most: int,
+    *,
+    limit: str = "parameters",
+    bias: bool = True,
+    folding: Folding | None = None,
+    terms: int | None = None,
+) -> Structured | None:
+    """The largest layer of a kind within a budget; None where there is none.
 
     Args:
-        linear: the trained layer; its bias is copied.
-        share: at most this part of the dense layer's parameters.
-
-    Returns:
-        The layer and its relative error in the Frobenius norm.
-
-    Raises:
-        ValueError: not even rank one fits into the share.
-    """
-    outputs, inputs = linear.weight.shape
-    rank = min(_budget(linear, share) // (inputs + outputs), inputs, outputs)
-    if rank < 1:
-        raise ValueError(f"rank one of {linear} takes more than {share:g} of its parameters")
-    u, s, v = torch.linalg.svd(linear.weight.detach().double(), full_matrices=False)
-    root = s[:rank].sqrt()
-    down = nn.Linear(inputs, rank, bias=False)
-    up = nn.Linear(rank, outputs, bias=linear.bias is not None)
-    pair = nn.Sequential(down, up).to(linear.weight)
-    with torch.no_grad():
-        down.weight.copy_(root[:, None] * v[:rank])
-        up.weight.copy_(u[:, :rank] * root)
-        if linear.bias is not None:
-            up.bias.copy_(linear.bias)
-    return pair, float((s[rank:].square().sum() / s.square().sum()).sqrt())
-
-
-def fit_kronecker(
-    linear: nn.Linear, share: float, folding: tuple[Sequence[int], Sequence[int]] | None = None
-) -> tuple[nn.Sequential, float]:
-    """The sum of NdLinear terms nearest to a dense layer, on a folding, or on the best one (k, D/k) -> (k, H/k).
-
-    Small k is close to a dense layer with shared blocks, large k has many small terms. As many terms are taken as fit into
-    the share, and into the multiply-adds of the dense layer; the k with the smallest error is kept. Exact for two modes: a
-    singular value decomposition of the rearranged weight. For more a local optimum.
-
-    Args:
-        linear: the trained layer; its bias is copied.
-        share: at most this part of the dense layer's parameters.
-        folding: (input_dims, hidden_size).
-
-    Returns:
-        An NdLinearSum between the folding and its reverse, and its relative error in the Frobenius norm.
+        kind: one of `KINDS`. inputs, outputs: D and H.
+        most: numbers that are trained, the H of the bias among them; with limit="operations" multiply-adds for a sample.
+        folding: (input_dims, hidden_size) of "ndlinear" and "ndlinear-sum"; without it two modes, nearly square.
+        terms: of "ndlinear-sum", at most. A sum has two at least.
 
     Raises:
-        ValueError: no folding fits, for example because the sizes have no common divisor.
+        ValueError: the kind or the limit is unknown, or the folding has other sizes.
     """
-    outputs, inputs = linear.weight.shape
-    found = []
-    for dims, hidden in [folding] if folding else _shared(inputs, outputs):
-        size = count_parameters(dims, hidden, bias=False)
-        macs = count_macs(dims, hidden, cheapest_order(dims, hidden))
-        terms = min(_budget(linear, share) // size, inputs * outputs // macs)
-        if terms >= 1:
-            found.append((dims, hidden, terms))
-    if not found:
-        raise ValueError(
-            f"no folding {folding or '(k, D/k) -> (k, H/k)'} of {linear} fits into {share:g} of its parameters"
-        )
-    # a decomposition is dear: one folding needs no comparison
-    weight = linear.weight.detach().double()
-    dims, hidden, terms = (
-        min(found, key=lambda each: _lost(weight, *each)) if found[1:] else found[0]
-    )
-    layer = NdLinearSum.from_linear(linear, dims, hidden, terms)
-    fitted = nn.Sequential(nn.Unflatten(-1, tuple(dims)), layer, nn.Flatten(-len(hidden)))
-    return fitted, layer.approximation.weight_error
+    if kind not in KINDS:
+        raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, got {kind!r}")
+    if limit not in ("parameters", "operations"):
+        raise ValueError(f"limit must be 'parameters' or 'operations', got {limit!r}")
+    if folding and tuple(map(math.prod, folding)) != (inputs, outputs):
+        raise ValueError(f"folding {folding} has other sizes than {inputs} -> {outputs}")
+    weights = most - outputs if bias and limit == "parameters" else most
+    asked = Asked(inputs, outputs, weights, limit, bias, folding, terms)
+    return KINDS[kind](asked) if weights > 0 else None
 
 
-def _shared(inputs: int, outputs: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """The foldings (k, D/k) -> (k, H/k) without an axis of length one."""
-    both = [k for k in range(2, min(inputs, outputs)) if math.gcd(inputs, outputs) % k == 0]
-    return [((k, inputs // k), (k, outputs // k)) for k in both]
+def narrow(inputs: int, outputs: int, most: int, hidden: int = 1) -> int:
+    """The largest width of a dense network of so many hidden layers, biases counted, within a number of parameters; 0 if none is.
+
+    With w units in each it has (D + 1) w + (hidden - 1) (w + 1) w + (w + 1) H parameters.
+    """
+    square, linear, left = hidden - 1, inputs + hidden + outputs, most - outputs
+    if left < 0:
+        return 0
+    if not square:
+        return left // linear
+    return (math.isqrt(linear**2 + 4 * square * left) - linear) // (2 * square)
 
 
-def _budget(linear: nn.Linear, share: float) -> int:
-    """Weights that a layer may have beside its bias."""
-    size = sum(p.numel() for p in linear.parameters())
-    return int(share * size) - (0 if linear.bias is None else len(linear.bias))
+def _dense(asked: Asked) -> Structured | None:
+    inputs, outputs = asked.inputs, asked.outputs
+    return Dense(inputs, outputs, asked.bias) if inputs * outputs <= asked.most else None
 
 
-def _lost(weight: Tensor, dims: Sequence[int], hidden: Sequence[int], terms: int) -> float:
-    """Relative error of the best sum of Kronecker terms, without forming it."""
-    table = rearrange(weight, dims, hidden)
-    table = table if table.shape[0] <= table.shape[1] else table.T
-    energy = torch.linalg.eigvalsh(table @ table.T).flip(0).clamp_min(0)
-    return float((energy[terms:].sum() / energy.sum()).sqrt())
+def _low_rank(asked: Asked, kind: type[LowRank] = LowRank) -> Structured | None:
+    inputs, outputs = asked.inputs, asked.outputs
+    rank = min(asked.most // (inputs + outputs), inputs, outputs)
+    return kind(inputs, outputs, rank, asked.bias) if rank else None
+
+
+def _blocks(asked: Asked) -> Structured | None:
+    inputs, outputs = asked.inputs, asked.outputs
+    for blocks in divisors(math.gcd(inputs, outputs)):
+        if inputs * outputs // blocks <= asked.most:
+            return BlockDiagonal(inputs, outputs, blocks, asked.bias)
+    return None
+
+
+def _blast(asked: Asked) -> Structured | None:
+    inputs, outputs = asked.inputs, asked.outputs
+    blocks = max((b for b in divisors(math.gcd(inputs, outputs)) if b <= 4), default=0)
+    rank = asked.most // (inputs + outputs + blocks**2)
+    return Blast(inputs, outputs, rank, blocks, asked.bias) if blocks and rank else None
+
+
+def _monarch(asked: Asked) -> Structured | None:
+    pairs = _pairs(asked.inputs, asked.outputs)
+    sizes = [(m * a * (n + c), (m, n), (a, c)) for (m, n), (a, c) in pairs]
+    fits = [found for found in sizes if found[0] <= asked.most]
+    return BlockTensorTrain(*max(fits)[1:], bias=asked.bias) if fits else None
+
+
+def _kronecker(asked: Asked, modes: int = 2) -> Structured | None:
+    found = asked.folding or folding(asked.inputs, asked.outputs, modes)
+    if found is None or _cost(*found, asked.limit) > asked.most:
+        return None
+    return Kronecker(*found, bias=asked.bias)
+
+
+def _fold(asked: Asked) -> Structured | None:
+    """Two modes of other lengths than the nearly square ones, as many weights or multiply-adds as fit."""
+    pairs = _pairs(asked.inputs, asked.outputs)
+    sizes = [(_cost(*each, asked.limit), *each) for each in pairs]
+    fits = [found for found in sizes if found[0] <= asked.most]
+    if not fits or max(fits)[1:] == folding(asked.inputs, asked.outputs):
+        return None
+    return Kronecker(*max(fits)[1:], bias=asked.bias)
+
+
+def _sum(asked: Asked) -> Structured | None:
+    found = asked.folding or folding(asked.inputs, asked.outputs)
+    if found is None:
+        return None
+    largest = max(d * h for d, h in zip(*found))
+    enough = asked.inputs * asked.outputs // largest  # so many terms are every matrix
+    terms = min(enough, asked.terms or enough, asked.most // _cost(*found, asked.limit))
+    return Kronecker(*found, terms, asked.bias) if terms > 1 else None
+
+
+def _cost(dims: Shape, hidden: Shape, limit: str) -> int:
+    if limit == "parameters":
+        return count_parameters(dims, hidden, bias=False)
+    return count_macs(dims, hidden, cheapest_order(dims, hidden))
+
+
+KINDS: dict[str, Callable[[Asked], Structured | None]] = {
+    "dense": _dense,
+    "low-rank": _low_rank,
+    "bottleneck": functools.partial(_low_rank, kind=Bottleneck),  # low rank with a nonlinearity
+    "blocks": _blocks,
+    "monarch": _monarch,
+    "blast": _blast,
+    "ndlinear": _kronecker,
+    "ndlinear-fold": _fold,
+    "ndlinear-3": functools.partial(_kronecker, modes=3),
+    "ndlinear-sum": _sum,
+}

@@ -7,8 +7,9 @@ import math
 import einops.layers.torch
 import pytest
 import torch
-from lab import layers
 from torch.utils.flop_counter import FlopCounterMode
+
+from ndlinear_guide import fit_kronecker, fit_low_rank, layers
 
 LAYERS = {
     "dense": lambda **o: layers.Dense(12, 10, **o),
@@ -127,6 +128,103 @@ def test_a_tensor_train_matrix_of_tensorly_is_a_sum_of_kronecker_products():
     assert torch.allclose(train.to_matrix(), layer(torch.eye(12)).T, atol=1e-6)
 
 
+# ---------------------------------------------------------------------------------------------------------- a given size
+def cost(layer, limit: str) -> int:
+    if limit == "operations":
+        return layer.multiply_adds()
+    return sum(p.numel() for p in layer.parameters())
+
+
+SIZES = [(144, 144, 5300), (64, 256, 1100), (96, 60, 700), (30, 42, 140), (7, 11, 40)]
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("limit", ["parameters", "operations"])
+@pytest.mark.parametrize("kind", layers.KINDS)
+def test_a_layer_keeps_its_budget_and_is_the_largest(kind, limit, bias):
+    """One with the same budget less one is smaller, and no larger budget up to twice gives one that would have fitted."""
+    made = 0
+    for inputs, outputs, most in SIZES:
+        build = functools.partial(layers.build, kind, inputs, outputs, limit=limit, bias=bias)
+        layer = build(most)
+        if layer is None:
+            continue
+        made += 1
+        assert layer(torch.randn(2, 3, inputs)).shape == (2, 3, outputs)
+        own = cost(layer, limit)
+        assert 0 < own <= most
+        less = build(own - 1)
+        assert less is None or cost(less, limit) < own
+        for more in range(most, 2 * most, max(1, most // 9)):
+            assert (larger := build(more)) is None or cost(larger, limit) in (
+                own,
+                *range(most + 1, 2 * most),
+            )
+    assert made or kind == "dense"
+
+
+def test_what_the_kinds_are():
+    built = {kind: layers.build(kind, 144, 144, 144**2 // 4 + 144) for kind in layers.KINDS}
+    assert [kind for kind, layer in built.items() if layer is None] == ["dense"]
+    for kind in ("low-rank", "bottleneck", "blocks", "monarch", "blast", "ndlinear-sum"):
+        assert layers.count_weights(built[kind]) > 0.2 * 144**2
+    assert built["ndlinear"].map.input_dims == (12, 12)
+    assert built["ndlinear-3"].map.input_dims == (4, 6, 6)
+    assert built["ndlinear-sum"].map.rank == 144**2 // 4 // (2 * 144)
+    few = layers.build("ndlinear-sum", 144, 144, 144**2 // 4, terms=3)
+    assert few.map.rank == 3
+    assert layers.build("dense", 12, 10, 130).weight.shape == (10, 12)
+    assert layers.build("dense", 12, 10, 129) is None
+
+
+def test_a_folding_is_that_of_the_axes():
+    axes = ((3, 32), (4, 16))
+    for kind in ("ndlinear", "ndlinear-sum"):
+        layer = layers.build(kind, 96, 64, 1500, folding=axes)
+        assert (layer.map.input_dims, layer.map.hidden_size) == axes
+    # 12 entries of the smaller factor: 12 terms are every matrix
+    assert layers.build("ndlinear-sum", 96, 64, 10**6, folding=axes).map.rank == 12
+    with pytest.raises(ValueError, match="other sizes than 96 -> 63"):
+        layers.build("ndlinear", 96, 63, 1500, folding=axes)
+    with pytest.raises(ValueError, match="kind must be one of 'dense'"):
+        layers.build("tucker", 96, 64, 1500)
+    with pytest.raises(ValueError, match="limit must be 'parameters' or"):
+        layers.build("dense", 96, 64, 1500, limit="seconds")
+
+
+@pytest.mark.parametrize("hidden", [1, 2, 3])
+def test_a_narrow_network_is_as_wide_as_fits(hidden):
+    def size(width):
+        widths = [20, *[width] * hidden, 7]
+        return sum((a + 1) * b for a, b in itertools.pairwise(widths))
+
+    for most in (6, 7, 40, 500, 5000, size(33) - 1, size(33)):
+        fits = [width for width in range(200) if size(width) <= most]
+        assert layers.narrow(20, 7, most, hidden) == max(fits, default=0)
+
+
+def test_factors_have_the_smallest_sum():
+    for n, modes in itertools.product((1, 7, 24, 64, 360), (1, 2, 3, 4)):
+        divisors = [d for d in range(1, n + 1) if n % d == 0]
+        ways = itertools.combinations_with_replacement(divisors, modes)
+        least = min(sum(way) for way in ways if math.prod(way) == n)
+        found = layers.spread(n, modes)
+        assert (sum(found), math.prod(found), len(found)) == (least, n, modes)
+
+
+def test_a_bottleneck_is_not_linear_and_blast_is_its_blocks():
+    x = torch.randn(4, 12, dtype=torch.float64)
+    layer = layers.Bottleneck(12, 8, 3, bias=False).double()
+    assert not torch.allclose(layer(2 * x), 2 * layer(x))
+    blast = layers.Blast(12, 8, rank=3, blocks=4, bias=False).double()
+    blocks = [
+        [blast.right[j] @ torch.diag(blast.scales[j, i]) @ blast.left[i] for i in range(4)]
+        for j in range(4)
+    ]
+    whole = torch.cat([torch.cat(row, 1) for row in blocks])
+    assert torch.allclose(blast(x), x @ whole)
+
+
 def test_sizes_that_do_not_divide_are_refused():
     with pytest.raises(ValueError, match="5 blocks do not divide 12 inputs"):
         layers.BlockDiagonal(12, 10, 5)
@@ -150,7 +248,7 @@ def matrix_of(layer, inputs: int) -> torch.Tensor:
 def test_a_fitted_low_rank_layer_is_the_truncated_svd(share, bias):
     torch.manual_seed(1)
     linear = torch.nn.Linear(24, 36, bias=bias).double()
-    layer, error = layers.fit_low_rank(linear, share)
+    layer, error = fit_low_rank(linear, share)
     rank = layer[0].out_features
     size, most = (sum(p.numel() for p in module.parameters()) for module in (layer, linear))
     assert size <= share * most < size + 24 + 36
@@ -164,7 +262,7 @@ def test_a_fitted_low_rank_layer_is_the_truncated_svd(share, bias):
 def test_a_fitted_sum_is_the_best_of_all_foldings_within_the_budget(share):
     torch.manual_seed(1)
     linear = torch.nn.Linear(24, 36).double()
-    layer, error = layers.fit_kronecker(linear, share)
+    layer, error = fit_kronecker(linear, share)
     gap = (matrix_of(layer, 24) - linear.weight).norm() / linear.weight.norm()
     assert error == pytest.approx(gap.item())
     assert torch.equal(layer[1].bias.flatten(), linear.bias)
@@ -179,7 +277,7 @@ def test_a_fitted_sum_is_the_best_of_all_foldings_within_the_budget(share):
     assert error == pytest.approx(min(errors))
 
 
-@pytest.mark.parametrize("fit", [layers.fit_low_rank, layers.fit_kronecker])
+@pytest.mark.parametrize("fit", [fit_low_rank, fit_kronecker])
 def test_a_share_into_which_nothing_fits_is_refused(fit):
     with pytest.raises(ValueError, match="of its parameters"):
         fit(torch.nn.Linear(7, 11), 0.1)

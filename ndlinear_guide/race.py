@@ -1,14 +1,13 @@
 """Which kind of layer should stand in your model? A race on your own data: short trainings of many, longer ones of the best.
 
-    from lab import guide
-    found = guide.race(model, (x, y), (x_val, y_val), [("fc1", "fc2")], share=0.25)
+    found = race(model, (x, y), (x_val, y_val), [("fc1", "fc2")], share=0.25)
     found.table                                   # loss, parameters, multiply-adds and time of a step, the chosen kind first
     net = found.build()                           # a fresh copy of the model with the chosen layers
-    torch.optim.Adam(guide.groups(net, found.choice.rate))
+    torch.optim.Adam(lr_groups(net, found.choice.rate))
 
 Successive halving (Jamieson & Talwalkar 2016, arXiv:1502.07943) by thirds: each round takes as long as the one before, and a
 third of the contestants goes on to trainings three times as long. Every training starts afresh and has a schedule of its own length, so
-that its end can be compared, and a race that was stopped goes on where it was. Needs torch and what the lab itself needs.
+that its end can be compared, and a race that was stopped goes on where it was.
 """
 
 from __future__ import annotations
@@ -29,15 +28,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 import torch
+from scipy.special import stdtrit
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from ndlinear import cheapest_order, count_macs, count_parameters
-
-from .. import stats
-from ..layers import Blast, BlockDiagonal, BlockTensorTrain, Bottleneck, Dense, Kronecker, LowRank
-from .reporting import divisors, folding, linear_layers, replaceable, spread
+from .convert import replaceable
+from .layers import KINDS as LAYERS
+from .layers import Dense, build, spread
+from .rates import lr_groups, schedule
+from .report import linear_layers
 
 Names = Sequence[str | tuple[str, str]]
 Axes = Mapping[str, Sequence[int]]
@@ -49,115 +49,12 @@ TERMS = 16  # of a sum, at most
 LOOKS = 5  # at the validation part during a training; the lowest loss counts
 
 
-# ------------------------------------------------------------------------------------------------- a layer of a given cost
-def build(
-    kind: str,
-    inputs: int,
-    outputs: int,
-    *,
-    share: float = 0.25,
-    limit: str = "parameters",
-    bias: bool = True,
-) -> nn.Module | None:
-    """The largest layer of a kind, one of `BUILT`, that costs at most a share of the D H weights ("parameters") or multiply-adds
-    ("operations") of the dense one, biases not counted; None if there is none."""
-    _check_budget(share, limit)
-    if kind not in BUILT:
-        raise ValueError(f"kind must be one of {', '.join(map(repr, BUILT))}, got {kind!r}")
-    return BUILT[kind](inputs, outputs, int(share * inputs * outputs), limit, bias)
-
-
-def _check_budget(share: float, limit: str) -> None:
-    if limit not in ("parameters", "operations"):
-        raise ValueError(f"limit must be 'parameters' or 'operations', got {limit!r}")
-    if not 0 < share <= 1:
-        raise ValueError(f"share must lie above 0 and be at most 1, got {share}")
-
-
-def _dense(inputs, outputs, most, limit, bias):
-    return Dense(inputs, outputs, bias) if inputs * outputs <= most else None
-
-
-def _low_rank(inputs, outputs, most, limit, bias, kind=LowRank):
-    rank = min(most // (inputs + outputs), inputs, outputs)
-    return kind(inputs, outputs, rank, bias) if rank else None
-
-
-def _blocks(inputs, outputs, most, limit, bias):
-    for blocks in divisors(math.gcd(inputs, outputs)):
-        if inputs * outputs // blocks <= most:
-            return BlockDiagonal(inputs, outputs, blocks, bias)
-    return None
-
-
-def _blast(inputs, outputs, most, limit, bias):
-    blocks = max((b for b in divisors(math.gcd(inputs, outputs)) if b <= 4), default=0)
-    rank = most // (inputs + outputs + blocks**2)
-    return Blast(inputs, outputs, rank, blocks, bias) if blocks and rank else None
-
-
-def _monarch(inputs, outputs, most, limit, bias):
-    sizes = [(m * a * (n + c), (m, n), (a, c)) for (m, n), (a, c) in _foldings(inputs, outputs)]
-    fits = [found for found in sizes if found[0] <= most]
-    return BlockTensorTrain(*max(fits)[1:], bias=bias) if fits else None
-
-
-def _kronecker(inputs, outputs, most, limit, bias, modes=2):
-    """So many modes, as equal as possible; None if one has length one."""
-    return _folded(spread(inputs, modes), spread(outputs, modes)[::-1], most, limit, bias)
-
-
-def _folded(dims, hidden, most, limit, bias):
-    if 1 in (*dims, *hidden) or _cost(dims, hidden, limit) > most:
-        return None
-    return Kronecker(dims, hidden, bias=bias)
-
-
-def _fold(inputs, outputs, most, limit, bias):
-    """Two modes of other lengths than the nearly square ones, as many weights or multiply-adds as fit."""
-    sizes = [(_cost(*each, limit), *each) for each in _foldings(inputs, outputs)]
-    fits = [found for found in sizes if found[0] <= most]
-    if not fits or max(fits)[1:] == folding(inputs, outputs):
-        return None
-    return Kronecker(*max(fits)[1:], bias=bias)
-
-
-def _sum(inputs, outputs, most, limit, bias):
-    square = folding(inputs, outputs)
-    terms = min(most // _cost(*square, limit), TERMS) if square else 0
-    return Kronecker(*square, terms, bias) if terms > 1 else None
-
-
-BUILT = {
-    "dense": _dense,
-    "low-rank": _low_rank,
-    "bottleneck": functools.partial(_low_rank, kind=Bottleneck),
-    "blocks": _blocks,
-    "monarch": _monarch,
-    "blast": _blast,
-    "ndlinear": _kronecker,
-    "ndlinear-fold": _fold,
-    "ndlinear-3": functools.partial(_kronecker, modes=3),
-    "ndlinear-sum": _sum,
-}
+# ------------------------------------------------------------------------------------------------ a model with other layers
 NARROW = "narrow"  # of a pair of layers: both dense, with fewer numbers between them
 AXES = "ndlinear-axes"  # NdLinear on the axes that the inputs have
-KINDS = (*BUILT, AXES, NARROW)
+KINDS = (*LAYERS, AXES, NARROW)
 
 
-def _foldings(inputs: int, outputs: int) -> list:
-    """Two modes of the inputs and two of the outputs, none of length one."""
-    sides = divisors(inputs), divisors(outputs)
-    return [((a, inputs // a), (c, outputs // c)) for a in sides[0] for c in sides[1]]
-
-
-def _cost(dims, hidden, limit: str) -> int:
-    if limit == "parameters":
-        return count_parameters(dims, hidden, bias=False)
-    return count_macs(dims, hidden, cheapest_order(dims, hidden))
-
-
-# ------------------------------------------------------------------------------------------------ a model with other layers
 def swap(
     model: nn.Module,
     layers: Names,
@@ -177,10 +74,11 @@ def swap(
             {"fc1": (3, 32, 32)}. Layers without an entry get the two modes of "ndlinear".
 
     Raises:
-        TypeError, ValueError: as `lab.guide.convert`, or a name given twice, or two layers of a
+        TypeError, ValueError: as `convert`, or a name given twice, or two layers of a
             pair whose sizes do not meet, or axes that are not those of a layer named.
     """
-    _check_budget(share, limit)
+    if not 0 < share <= 1:
+        raise ValueError(f"share must lie above 0 and be at most 1, got {share}")
     if not layers:
         raise ValueError("layers is empty: name at least one nn.Linear of the model")
     pairs = [tuple(names) for names in layers if not isinstance(names, str)]
@@ -216,19 +114,19 @@ def swap(
     return copied
 
 
-def _like(layer: nn.Linear, kind: str, share: float, limit: str) -> nn.Module | None:
-    """A layer of a kind in place of a dense one."""
-    sizes = layer.in_features, layer.out_features
-    return build(kind, *sizes, share=share, limit=limit, bias=layer.bias is not None)
+def _like(layer: nn.Linear, kind: str, share: float, limit: str, **more) -> nn.Module | None:
+    """A layer of a kind in place of a dense one, whose bias counts on both sides."""
+    inputs, outputs, bias = layer.in_features, layer.out_features, layer.bias is not None
+    most = int(share * inputs * outputs) + outputs * (bias and limit == "parameters")
+    return build(kind, inputs, outputs, most, limit=limit, bias=bias, terms=TERMS, **more)
 
 
 def _on_axes(layer: nn.Linear, dims: tuple | None, share: float, limit: str) -> nn.Module | None:
     """NdLinear on the axes of the inputs, of which there is none for a layer that reads no table."""
-    if dims is None:
-        return _like(layer, "ndlinear", share, limit)
-    most = int(share * layer.in_features * layer.out_features)
-    hidden = spread(layer.out_features, len(dims))
-    return _folded(dims, hidden, most, limit, layer.bias is not None)
+    hidden = spread(layer.out_features, len(dims)) if dims else ()
+    if 1 in hidden:
+        return None
+    return _like(layer, "ndlinear", share, limit, folding=(dims, hidden) if dims else None)
 
 
 def _lengths(axes: Axes, layers: Mapping[str, nn.Linear]) -> dict[str, tuple[int, ...]]:
@@ -278,38 +176,6 @@ def feed_forward(model: nn.Module) -> list[str | tuple[str, str]]:
             f"no two of the {len(linear)} nn.Linear of this model are a feed-forward block: name layers yourself"
         )
     return found
-
-
-def rates(model: nn.Module, lr: float) -> dict[str, float]:
-    """Adam's rate of each parameter by name: lr, and in a layer of several matrices, each of which reads n numbers and is one of s
-    in a row, lr D / (n s) for its D inputs; an NdLinear of your own is such a layer too. Chapter 15 derives it."""
-    found = {name: lr for name, _ in model.named_parameters()}
-    names = {id(p): name for name, p in model.named_parameters()}
-    for layer in reversed(list(model.modules())):  # what holds an NdLinear has the last word
-        modes = [m for m in getattr(layer, "align_layers", ()) if id(m.weight) in names]
-        inputs = math.prod(mode.in_features for mode in modes)
-        for mode in modes:
-            found[names[id(mode.weight)]] = lr * inputs / (mode.in_features * len(modes))
-        if hasattr(layer, "matrices"):
-            for weight, reads, _ in layer.matrices():
-                found[names[id(weight)]] = lr * layer.in_features / (reads * layer.steps)
-    return found
-
-
-def groups(model: nn.Module, lr: float) -> list[dict]:
-    """Parameter groups for Adam, one for each rate of `rates`."""
-    each = rates(model, lr)
-    found: dict[float, list] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            found.setdefault(each[name], []).append(parameter)
-    return [{"params": parameters, "lr": rate} for rate, parameters in found.items()]
-
-
-def schedule(step: int, steps: int) -> float:
-    """The share of the rate in a step, counted from 0: five per cent of warm-up, constant, linear decay over the last 40 %."""
-    warm = max(1, round(0.05 * steps))
-    return min(1.0, (step + 1) / warm, (steps - step) / (0.4 * steps))
 
 
 # ----------------------------------------------------------------------------------------------------------------- the race
@@ -418,7 +284,7 @@ def race(
             is iterated, such as a DataLoader.
         kinds: those that do not fit the layers at this ``share`` of ``limit`` stay away. axes: see `swap`; without
             them "ndlinear-axes" stays away.
-        rates: of Adam for dense layers; matrices of structured layers get theirs by `lab.guide.rates`.
+        rates: of Adam for dense layers; matrices of structured layers get theirs by `lr_groups`.
         steps, batch_size: of a full training. budget: what the race may take, in full trainings.
         seconds: in place of ``budget``; time of a step is measured first. About so long, not at most.
         seeds: several give intervals, at the price of shorter trainings.
@@ -544,7 +410,7 @@ def training(
     loss: Loss | None = None,
     test: Any = None,
 ) -> Training:
-    """Train what ``make`` gives for so many steps, as the race does: Adam at the rates of `rates`, the schedule of `schedule`, and
+    """Train what ``make`` gives for so many steps, as the race does: Adam at the rates of `lr_groups`, the schedule of `schedule`, and
     `LOOKS` looks at the validation part, evenly spaced."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):  # its random numbers are its own
@@ -553,7 +419,7 @@ def training(
         device = next(net.parameters()).device
         score = loss or _loss
         # the plain loop of Adam takes as long as the layers where these are small
-        adam = torch.optim.Adam(groups(net, rate), fused=device.type in ("cpu", "cuda"))
+        adam = torch.optim.Adam(lr_groups(net, rate), fused=device.type in ("cpu", "cuda"))
         base = [group["lr"] for group in adam.param_groups]
         looks = {round(steps * (i + 1) / LOOKS) for i in range(LOOKS)}
         taken, found, tested = [], math.inf, None
@@ -726,7 +592,7 @@ def _table(
     for kind, (number, steps, rate, losses) in last.items():
         row = {"kind": kind, "round": number, "steps": steps, "rate": rate, "loss": _mean(losses)}
         if len(losses) > 1 and math.isfinite(_mean(losses)):
-            row["low"], row["high"] = stats.interval(losses)[1:]
+            row["low"], row["high"] = _interval(losses)
         net = fitting[kind]
         row["parameters"] = sum(p.numel() for p in net.parameters())
         row["multiply-adds"] = _macs(net)
@@ -735,6 +601,13 @@ def _table(
         rows.append(row)
     table = pd.DataFrame(rows)
     return table.sort_values(["round", "loss"], ascending=[False, True], ignore_index=True)
+
+
+def _interval(values: Sequence[float]) -> tuple[float, float]:
+    """Mean of some seeds less and plus half the 95 % interval of Student's t."""
+    values = np.asarray(values, dtype=float)
+    half = stdtrit(len(values) - 1, 0.975) * values.std(ddof=1) / math.sqrt(len(values))
+    return float(values.mean() - half), float(values.mean() + half)
 
 
 def _macs(net: nn.Module) -> int:
@@ -751,5 +624,5 @@ def _result(number: int, losses: list[float], chosen: list[float]) -> str:
         return f"left after round {number}"
     if len(losses) < 2:
         return "one seed: no interval"
-    worse = stats.above(stats.interval(np.subtract(losses, chosen)))
-    return "worse" if worse else "no clear difference"
+    low = _interval(np.subtract(losses, chosen))[0]
+    return "worse" if low > 0 else "no clear difference"

@@ -1,7 +1,6 @@
 """Where in your own model a structured layer could stand: `report(model, inputs)`, one row for each linear layer.
 
-    found = guide.report(model, torch.randn(32, 3, 224, 224))    # a data frame
-    smaller, fits = guide.convert(model, ["fc1"], share=0.25)    # a copy with fitted layers, to be trained a little
+    found = report(model, torch.randn(32, 3, 224, 224))    # a data frame
 
 A linear layer is an nn.Linear or a Conv1D of Hugging Face, which holds its weight as (D, H); the modes of an NdLinear are none.
 Counts are weights, and multiply-adds (1 = 2 FLOPs) per row of the layer's input. Which layer to train only training tells: `race`.
@@ -10,11 +9,12 @@ Counts are weights, and multiply-adds (1 = 2 FLOPs) per row of the layer's input
 from __future__ import annotations
 
 import contextlib
-import copy
-import functools
+import importlib.util
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,20 +24,10 @@ import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor, nn
 
-from ndlinear import (
-    NdLinear,
-    cheapest_order,
-    count_macs,
-    count_parameters,
-    near_square,
-    rearrange,
-)
+from ndlinear import NdLinear, cheapest_order, count_macs, count_parameters, rearrange
 
-from .. import machine, timing
-from ..layers import BlockTensorTrain, LowRank, fit_kronecker, fit_low_rank
+from .layers import BlockTensorTrain, Folding, LowRank, Shape, divisors, folding, spread
 
-Shape = tuple[int, ...]
-Folding = tuple[Shape, Shape]  # input_dims and hidden_size
 EXACT = 256  # up to this side a singular value is computed exactly, beyond by iteration
 TOLERANCE = 1e-3  # of the iteration
 MANY = 2**22  # entries of a weight from which on it is shuffled once
@@ -85,29 +75,6 @@ def factors(n: int, modes: int) -> list[Shape]:
     if modes == 1:
         return [(n,)] if n > 1 else []
     return [(d, *rest) for d in divisors(n) for rest in factors(n // d, modes - 1)]
-
-
-def divisors(n: int) -> list[int]:
-    """Divisors of n other than 1 and n."""
-    return [d for d in range(2, n // 2 + 1) if n % d == 0]
-
-
-def folding(inputs: int, outputs: int) -> tuple[Shape, Shape] | None:
-    """Two modes as nearly square as possible, paired so that the weights are fewest; None if a size is prime or one."""
-    small, large = near_square(inputs)
-    few, many = near_square(outputs)
-    if small == 1 or few == 1:
-        return None
-    return (small, large), (many, few)
-
-
-@functools.cache
-def spread(n: int, modes: int) -> Shape:
-    """So many factors of n, ascending, with the smallest sum."""
-    if modes <= 2:
-        return (n,) if modes == 1 else near_square(n)
-    each = [tuple(sorted((a, *spread(n // a, modes - 1)))) for a in [1, *divisors(n)]]
-    return min(each, key=sum)
 
 
 # ------------------------------------------------------------------------------------------------ watching a model run
@@ -345,8 +312,29 @@ def times(seen: Seen, dims: Shape, hidden: Shape, rounds: int) -> dict[str, floa
         "monarch": lambda: monarch(x),
         "ndlinear": lambda: structured(tensor),
     }
-    found = timing.rounds(calls, rounds, device=str(x.device))
+    found = _seconds(calls, rounds, x.device)
     return {name: 1e6 * float(np.median(values)) for name, values in found.items()}
+
+
+def _seconds(calls: dict[str, Callable], rounds: int, device: torch.device) -> dict[str, list]:
+    """Seconds of a call, in rounds that time each call once, in random order and for two milliseconds at least."""
+
+    def timed(call: Callable, repeat: int) -> float:
+        began = time.perf_counter()
+        for _ in range(repeat):
+            call()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        return (time.perf_counter() - began) / repeat
+
+    least = {name: min(timed(call, 1) for _ in range(4)) for name, call in calls.items()}
+    repeat = {name: max(1, math.ceil(2e-3 / max(once, 1e-9))) for name, once in least.items()}
+    order, shuffle, found = list(calls), random.Random(0), {name: [] for name in calls}
+    for _ in range(rounds):
+        shuffle.shuffle(order)
+        for name in order:
+            found[name].append(timed(calls[name], repeat[name]))
+    return found
 
 
 # ----------------------------------------------------------------------------------------------------------- the report
@@ -386,8 +374,15 @@ def report(
         raise ValueError(f"axes names {unknown}; the linear layers are {sorted(names)}")
     budget = {"parameters": parameters, "macs": macs}
     own = [_axes(seen, axes or {}) for seen in found]
-    pairs = machine.progress(list(zip(found, own)), "report", progress)
+    pairs = bar(list(zip(found, own)), "report", progress)
     return pd.DataFrame([_row(seen, each, budget, rounds) for seen, each in pairs])
+
+
+def bar(items: list, label: str, shown: bool) -> Iterable:
+    """The items, with a progress bar where tqdm is installed and there are more than one."""
+    if not shown or len(items) < 2 or importlib.util.find_spec("tqdm") is None:
+        return items
+    return importlib.import_module("tqdm.auto").tqdm(items, desc=label)
 
 
 def summary(found: pd.DataFrame) -> pd.DataFrame:
@@ -495,103 +490,3 @@ def _structured(layer: nn.Linear, dims: Shape, hidden: Shape) -> dict:
         "separable": first_term(layer.weight, dims, hidden),
         "by chance": by_chance(layer.weight, dims, hidden),
     }
-
-
-# -------------------------------------------------------------------------------------------------------- conversion
-def replaceable(model: nn.Module, names: Iterable[str]) -> dict[str, Seen]:
-    """The linear layers of a model that are named, each checked: another layer may take its place.
-
-    Raises:
-        TypeError, ValueError: no module, a name that is no nn.Linear of it, or a weight that is used elsewhere as well.
-    """
-    check(model)
-    by_name = {name: seen for seen in linear_layers(model) for name in seen.names}
-    found = {}
-    for name in names:
-        if name not in by_name:
-            raise ValueError(
-                f"{name!r} is not a linear layer of this model; they are {sorted(by_name)}"
-            )
-        seen = by_name[name]
-        if len(seen.names) > 1 or seen.notes:
-            raise ValueError(f"{name} shares its weight: {', '.join(seen.names[1:] + seen.notes)}")
-        if isinstance(model.get_submodule(name.rpartition(".")[0]), nn.MultiheadAttention):
-            raise ValueError(
-                f"{name} is read by nn.MultiheadAttention itself and must stay nn.Linear"
-            )
-        found[name] = seen
-    return found
-
-
-def convert(
-    model: nn.Module,
-    layers: Iterable[str] | Mapping[str, Folding],
-    *,
-    share: float = 0.25,
-    kind: str = "ndlinear",
-    progress: bool = True,
-) -> tuple[nn.Module, pd.DataFrame]:
-    """A copy of a trained model in which some linear layers are replaced by structured layers fitted to their weights.
-
-    The new layers are made of torch's and of `ndlinear`'s, so a pickle of the copy is read without this book.
-
-    The fit is to the weights alone, so train the copy a little before you judge it: chapter 72 has an example. In evaluation
-    torch's nn.TransformerEncoderLayer reads the weights of its layers itself; with some of them replaced, call
-    `torch.backends.mha.set_fastpath_enabled(False)` first.
-
-    Args:
-        model: is not changed. layers: names of its linear layers, as in the column ``layer`` of `report`; or name -> folding,
-            such as {"fc1": ((24, 24), (48, 32))}, as in its column ``folding``.
-        share: of the dense layer's parameters that a replacement may have, at most.
-        kind: "ndlinear", a sum of terms with no more multiply-adds than the dense layer, on the folding given or else the best
-            one of `fit_kronecker`; or "low-rank" (`fit_low_rank`).
-        progress: a bar, where tqdm is installed.
-
-    Returns:
-        The copy, and a data frame with a row for each replaced layer: ``layer``, ``built``, ``dense parameters``,
-        ``parameters``, ``dense macs``, ``macs`` and ``error``, relative in the Frobenius norm.
-
-    Raises:
-        TypeError, ValueError: no module, a name that is no linear layer of it, a weight that is used elsewhere as well, an
-            unknown kind, or a share into which nothing fits.
-    """
-    if kind not in ("ndlinear", "low-rank"):
-        raise ValueError(f"kind must be 'ndlinear' or 'low-rank', got {kind!r}")
-    given = layers if isinstance(layers, Mapping) else dict.fromkeys(layers)
-    named = list(replaceable(model, given).items())
-    copied = copy.deepcopy(model)
-    rows = []
-    for name, seen in machine.progress(named, "convert", progress):
-        dense = seen.layer
-        low_rank = kind == "low-rank"
-        fit = fit_low_rank if low_rank else functools.partial(fit_kronecker, folding=given[name])
-        layer, error = fit(dense, share)
-        layer.train(dense.training)
-        if name == "(the model)":
-            copied = layer
-        else:
-            copied.set_submodule(name, layer)
-        built, macs = _built(layer)
-        rows.append(
-            {
-                "layer": name,
-                "built": built,
-                "dense parameters": sum(p.numel() for p in dense.parameters()),
-                "parameters": sum(p.numel() for p in layer.parameters()),
-                "dense macs": dense.in_features * dense.out_features,
-                "macs": macs,
-                "error": error,
-            }
-        )
-    return copied, pd.DataFrame(rows)
-
-
-def _built(layer: nn.Sequential) -> tuple[str, int]:
-    """What a fitted layer is, in a few words, and its multiply-adds."""
-    if len(layer) == 2:  # low rank
-        return f"rank {layer[0].out_features}", sum(part.weight.numel() for part in layer)
-    added = layer[1]
-    sizes = added.input_dims, added.hidden_size
-    dims, hidden = ("×".join(map(str, size)) for size in sizes)
-    words = f"{dims} → {hidden}, {added.rank} term" + "s" * (added.rank > 1)
-    return words, added.rank * count_macs(*sizes, cheapest_order(*sizes))

@@ -42,8 +42,9 @@ def lr_groups(
     Args:
         model: layers are found by what they consist of (`align_layers`, and `terms` of a sum), so NdLinear of the book and of
             the released package, NdLinearSum and NdLinearLoRA are all known. A sum of R terms counts as R * N factors, its
-            own bias as a dense layer's. All other parameters get lr; frozen ones are left out. A parameter that stands in
-            several places gets the smallest of their rates.
+            own bias as a dense layer's. A layer that says itself what each of its ``matrices()`` reads and writes, as those of
+            `ndlinear_guide.layers`, gets the rule's rates too. All other parameters get lr; frozen ones are left out. A
+            parameter that stands in several places gets the smallest of their rates.
         lr: the rate of the dense layers that the NdLinear layers stand for.
         optimiser: "adam" (also AdamW, NAdam, RMSprop, Lion), "sgd" or "muon". torch.optim.Muon takes matrices only: no
             group mixes them with other parameters, so choose groups by `group["params"][0].ndim == 2`.
@@ -72,6 +73,22 @@ def lr_groups(
             "no parameter of this model requires a gradient, so there is nothing to train"
         )
     return list(groups.values())
+
+
+def rates(model: nn.Module, lr: float, **options) -> dict[str, float]:
+    """The rule's rate of each trainable parameter by name; options as in `lr_groups`."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return {
+        names[parameter]: group["lr"]
+        for group in lr_groups(model, lr, **options)
+        for parameter in group["params"]
+    }
+
+
+def schedule(step: int, steps: int) -> float:
+    """The share of the rate in a step, counted from 0: five per cent of warm-up, constant, linear decay over the last 40 %."""
+    warm = max(1, round(0.05 * steps))
+    return min(1.0, (step + 1) / warm, (steps - step) / (0.4 * steps))
 
 
 def factor_rates(
@@ -105,13 +122,18 @@ def _terms(module: nn.Module) -> list[nn.Module] | None:
     return list(terms) if known and len(terms) else None
 
 
+def _known(module: nn.Module) -> bool:
+    """Whether the rule knows a layer without its being named: NdLinear, a sum, or one that lists its matrices."""
+    return hasattr(module, "matrices") or bool(_terms(module) or _modes(module))
+
+
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     """Sums, NdLinear layers, linear layers and convolutions, outermost first and never a part of one found before."""
     parts: set[nn.Module] = set()
     for name, module in model.named_modules(remove_duplicate=False):
         if module in parts:
             continue
-        if _terms(module) or _modes(module):
+        if _known(module):
             parts.update(part for part in module.modules() if part is not module)
             yield name, module
         elif isinstance(module, (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)):
@@ -120,6 +142,8 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _shape(layer: nn.Module) -> Shape:
     """Inputs and outputs of the dense layer that a layer stands for."""
+    if hasattr(layer, "matrices"):
+        return layer.in_features, layer.out_features
     if terms := _terms(layer):
         return _shape(terms[0])
     if modes := _modes(layer):
@@ -132,6 +156,12 @@ def _shape(layer: nn.Module) -> Shape:
 # ------------------------------------------------------------------------------------------------------------ the rule
 def _factors(layer: nn.Module, size, dense: Shape) -> Iterator[tuple[nn.Parameter, float, int]]:
     """(parameter, factor on lr, number of modes) for the parameters of one layer."""
+    if hasattr(layer, "matrices"):
+        for weight, *shape in layer.matrices():
+            yield weight, size(*shape) / (layer.steps * size(*dense)), layer.steps
+        if layer.bias is not None:
+            yield layer.bias, size(1, layer.out_features) / size(1, dense[1]), 1
+        return
     terms = _terms(layer) or [layer]
     modes = [_modes(term) or [term] for term in terms]
     count = sum(len(each) for each in modes)
@@ -149,7 +179,7 @@ def _chosen(model: nn.Module, size, tuned_at) -> dict[nn.Parameter, tuple[float,
     found: dict[int, list[tuple[float, int]]] = {}
     inside: set[nn.Module] = set()
     for name, layer in _layers(model):
-        if not _modes(layer) and not _terms(layer) and name not in tuned_at:
+        if not _known(layer) and name not in tuned_at:
             continue
         inside.update(layer.modules())
         for parameter, *role in _factors(layer, size, tuned_at.get(name, _shape(layer))):

@@ -1,0 +1,212 @@
+"""Fitted layers in a trained model: `convert(model, names)` gives a copy with them, to be trained a little.
+
+smaller, fits = convert(model, ["fc1"], share=0.25)
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from ndlinear import NdLinearSum, cheapest_order, count_macs, count_parameters, rearrange
+
+from .layers import Folding
+from .report import Seen, bar, check, linear_layers
+
+
+def replaceable(model: nn.Module, names: Iterable[str]) -> dict[str, Seen]:
+    """The linear layers of a model that are named, each checked: another layer may take its place.
+
+    Raises:
+        TypeError, ValueError: no module, a name that is no nn.Linear of it, or a weight that is used elsewhere as well.
+    """
+    check(model)
+    by_name = {name: seen for seen in linear_layers(model) for name in seen.names}
+    found = {}
+    for name in names:
+        if name not in by_name:
+            raise ValueError(
+                f"{name!r} is not a linear layer of this model; they are {sorted(by_name)}"
+            )
+        seen = by_name[name]
+        if len(seen.names) > 1 or seen.notes:
+            raise ValueError(f"{name} shares its weight: {', '.join(seen.names[1:] + seen.notes)}")
+        if isinstance(model.get_submodule(name.rpartition(".")[0]), nn.MultiheadAttention):
+            raise ValueError(
+                f"{name} is read by nn.MultiheadAttention itself and must stay nn.Linear"
+            )
+        found[name] = seen
+    return found
+
+
+def convert(
+    model: nn.Module,
+    layers: Iterable[str] | Mapping[str, Folding],
+    *,
+    share: float = 0.25,
+    kind: str = "ndlinear",
+    progress: bool = True,
+) -> tuple[nn.Module, pd.DataFrame]:
+    """A copy of a trained model in which some linear layers are replaced by structured layers fitted to their weights.
+
+    The new layers are made of torch's and of `ndlinear`'s, so a pickle of the copy is read without this book.
+
+    The fit is to the weights alone, so train the copy a little before you judge it: chapter 72 has an example. In evaluation
+    torch's nn.TransformerEncoderLayer reads the weights of its layers itself; with some of them replaced, call
+    `torch.backends.mha.set_fastpath_enabled(False)` first.
+
+    Args:
+        model: is not changed. layers: names of its linear layers, as in the column ``layer`` of `report`; or name -> folding,
+            such as {"fc1": ((24, 24), (48, 32))}, as in its column ``folding``.
+        share: of the dense layer's parameters that a replacement may have, at most.
+        kind: "ndlinear", a sum of terms with no more multiply-adds than the dense layer, on the folding given or else the best
+            one of `fit_kronecker`; or "low-rank" (`fit_low_rank`).
+        progress: a bar, where tqdm is installed.
+
+    Returns:
+        The copy, and a data frame with a row for each replaced layer: ``layer``, ``built``, ``dense parameters``,
+        ``parameters``, ``dense macs``, ``macs`` and ``error``, relative in the Frobenius norm.
+
+    Raises:
+        TypeError, ValueError: no module, a name that is no linear layer of it, a weight that is used elsewhere as well, an
+            unknown kind, or a share into which nothing fits.
+    """
+    if kind not in ("ndlinear", "low-rank"):
+        raise ValueError(f"kind must be 'ndlinear' or 'low-rank', got {kind!r}")
+    given = layers if isinstance(layers, Mapping) else dict.fromkeys(layers)
+    named = list(replaceable(model, given).items())
+    copied = copy.deepcopy(model)
+    rows = []
+    for name, seen in bar(named, "convert", progress):
+        dense = seen.layer
+        low_rank = kind == "low-rank"
+        fit = fit_low_rank if low_rank else functools.partial(fit_kronecker, folding=given[name])
+        layer, error = fit(dense, share)
+        layer.train(dense.training)
+        if name == "(the model)":
+            copied = layer
+        else:
+            copied.set_submodule(name, layer)
+        built, macs = _built(layer)
+        rows.append(
+            {
+                "layer": name,
+                "built": built,
+                "dense parameters": sum(p.numel() for p in dense.parameters()),
+                "parameters": sum(p.numel() for p in layer.parameters()),
+                "dense macs": dense.in_features * dense.out_features,
+                "macs": macs,
+                "error": error,
+            }
+        )
+    return copied, pd.DataFrame(rows)
+
+
+def _built(layer: nn.Sequential) -> tuple[str, int]:
+    """What a fitted layer is, in a few words, and its multiply-adds."""
+    if len(layer) == 2:  # low rank
+        return f"rank {layer[0].out_features}", sum(part.weight.numel() for part in layer)
+    added = layer[1]
+    sizes = added.input_dims, added.hidden_size
+    dims, hidden = ("×".join(map(str, size)) for size in sizes)
+    words = f"{dims} → {hidden}, {added.rank} term" + "s" * (added.rank > 1)
+    return words, added.rank * count_macs(*sizes, cheapest_order(*sizes))
+
+
+# ---------------------------------------------------------------------------------------- layers fitted to a trained one
+def fit_low_rank(linear: nn.Linear, share: float) -> tuple[nn.Sequential, float]:
+    """The low-rank layer nearest to a dense one, by singular value decomposition, as two torch.nn.Linear.
+
+    Args:
+        linear: the trained layer; its bias is copied.
+        share: at most this part of the dense layer's parameters.
+
+    Returns:
+        The layer and its relative error in the Frobenius norm.
+
+    Raises:
+        ValueError: not even rank one fits into the share.
+    """
+    outputs, inputs = linear.weight.shape
+    rank = min(_budget(linear, share) // (inputs + outputs), inputs, outputs)
+    if rank < 1:
+        raise ValueError(f"rank one of {linear} takes more than {share:g} of its parameters")
+    u, s, v = torch.linalg.svd(linear.weight.detach().double(), full_matrices=False)
+    root = s[:rank].sqrt()
+    down = nn.Linear(inputs, rank, bias=False)
+    up = nn.Linear(rank, outputs, bias=linear.bias is not None)
+    pair = nn.Sequential(down, up).to(linear.weight)
+    with torch.no_grad():
+        down.weight.copy_(root[:, None] * v[:rank])
+        up.weight.copy_(u[:, :rank] * root)
+        if linear.bias is not None:
+            up.bias.copy_(linear.bias)
+    return pair, float((s[rank:].square().sum() / s.square().sum()).sqrt())
+
+
+def fit_kronecker(
+    linear: nn.Linear, share: float, folding: tuple[Sequence[int], Sequence[int]] | None = None
+) -> tuple[nn.Sequential, float]:
+    """The sum of NdLinear terms nearest to a dense layer, on a folding, or on the best one (k, D/k) -> (k, H/k).
+
+    Small k is close to a dense layer with shared blocks, large k has many small terms. As many terms are taken as fit into
+    the share, and into the multiply-adds of the dense layer; the k with the smallest error is kept. Exact for two modes: a
+    singular value decomposition of the rearranged weight. For more a local optimum.
+
+    Args:
+        linear: the trained layer; its bias is copied.
+        share: at most this part of the dense layer's parameters.
+        folding: (input_dims, hidden_size).
+
+    Returns:
+        An NdLinearSum between the folding and its reverse, and its relative error in the Frobenius norm.
+
+    Raises:
+        ValueError: no folding fits, for example because the sizes have no common divisor.
+    """
+    outputs, inputs = linear.weight.shape
+    found = []
+    for dims, hidden in [folding] if folding else _shared(inputs, outputs):
+        size = count_parameters(dims, hidden, bias=False)
+        macs = count_macs(dims, hidden, cheapest_order(dims, hidden))
+        terms = min(_budget(linear, share) // size, inputs * outputs // macs)
+        if terms >= 1:
+            found.append((dims, hidden, terms))
+    if not found:
+        raise ValueError(
+            f"no folding {folding or '(k, D/k) -> (k, H/k)'} of {linear} fits into {share:g} of its parameters"
+        )
+    # a decomposition is dear: one folding needs no comparison
+    weight = linear.weight.detach().double()
+    dims, hidden, terms = (
+        min(found, key=lambda each: _lost(weight, *each)) if found[1:] else found[0]
+    )
+    layer = NdLinearSum.from_linear(linear, dims, hidden, terms)
+    fitted = nn.Sequential(nn.Unflatten(-1, tuple(dims)), layer, nn.Flatten(-len(hidden)))
+    return fitted, layer.approximation.weight_error
+
+
+def _shared(inputs: int, outputs: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """The foldings (k, D/k) -> (k, H/k) without an axis of length one."""
+    both = [k for k in range(2, min(inputs, outputs)) if math.gcd(inputs, outputs) % k == 0]
+    return [((k, inputs // k), (k, outputs // k)) for k in both]
+
+
+def _budget(linear: nn.Linear, share: float) -> int:
+    """Weights that a layer may have beside its bias."""
+    size = sum(p.numel() for p in linear.parameters())
+    return int(share * size) - (0 if linear.bias is None else len(linear.bias))
+
+
+def _lost(weight: Tensor, dims: Sequence[int], hidden: Sequence[int], terms: int) -> float:
+    """Relative error of the best sum of Kronecker terms, without forming it."""
+    table = rearrange(weight, dims, hidden)
+    table = table if table.shape[0] <= table.shape[1] else table.T
+    energy = torch.linalg.eigvalsh(table @ table.T).flip(0).clamp_min(0)
+    return float((energy[terms:].sum() / energy.sum()).sqrt())
