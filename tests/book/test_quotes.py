@@ -11,7 +11,7 @@ from lab import LabError, modes
 from lab.page import quote
 
 # Pages whose numbers are all tied; the others follow as they are rewritten.
-TIED = ("10_one_layer",)
+TIED = ("10_one_layer", "11_kronecker")
 FIELD = re.compile(r"\{[^{}]*\}")
 VALUE = r"([\w.,+-]+)"
 DEFINITIONS = {
@@ -20,12 +20,12 @@ DEFINITIONS = {
     "addresses, comments and tags": r"(?s)\]\([^)]*\)|https?://\S+|<!--.*?-->|<[^>]*>",
     "sources": r"(?s)\n## References\n.*",
     "numbers of chapters, and of what the paper or the book counts": r"(?i)\[E?\d\d ·|\b(?:chapters?|sections?|theorems?|corollary|"
-    r"lemma|proposition|figures?|tables?|equations?|exercises?|parts?|appendix|algorithm|steps?|modes?|version)\s[\d.]+(?:\([a-z]\))?"
+    r"lemma|proposition|figures?|tables?|equations?|exercises?|parts?|appendix|algorithm|steps?|modes?|rows?|columns?|version)\s[\d.]+(?:\([a-z]\))?"
     r"(?:(?:,| and| or| to|–)\s?[\d.]+)*",
     "numbers of a list": r"(?m)^\s*\d+\.\s",
     "dates": r"\b\d{1,2} (?:January|February|March|April|May|June|July|August|September|October|November|December)\b|\b(?:19|20)\d\d\b",
     "versions": r"\b\d+\.\d+\.\d+\b",
-    "shapes": r"\d+(?:\s?×\s?\d+)+",
+    "shapes": r"\d+(?:\s?×\s?\d+)+|\(\d+(?:, ?\d+)*,?\)",
     "names that end or begin with a number": r"(?<![\w.])\d+[A-Za-z-][\w-]*|[A-Za-z][\w-]*[-@_]?\d[\w.-]*",
     "the level of an interval": r"\b9[05789](?:\.\d)? %(?=[^.]{0,20}interval)",
 }
