@@ -72,4 +72,7 @@ def pick(*, full, smoke, replay=None):
 def new_rows_folder() -> pathlib.Path:
     """Where full runs write new rows: NDL_RESULTS, or the project's own folder of records."""
     named = os.environ.get("NDL_RESULTS", "").strip()
-    return pathlib.Path(named).expanduser().resolve() if named else RESULTS
+    try:
+        return pathlib.Path(named).expanduser().resolve() if named else RESULTS
+    except RuntimeError as error:  # ~nobody
+        raise LabError(f"NDL_RESULTS={named!r}: {error}; name a folder") from None

@@ -5,7 +5,7 @@ import json
 import lab
 import pytest
 from lab import modes
-from lab.records import RecordError, golden, store
+from lab.records import RecordError, golden
 from lab.tools import again
 from lab.tools import golden as taken
 
@@ -73,13 +73,14 @@ def test_what_changes_a_number_is_refused_with_the_cure(record, taken_down, run)
 
 
 def test_with_a_new_version_old_rows_count_no_more_and_stay(record, taken_down):
-    known = golden.kept("made-up")
-    golden.write("made-up", known | {"counts": ["2"]})
+    golden.write("made-up", golden.kept("made-up") | {"counts": ["2"]})
     with pytest.raises(RecordError, match=r"lacks 6 of 6 rows.*version 2 counts, and theirs are 1"):
         record("replay", trained())
     record("full", trained())
-    assert [row["code"] for row in store.read("made-up")] == ["1"] * 6 + ["2"] * 6
-    golden.write("made-up", known | {"counts": ["3", "1"]})  # numbers are those of version 1
+    assert [row["code"] for row in golden.read("made-up")] == ["1"] * 6 + ["2"] * 6
+    golden.write(
+        "made-up", golden.kept("made-up") | {"counts": ["3", "1"]}
+    )  # numbers are those of version 1
     assert len(record("replay", trained())) == 6
 
 
@@ -100,8 +101,8 @@ def test_rows_that_run_again_show_what_acts_late(
 
 def test_rows_of_a_chaotic_experiment_lie_where_other_seeds_lie(record, taken_down):
     golden.write("made-up", golden.kept("made-up") | {"chaotic": True})
-    old = store.read("made-up")[0]
-    values = [row["metrics"]["value"] for row in store.read("made-up")[:3]]
+    old = golden.read("made-up")[0]
+    values = [row["metrics"]["value"] for row in golden.read("made-up")[:3]]
     for value, stands in ((values[1], True), (values[0] + 1e6, False)):
         new = old | {"metrics": {"value": value}}
         found = again.judge("made-up", [{"recorded": old, "again": new}])
@@ -122,6 +123,24 @@ def test_the_tolerance_is_measured():
     known = {"values": base, "tolerance": found}
     assert golden.moved(known, other) == []
     assert golden.moved(known, [[{"seed": 0}, {"same": 1.1, "rounds": 1.0, "time": 9.0}]])
+
+
+def test_what_is_taken_anew_says_what_becomes_of_the_rows(record, taken_down):
+    """Moved numbers begin a version that no row ever had; with a reason they keep the old one."""
+    known = golden.kept("made-up") | {"counts": ["2"]}
+    assert taken.renewed("made-up", known, [], "")["counts"] == ["2"]
+    assert taken.renewed("made-up", known, ["y was 1"], "")["counts"] == ["3"]
+    assert taken.renewed("made-up", known | {"counts": ["0a"]}, ["y"], "")["counts"] == ["2"]
+    same = taken.renewed("made-up", known, ["y was 1"], "longer")
+    assert same["counts"] == ["2"] and same["same"] == [{"moved": "y was 1", "why": "longer"}]
+    assert taken.renewed("made-up", known | {"values": []}, ["y"], "")["counts"] == ["2"]
+
+
+def test_a_configuration_that_the_golden_file_does_not_know_is_refused(record, taken_down):
+    known = golden.kept("made-up")
+    golden.write("made-up", known | {"values": known["values"][:-1]})
+    with pytest.raises(RecordError, match=r"is new.*make golden"):
+        record("smoke", trained())
 
 
 def test_every_record_has_a_golden_file_and_each_its_rows():

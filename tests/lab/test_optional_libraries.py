@@ -176,3 +176,11 @@ def test_colab_brings_what_every_chapter_needs():
     project = (modes.ROOT / "pyproject.toml").read_text(encoding="utf-8")
     needed = re.search(r"^dependencies = \[(.*?)^\]", project, re.M | re.S)[1]
     assert set(re.findall(r'^    "([\w.-]+)', needed, re.M)) == {*COLAB_HAS, "safetensors"}
+
+
+def test_without_scikit_learn_or_aeon_a_data_set_says_what_to_install(hide):
+    hide("sklearn", "aeon")
+    lab.data._load.cache_clear()
+    with pytest.raises(LabError, match=r"load_digits ships with scikit-learn: pip install scikit-"):
+        lab.load("digits")
+    lab.data._load.cache_clear()

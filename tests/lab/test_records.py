@@ -7,7 +7,7 @@ import time
 
 import pytest
 from lab import modes, records
-from lab.records import RecordError, canonical, digest, store
+from lab.records import RecordError, canonical, digest, golden, store
 
 FACTOR = 2
 
@@ -83,10 +83,15 @@ def test_edited_number_is_refused(results, monkeypatch):
 
 
 def test_torn_last_line_is_set_aside_and_run_again(results, monkeypatch, capsys):
+    records.record("double", grid(3), double)
+    before = golden.place("double").read_bytes()
     records.record("double", grid(), double)
     path = results / "double.jsonl"
     whole = path.read_bytes()
     path.write_bytes(whole[:-20])
+    with pytest.raises(RecordError, match="is not the record that its last run left"):
+        records.record("double", grid(), double)
+    golden.place("double").write_bytes(before)  # as when the process ends while it writes
     torn = whole[:-20].rpartition(b"\n")[2]
     monkeypatch.setenv("NDL_MODE", "replay")
     with pytest.raises(RecordError, match="lacks 1 of 4"):
@@ -113,6 +118,9 @@ def test_a_folder_that_cannot_be_written_is_named(results, monkeypatch):
     monkeypatch.setenv("NDL_RESULTS", "/proc/no-such-folder")
     with pytest.raises(RecordError, match=r"/proc/no-such-folder cannot be written.*NDL_RESULTS"):
         records.record("double", grid(1), double)
+    monkeypatch.setenv("NDL_RESULTS", "~no-such-user")
+    with pytest.raises(records.LabError, match="name a folder"):
+        records.record("double", grid(1), double)
 
 
 def test_a_full_disk_is_reported_and_keeps_the_rows(results, monkeypatch):
@@ -126,6 +134,9 @@ def test_a_full_disk_is_reported_and_keeps_the_rows(results, monkeypatch):
     with pytest.raises(RecordError, match=r"No space left on device.*run again"):
         records.record("double", grid(3), double)
     assert (results / "double.jsonl").read_bytes().startswith(before)
+    (results / "double.jsonl").write_bytes(before + b"torn")
+    with pytest.raises(RecordError, match=r"could not be set aside \(No space left.*are safe"):
+        records.record("double", grid(3), double)
 
 
 def test_new_rows_go_where_they_are_asked_to(results, monkeypatch, tmp_path_factory):
@@ -197,6 +208,59 @@ def test_bad_grids_are_refused_before_anything_runs(results, name, configs, mess
     assert not list(results.glob("*.jsonl"))
 
 
+EDITS = {
+    "a metric": lambda rows: rows[1]["metrics"].update(y=9.0),
+    "seconds": lambda rows: rows[1].update(seconds=1.0),
+    "a device": lambda rows: rows[0].update(device="NVIDIA H200"),
+    "parameters": lambda rows: rows[2].update(parameters=3),
+    "a row struck": lambda rows: rows.pop(2),
+    "the last row struck": lambda rows: rows.pop(),
+    "a row doubled": lambda rows: rows.insert(1, dict(rows[0])),
+    "two rows exchanged": lambda rows: rows.insert(0, rows.pop(1)),
+    "a row appended": lambda rows: rows.append(rows[0] | {"key": "new", "config": {"x": 7}}),
+    "a second run appended": lambda rows: rows.append(rows[0] | {"metrics": {"y": 5.0}}),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
+def test_an_edit_whose_checksums_were_made_anew_is_refused(results, monkeypatch, edit):
+    records.record("double", grid(), double)
+    path = results / "double.jsonl"
+    rows = lines(path)
+    edit(rows)
+    path.write_text("".join(canonical(r | {"digest": digest(r)}) + "\n" for r in rows))
+    monkeypatch.setenv("NDL_MODE", "replay")
+    for reads in (lambda: records.record("double", grid(), double), lambda: records.read("double")):
+        with pytest.raises(
+            RecordError, match=r"is not the record that its last run left|not sealed"
+        ):
+            reads()
+
+
+def test_a_run_that_was_killed_before_it_sealed_its_row_is_taken_up(results, monkeypatch):
+    records.record("double", grid(2), double)
+    before = golden.place("double").read_bytes()
+    records.record("double", grid(3), double)
+    golden.place("double").write_bytes(before)  # as after kill -9 between row and seal
+    monkeypatch.setenv("NDL_MODE", "replay")
+    with pytest.raises(
+        RecordError, match=r"1 rows behind the first 2 are not sealed.*NDL_MODE=full"
+    ):
+        records.record("double", grid(3), double)
+    monkeypatch.setenv("NDL_MODE", "full")
+    records.record("double", grid(3), lambda c: pytest.fail("nothing is run again"))
+    monkeypatch.setenv("NDL_MODE", "replay")
+    assert len(records.record("double", grid(3), double)) == 3
+    assert len(lines(results / "double.jsonl")) == 3
+
+
+def test_two_runs_of_one_configuration_are_refused_in_a_full_run_too(results):
+    records.record("double", grid(2), double)
+    store.append(results / "double.jsonl", lines(results / "double.jsonl")[0] | {"seconds": 9.0})
+    with pytest.raises(RecordError, match=r"two runs of .* stand under version 1"):
+        records.record("double", grid(2), double)
+
+
 def slow(config):
     time.sleep(0.05)
     return {"metrics": {"y": float(config["x"])}}
@@ -220,6 +284,7 @@ def test_kill_minus_nine_loses_and_doubles_nothing(results):
         assert seen + 5 <= path.read_bytes().count(b"\n") < 40, "killed in the middle"
         seen = path.read_bytes().count(b"\n")
     assert len(records.record("killed", grid(40), slow)) == 40
+    assert golden.kept("killed")["record"] == golden.seal(lines(path)), "sealed by the last run"
     assert path.read_bytes().startswith(before), "no finished row changed"
     found = sorted(row["config"]["x"] for row in lines(path))
     assert found == list(range(40)), "none lost, none doubled"

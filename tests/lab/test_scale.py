@@ -4,7 +4,7 @@ import lab
 import pandas as pd
 import pytest
 from lab import LabError, machine, modes, records
-from lab.records import budget, store
+from lab.records import budget, golden, store
 
 
 def double(config):
@@ -38,6 +38,7 @@ def relabel(path, at, **changes):
     rows[at] |= changes
     rows[at]["digest"] = store.digest(rows[at])
     path.write_text("".join(store.canonical(row) + "\n" for row in rows))
+    golden.sign(path.stem, rows)
 
 
 @pytest.mark.parametrize("mode", ["replay", "full"])
@@ -114,6 +115,7 @@ def test_a_figure_shows_the_rows_that_count(results):
     for code, x, y in [("old", 0, 1.0), ("1", 0, 3.0), ("1", 1, 5.0), ("1", 2, None)]:
         row = {"code": code, "status": "ok" if y else "failed", "metrics": {"y": y}}
         store.append(results / "large.jsonl", row | {"config": {"x": x}})
+    golden.sign("large", store.parse(results / "large.jsonl")[0])
     assert lab.recorded("large")[["x", "y"]].to_numpy().tolist() == [[0, 3.0], [1, 5.0]]
 
 

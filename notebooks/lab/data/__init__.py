@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..modes import mode
+from ..modes import LabError, mode
 from . import bundled, choices, ett, images, novels, questions, series, tables, texts
 from .files import (
     LEFT_ALONE,
@@ -89,7 +89,7 @@ def _digest(raw: Raw) -> str:
 def _parse(layout: Layout, contents: tuple[bytes, ...]) -> Raw:
     try:
         return layout.read(*contents)
-    except DataError:
+    except LabError:
         raise
     except Exception as error:  # whatever a parser trips over: the file is not what it should be
         raise DataError(f"not in the expected format ({type(error).__name__}: {error})") from error
@@ -147,6 +147,8 @@ def _from_files(source: Source) -> tuple[Raw, str]:
         raw = _parse(layout, tuple(content for content, _ in found))
         _compare(layout, raw)
     except DataError as error:
+        if not found:  # the set comes with a library
+            raise
         sent = [unchecked for _, unchecked in found]
         where = ", ".join(
             f"what {file.url} sent" if fresh else str(find(file))

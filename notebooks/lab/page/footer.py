@@ -7,7 +7,7 @@ import pathlib
 
 from .. import modes
 from ..machine import module_version
-from ..records import golden, store
+from ..records import golden
 from . import ledger, quote
 from .show import put
 
@@ -78,7 +78,7 @@ def times_line(slug: str) -> str:
 
 def full_line(names: list[str]) -> list[str]:
     """What the full runs of these experiments took, from their records."""
-    rows = [row for name in names for row in golden.current(name, store.read(name)).values()]
+    rows = [row for name in names for row in golden.current(name, golden.read(name)).values()]
     minutes = sum(row["seconds"] for row in rows) / 60
     devices = ", ".join(sorted({row["device"] for row in rows}))
     return [f"full {minutes:.1f} min for {len(rows)} runs on {devices}"] if rows else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pandas as pd
 
 from ..modes import LabError
-from ..records import golden, runs, store
+from ..records import golden, runs
 
 
 def recorded(*names: str) -> pd.DataFrame:
@@ -16,7 +16,7 @@ def recorded(*names: str) -> pd.DataFrame:
     """
     frames = []
     for name in names:
-        found = list(golden.current(name, store.read(name)).values())
+        found = list(golden.current(name, golden.read(name)).values())
         if not found:
             raise LabError(f"results/{name}.jsonl holds no runs; run the chapter in full mode")
         frames.append(runs.frame(found))

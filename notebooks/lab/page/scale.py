@@ -10,7 +10,7 @@ import pandas as pd
 
 from .. import machine
 from ..modes import mode
-from ..records import runs, store
+from ..records import golden, runs
 from ..records.runs import record
 from .show import say
 
@@ -84,7 +84,7 @@ def on_devices(
 
 def _devices(name: str) -> list[tuple[str, str]]:
     """The GPUs that rows of an experiment name, in the order of the rows."""
-    configs = [row["config"] for row in store.read(name)]
+    configs = [row["config"] for row in golden.read(name)]
     return list(dict.fromkeys((config["machine"], config["device"]) for config in configs))
 
 

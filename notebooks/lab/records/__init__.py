@@ -2,5 +2,6 @@
 
 from ..modes import LabError
 from . import budget, golden
+from .golden import read
 from .runs import complete, record
-from .store import RecordError, canonical, digest, read
+from .store import RecordError, canonical, digest

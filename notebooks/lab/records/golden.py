@@ -5,11 +5,16 @@ kernels need, and the versions under which rows count; the first one is today's,
 give these numbers. Who changes them on purpose takes them anew (`make golden`); if they moved, a new version begins, and a full
 run trains what is missing, or the file says for what reason the rows are the same. What a small run cannot show, rows themselves
 do: `again` runs some of them once more.
+
+The file also seals the record: how many rows it has, and a digest over them all. Runs and merges write it, after the row itself,
+so that a process killed in between leaves rows that are not sealed yet. Replay refuses those, the next full run checks and seals
+them; what is not as it was sealed (a row edited, struck, doubled, put elsewhere) both refuse.
 """
 
 from __future__ import annotations
 
 import functools
+import hashlib
 import json
 import math
 import os
@@ -17,7 +22,7 @@ import pathlib
 import statistics
 
 from .. import modes
-from .store import RecordError, canonical
+from .store import RecordError, canonical, parse
 
 LEAST = 1e-4  # relative tolerance where none is noted
 
@@ -34,8 +39,43 @@ def _parsed(path: pathlib.Path, changed: int) -> dict:
 def kept(name: str) -> dict:
     """The golden file of an experiment; of a new one: version 1, no numbers."""
     path = place(name)
-    new = {"counts": ["1"], "tolerance": {}, "values": []}
-    return _parsed(path, path.stat().st_mtime_ns) if path.is_file() else new
+    new = {"counts": ["1"], "tolerance": {}, "record": seal([]), "values": []}
+    return new | (_parsed(path, path.stat().st_mtime_ns) if path.is_file() else {})
+
+
+def seal(rows: list[dict]) -> list:
+    """Number of rows and a digest over all of them, in their order."""
+    whole = "".join(row["digest"] for row in rows)
+    return [len(rows), hashlib.sha256(whole.encode()).hexdigest()[:32]]
+
+
+def read(name: str, *, unsealed: bool = False) -> list[dict]:
+    """All rows of a record as runs and merges left them (a torn last line is left out).
+
+    Args:
+        unsealed: also rows behind the sealed ones, by a run that was killed before it sealed them.
+
+    Raises:
+        RecordError: it is not the record that was sealed.
+    """
+    rows, known = parse(modes.RESULTS / f"{name}.jsonl")[0], kept(name)["record"]
+    if seal(rows[: known[0]]) != known:
+        raise RecordError(
+            f"results/{name}.jsonl is not the record that its last run left: of its first {known[0]} rows one was edited, struck, "
+            "doubled or moved. Records are written by runs only: restore the file, and its golden file, from version control."
+        )
+    if len(rows) > known[0] and not unsealed:
+        raise RecordError(
+            f"results/{name}.jsonl: {len(rows) - known[0]} rows behind the first {known[0]} are not sealed: a run was killed, or "
+            "they were put there by hand. If they are those of a run, NDL_MODE=full checks and seals them."
+        )
+    return rows
+
+
+def sign(name: str, rows: list[dict]) -> None:
+    """Seal the rows of a record, those that are there already and these behind them."""
+    if seal(rows) != kept(name)["record"] or not place(name).is_file():
+        write(name, kept(name) | {"record": seal(rows)})
 
 
 def version(name: str) -> str:
@@ -51,16 +91,31 @@ def key(name: str, row: dict) -> str:
 
 def current(name: str, rows: list[dict]) -> dict[str, dict]:
     """The runs that succeeded and count today: key -> the newest one."""
-    counts = kept(name)["counts"]
-    return {key(name, r): r for r in rows if r["status"] == "ok" and r["code"] in counts}
+    counts, found = kept(name)["counts"], {}
+    for row in rows:
+        if row["status"] != "ok" or row["code"] not in counts:
+            continue
+        before = found.get(own := key(name, row), row)
+        if before["code"] == row["code"] and before["digest"] != row["digest"]:
+            raise RecordError(f"{name}: two runs of {own} stand under version {row['code']}")
+        found[own] = row
+    return found
 
 
 def write(name: str, content: dict) -> None:
     """Keep a golden file: a configuration a line, so that a change shows what moved."""
     lines = ",\n  ".join(canonical(entry) for entry in content["values"])
     head = "".join(f' "{k}": {canonical(v)},\n' for k, v in content.items() if k != "values")
-    place(name).parent.mkdir(parents=True, exist_ok=True)
-    place(name).write_text(f'{{\n{head} "values": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
+    fresh = place(name).with_suffix(".tmp")
+    try:
+        fresh.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(f'{{\n{head} "values": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
+        os.replace(fresh, place(name))
+    except OSError as error:
+        raise RecordError(
+            f"{place(name)} could not be written ({error.strerror}): make room and run again; all rows are kept"
+        ) from error
+    _parsed.cache_clear()
 
 
 def values(rows: list[dict]) -> list[list]:

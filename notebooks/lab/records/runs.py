@@ -8,6 +8,7 @@ the run in flight; the next one goes on where it stopped. Nothing is ever overwr
 from __future__ import annotations
 
 import datetime
+import functools
 import itertools
 import json
 import os
@@ -15,7 +16,7 @@ import pathlib
 import re
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -23,7 +24,7 @@ import pandas as pd
 from .. import modes, stats
 from ..machine import device, peak_memory_mb, progress, versions
 from ..modes import mode, new_rows_folder
-from . import budget, golden
+from . import budget, cluster, golden
 from .store import RecordError, Writer, canonical, only_writer, parse, set_torn_aside
 
 
@@ -68,7 +69,7 @@ def record(
     _check_grid(name, grid)
     experiment = Experiment(name, run, tuple(data), together, timed)
     if mode() == "replay":
-        chosen = _select(name, parse(modes.RESULTS / f"{name}.jsonl")[0], grid)
+        chosen = _select(name, golden.read(name), grid)
         _run_again(experiment, chosen)
         return frame(chosen)
     if mode() == "full":
@@ -166,29 +167,37 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
     from ..data import checksum
 
     with only_writer(path):
-        rows, torn = parse(path)
+        known, (_, torn) = _known(path), parse(path)
+        done = golden.current(experiment.name, known)
         if torn:
             set_torn_aside(path, torn)
-        writer, known = Writer(path), _known(path, rows)
-        done = golden.current(experiment.name, known)
+        writer = Writer(path)
         missing = [c for c in grid if canonical(c) not in done]
         data = {d: checksum(d) for d in experiment.data if missing}
-        code = golden.version(experiment.name)
-        fixed = {"experiment": path.stem, "code": code, "data": data}
+        fixed = {"experiment": path.stem, "code": golden.version(experiment.name), "data": data}
         number, of = budget.share()
         waiting = groups(missing, experiment.together)[number::of]
-        allowed = ((g, run_group(experiment, g, mode())) for g in budget.within(waiting, known))
-        shown = mode() == "full"
-        for group, outcomes in progress(allowed, experiment.name, shown, total=len(waiting)):
+        found, shown = _outcomes_of(experiment, waiting, known), mode() == "full"
+        for group, outcomes in progress(found, experiment.name, shown, total=len(waiting)):
             now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
             for config, outcome in zip(group, outcomes):
                 own = {"key": canonical(config), "config": config, "seed": config["seed"]}
-                writer.append({**outcome, **fixed, **own, "time": now})
-        rows = _known(path, parse(path)[0])
+                known.append(writer.append({**outcome, **fixed, **own, "time": now}))
+            _sign(path, known)
+        _sign(path, known)
+    rows = known
     left = {canonical(c) for c in grid} - {r["key"] for r in rows}
     if left and (budget.LEFT_OUT or of > 1):
         raise budget.Ended(experiment.name, len(left))
     return _select(experiment.name, rows, grid)
+
+
+def _outcomes_of(experiment: Experiment, waiting: list, recorded: list[dict]) -> Iterator:
+    """(group, its outcomes) one after the other in this process, or as they finish on the workers of NDL_CLUSTER."""
+    run = functools.partial(run_group, experiment, run_mode=mode())
+    if os.environ.get("NDL_CLUSTER", "").strip() and waiting:
+        return cluster.spread(run, waiting)
+    return ((group, run(group)) for group in budget.within(waiting, recorded))
 
 
 def groups(configs: list[dict], together: bool) -> list[list[dict]]:
@@ -200,9 +209,14 @@ def groups(configs: list[dict], together: bool) -> list[list[dict]]:
     return list(found.values())
 
 
-def _check_grid(name: str, grid: list[dict]) -> None:
+def check_name(name: str) -> None:
+    """Refuse what is no experiment's name, before a path is formed of it."""
     if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", name):
         raise RecordError(f"experiment name {name!r}: use lower-case words joined by '-'")
+
+
+def _check_grid(name: str, grid: list[dict]) -> None:
+    check_name(name)
     for config in grid:
         if not isinstance(config.get("seed"), int):
             raise RecordError(f"each configuration needs an integer 'seed', got {config}")
@@ -239,20 +253,26 @@ def _run_again(experiment: Experiment, rows: list[dict]) -> None:
 
 
 # ------------------------------------------------------------------------------------------------------------ the rows
-def _known(path: pathlib.Path, rows: list[dict]) -> list[dict]:
-    """The rows of a file, after those of the project's record where the file lies in a folder named by NDL_RESULTS."""
-    project = modes.RESULTS / path.name
-    if path.parent == modes.RESULTS or path.parent != new_rows_folder():
-        return rows
-    return parse(project)[0] + rows
+def _known(path: pathlib.Path) -> list[dict]:
+    """The rows of the project's record, and those of a folder named by NDL_RESULTS behind them; in a smoke run none of these."""
+    if path.parent not in (modes.RESULTS, new_rows_folder()):
+        return parse(path)[0]
+    recorded = golden.read(path.stem, unsealed=mode() == "full")
+    return recorded if path.parent == modes.RESULTS else recorded + parse(path)[0]
+
+
+def _sign(path: pathlib.Path, rows: list[dict]) -> None:
+    """Seal the project's record; rows elsewhere are sealed when they are merged."""
+    if path.parent == modes.RESULTS:
+        golden.sign(path.stem, rows)
 
 
 def recorded_part(name: str, grid: list[dict]) -> list[dict]:
     """The rows of a grid that are recorded and current, in the grid's order; what is missing is left out."""
     path = new_rows_folder() / f"{name}.jsonl"
-    found = golden.current(name, _known(path, parse(path)[0]))
+    found = golden.current(name, _known(path))
     chosen = [found[canonical(config)] for config in grid if canonical(config) in found]
-    _check_origin(name, chosen)
+    check_origin(name, chosen)
     return chosen
 
 
@@ -262,7 +282,7 @@ def _select(name: str, rows: list[dict], grid: list[dict]) -> list[dict]:
     absent = [c for c in grid if canonical(c) not in newest]
     if not absent:
         chosen = [newest[canonical(c)] for c in grid]
-        _check_origin(name, chosen)
+        check_origin(name, chosen)
         return chosen
     keys = {canonical(c) for c in absent}
     theirs = [row for row in rows if golden.key(name, row) in keys]
@@ -279,7 +299,7 @@ def _select(name: str, rows: list[dict], grid: list[dict]) -> list[dict]:
     )
 
 
-def _check_origin(name: str, rows: list[dict]) -> None:
+def check_origin(name: str, rows: list[dict]) -> None:
     """Refuse rows of another experiment, of different data under one name, or of another series of the layer's versions."""
     others = {row["experiment"] for row in rows} - {name}
     if others:

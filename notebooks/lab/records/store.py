@@ -8,7 +8,6 @@ import json
 import os
 import pathlib
 
-from .. import modes
 from ..modes import LabError
 
 
@@ -56,27 +55,22 @@ def _intact(line: bytes) -> dict | None:
     try:
         row = json.loads(line)
         return row if row["digest"] == digest(row) else None
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None
 
 
-def read(name: str) -> list[dict]:
-    """All intact rows of a record file as they stand, for pages that report on records (a torn last line is left out)."""
-    return parse(modes.RESULTS / f"{name}.jsonl")[0]
-
-
-def append(path: pathlib.Path, row: dict) -> None:
-    """Add one row with its checksum, on disk before this returns.
+def append(path: pathlib.Path, *rows: dict) -> None:
+    """Add rows with their checksums, on disk before this returns.
 
     Raises:
         RecordError: the disk is full or the folder cannot be written; the rows before this one are safe.
     """
-    line = (canonical(row | {"digest": digest(row)}) + "\n").encode()
+    lines = "".join(canonical(row | {"digest": digest(row)}) + "\n" for row in rows).encode()
     try:
         with open(path, "a+b") as file:
             if file.tell() and not _ends_with_newline(file):
-                line = b"\n" + line
-            file.write(line)
+                lines = b"\n" + lines
+            file.write(lines)
             file.flush()
             os.fsync(file.fileno())
     except OSError as error:
@@ -96,8 +90,8 @@ class Writer:
     def _size(self) -> int:
         return self.path.stat().st_size if self.path.is_file() else 0
 
-    def append(self, row: dict) -> None:
-        """Add one row; RecordError if the file is not as this writer left it."""
+    def append(self, row: dict) -> dict:
+        """Add one row and return it with its checksum; RecordError if the file is not as this writer left it."""
         if self._size() != self.size:
             raise RecordError(
                 f"{self.path.name} was changed by another process while this one writes it: was its .lock file deleted? "
@@ -105,6 +99,7 @@ class Writer:
             )
         append(self.path, row)
         self.size = self._size()
+        return row | {"digest": digest(row)}
 
 
 def _ends_with_newline(file) -> bool:
@@ -114,10 +109,16 @@ def _ends_with_newline(file) -> bool:
 
 def set_torn_aside(path: pathlib.Path, torn: bytes) -> None:
     """Move a torn last line to <name>.torn, first there, then away from here."""
-    with open(path.with_name(path.name + ".torn"), "ab") as aside:
-        aside.write(torn + b"\n")
-        aside.flush()
-        os.fsync(aside.fileno())
+    try:
+        with open(path.with_name(path.name + ".torn"), "ab") as aside:
+            aside.write(torn + b"\n")
+            aside.flush()
+            os.fsync(aside.fileno())
+    except OSError as error:
+        raise RecordError(
+            f"{path.name} ends in a torn line, which could not be set aside ({error.strerror}): make room and run again; "
+            "the rows before it are safe"
+        ) from error
     with open(path, "r+b") as file:
         file.truncate(path.stat().st_size - len(torn))
     print(f"{path.name}: a torn last line ({len(torn)} bytes) was set aside in {path.name}.torn")

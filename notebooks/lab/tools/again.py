@@ -43,7 +43,7 @@ def owner(experiment: str) -> pathlib.Path:
 def groups(experiment: str) -> dict[str, list[dict]]:
     """The current rows of an experiment, those that ran together under one key."""
     found: dict[str, list[dict]] = {}
-    for row in golden.current(experiment, store.read(experiment)).values():
+    for row in golden.current(experiment, golden.read(experiment)).values():
         fields = row["config"].items()
         together = [(k, v) for k, v in fields if k != "seed" or "together" not in row]
         found.setdefault(store.canonical(together), []).append(row)

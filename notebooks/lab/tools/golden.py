@@ -13,6 +13,7 @@ import json
 import pathlib
 import tempfile
 
+from .. import modes
 from ..modes import LabError, slug
 from ..records import golden, store
 from . import scripts
@@ -55,7 +56,7 @@ def renewed(name: str, known: dict, moved: list[str], same: str) -> dict:
         return known
     if same:
         return known | {"same": [*known.get("same", ()), {"moved": moved[0], "why": same}]}
-    used = {*known["counts"], *(row["code"] for row in store.read(name))}
+    used = {*known["counts"], *(row["code"] for row in golden.read(name))}
     return known | {
         "counts": [str(max([0, *(int(c) for c in used if len(c) < 6 and c.isdigit())]) + 1)]
     }
@@ -75,7 +76,8 @@ def keep(notebook: pathlib.Path, only: list[str], same: str) -> None:
     for name, head in wanted.items():
         found = runs[0][name]
         fresh = {"tolerance": tolerance(found, [r[name] for r in runs[1:]]), "values": found}
-        golden.write(name, head | fresh)
+        with store.only_writer(modes.RESULTS / f"{name}.jsonl"):
+            golden.write(name, head | {"record": golden.kept(name)["record"]} | fresh)
         print(f"{name}: version {head['counts'][0]} counts, {len(found)} small runs")
 
 
