@@ -96,7 +96,8 @@ def current(name: str, rows: list[dict]) -> dict[str, dict]:
         if row["status"] != "ok" or row["code"] not in counts:
             continue
         before = found.get(own := key(name, row), row)
-        if before["code"] == row["code"] and before["digest"] != row["digest"]:
+        alike = all(before[field] == row[field] for field in ("code", "config"))
+        if alike and before["digest"] != row["digest"]:
             raise RecordError(f"{name}: two runs of {own} stand under version {row['code']}")
         found[own] = row
     return found
