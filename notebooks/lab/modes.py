@@ -19,6 +19,7 @@ MERGED = {
     "51_opt_pretraining": "50_as_a_dense_layer",
     "53_dit": "50_as_a_dense_layer",
     "62_scaling": "61_overhead",
+    "64_benchmark": "64_structured_layers",
     "65_race": "64_structured_layers",
     "73_protocols": "70_forensics",
 }

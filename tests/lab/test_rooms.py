@@ -7,7 +7,17 @@ import lab
 import pytest
 
 LAB = pathlib.Path(lab.__file__).parent
-ORDER = ["ground", "train", "data", "released", "records", "page", "chapters", "tools"]  # upwards
+ORDER = [
+    "ground",
+    "train",
+    "data",
+    "released",
+    "records",
+    "page",
+    "benchmark",
+    "chapters",
+    "tools",
+]  # upwards
 
 
 def room(module: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -25,146 +25,30 @@ from torch.nn import functional as F
 from ndlinear import NdLinear, NdLinearSum, kronecker_weight
 from ndlinear_guide import layers
 
-from ..data import load
+from ..data.with_axes import (  # noqa: F401  (the notebooks call some of them by this module)
+    CLIP,
+    Table,
+    clipped,
+    letters,
+    pictures,
+    scaling,
+    tables,
+    teacher,
+    tensor,
+    tokens,
+    turned,
+)
 from ..page import figures
 from ..stats import at_best_rates, over_cuts
 from ..train import Split, stacked
 
 MOST = 2000  # training cases of the largest sample
 BATCH = 64
-CLIP = 5.0  # standardised entries are cut off here
 HIDDEN = {2: (16, 16), 3: (4, 8, 8)}  # axes of a case -> axes of both hidden layers
 SIZES = ("small", "middle", "large")
 RANK = 16  # of the low-rank layers
 
 
-# --------------------------------------------------------------------------------------------------- tables of many kinds
-class Table(NamedTuple):
-    """Cases (n, D_1, D_2[, D_3]) and their classes (n,) or real targets (n, q)."""
-
-    x: np.ndarray
-    y: np.ndarray
-
-
-def spectra(series: np.ndarray, hop: int) -> np.ndarray:
-    """Log magnitudes of short Fourier transforms, windows of 32 points: (n, length) -> (n, times, 17 frequencies)."""
-    how = {"nperseg": 32, "noverlap": 32 - hop, "boundary": None, "padded": False}
-    return np.log1p(np.abs(scipy.signal.stft(series, **how)[2])).transpose(0, 2, 1)
-
-
-def pictures(name: str, form: str, count: int = 6000) -> Table:
-    """Pictures as "grey" (16, 16), as "colour" (3, 8, 8), or as "patches" (16 patches, 48 numbers of 4 x 4 places in colour)."""
-    data = load(name)
-    x, y = data.part("train")
-    chosen = np.flatnonzero(y < 10)[:count]  # of CIFAR-100 the first ten classes
-    x, y = x[chosen] / np.float32(255), y[chosen]
-    if form == "colour":
-        return Table(x.reshape(-1, 3, 8, 4, 8, 4).mean((3, 5)), y)
-    x = x.reshape(-1, 3, 16, 2, 16, 2).mean((3, 5))
-    if form == "grey":
-        return Table(x.mean(1), y)
-    patches = x.reshape(-1, 3, 4, 4, 4, 4).transpose(0, 2, 4, 1, 3, 5)
-    return Table(patches.reshape(len(x), 16, 48), y)
-
-
-def windows(name: str, length: int = 24) -> Table:
-    """Readings of 7 sensors at 24 times, windows side by side; the target is the mean of each sensor over the next window."""
-    x = load(name).x
-    count = len(x) // length
-    tables = x[: count * length].reshape(count, length, -1)
-    return Table(tables[:-1], tables[1:].mean(1))
-
-
-def sensors(name: str, every: int) -> Table:
-    """Cases (times, channels) of an archive's set, ``every`` points averaged to one; its parts are put together."""
-    data = load(name)
-    x = data.x.transpose(0, 2, 1)
-    steps = x.shape[1] // every
-    return Table(x[:, : steps * every].reshape(len(x), steps, every, -1).mean(2), data.y)
-
-
-def letters(novels: int = 10, length: int = 1000, most: int = 400) -> Table:
-    """Pieces of novels of a thousand letters: how often which letter follows which, log(1 + count), (27, 27); which novel."""
-    data = load("novels")
-    text = "\n\n".join(data.part("train")[0]).split("\f")[:novels]
-    x, y = [], []
-    for novel, whole in enumerate(text):
-        codes = np.frombuffer(whole.lower().encode("ascii", "replace"), np.uint8)
-        number = np.where((codes >= 97) & (codes <= 122), codes - 96, 0)
-        pieces = min(most, len(number) // length)
-        for piece in number[: pieces * length].reshape(pieces, length):
-            pairs = np.bincount(27 * piece[:-1].astype(int) + piece[1:], minlength=27 * 27)
-            x.append(np.log1p(pairs).reshape(27, 27))
-            y.append(novel)
-    return Table(np.stack(x), np.array(y))
-
-
-def tokens(sentences: Sequence[str], y: np.ndarray, read, encode, count: int = 4000) -> Table:
-    """Sentences as (16 tokens, the first 32 features of each from a frozen encoder); those with at least 12 words.
-
-    Args:
-        read: sentences -> (n, 2, T) token numbers and mask. encode: numbers and mask -> (n, T, width).
-    """
-    chosen = [i for i, text in enumerate(sentences) if len(text.split()) >= 12 and y[i] >= 0]
-    chosen = np.array(chosen[:count] or range(min(count, len(y))))
-    x = np.zeros((len(chosen), 16, 32), np.float32)
-    for start in range(0, len(chosen), 256):
-        part = read([sentences[i] for i in chosen[start : start + 256]])
-        with torch.inference_mode():
-            found = encode(part[:, 0], part[:, 1])[:, :16, :32] * part[:, 1, :16, None]
-        x[start : start + 256, : found.shape[1]] = found.numpy()
-    return Table(x, y[chosen])
-
-
-def teacher(terms: int, count: int = 5000) -> Table:
-    """Gaussian cases (8, 8) and the answers of a teacher: 16 ReLU units whose matrix is a sum of ``terms`` Kronecker products
-    (4, 4) x (8, 8), or without any structure (0); a fixed draw for each number of terms."""
-    draw = np.random.default_rng(3400 + terms)
-    x = draw.standard_normal((count, 8, 8))
-    if terms:
-        factors = draw.standard_normal((2, terms, 4, 8))
-        weight = np.einsum("rai,rbj->abij", *factors)
-    else:
-        weight = draw.standard_normal((4, 4, 8, 8))
-    answer = np.maximum(np.tensordot(x, weight, ((1, 2), (2, 3))), 0)
-    y = np.tensordot(answer, draw.standard_normal((4, 4)), 2)
-    return Table(x.astype(np.float32), ((y - y.mean()) / y.std())[:, None])
-
-
-def turned(table: Table, seed: int) -> Table:
-    """A table whose cases are multiplied by a random orthogonal matrix over all entries; answers stay as they are.
-
-    On Gaussian cases that is the same teacher with turned weights. A turned matrix permuted is as likely as one that is not,
-    so for it the gain of axes is zero in expectation, whatever the teacher.
-    """
-    flat = table.x.reshape(len(table.x), -1)
-    draw = np.random.default_rng(34_500 + seed)
-    turn = np.linalg.qr(draw.standard_normal((flat.shape[1],) * 2))
-    signs = np.sign(np.diag(turn.R))
-    return Table((flat @ (turn.Q * signs)).reshape(table.x.shape).astype(np.float32), table.y)
-
-
-def tables(name: str) -> Table:
-    """A table by its name; sentences are made by `tokens`, since they need an encoder."""
-    kind, _, form = name.partition(" ")
-    if kind == "teacher":
-        return teacher(int(form))
-    if kind in ("cifar10", "cifar100"):
-        return pictures(kind, form)
-    if kind in ("ettm1", "etth2", "ettm2"):
-        return windows(kind)
-    if form == "spectra":
-        data = load(kind)
-        return Table(spectra(data.x[:, 0], 16 if kind == "osuleaf" else 6), data.y)
-    if kind in SENSORS:
-        return sensors(kind, SENSORS[kind])
-    if kind == "letters":
-        return letters()
-    data = load(kind)
-    return Table(data.x.reshape(-1, 3, 10) if kind == "breast-cancer" else data.x, data.y)
-
-
-SENSORS = {"racketsports": 1, "heartbeat": 15, "japanesevowels": 1}
 OPENED = {  # name -> (what it is, data set)
     "digits": ("digits, 8×8 pixels", "digits"),
     "cifar10 grey": ("CIFAR-10, 16×16 pixels", "cifar10"),
@@ -238,25 +122,12 @@ def sample(table: Table, size: str, order: str, seed: int) -> Split:
     drawn = np.random.default_rng(seed).permutation(len(table.x))[: sum(counts)]
     chosen = np.split(drawn, np.cumsum(counts)[:-1])
     x = table.x.reshape(len(table.x), -1)[:, places(table.x.shape[1:], order, seed)]
-    scale, y = _scale(x[chosen[0]]), table.y
+    scale, y = scaling(x[chosen[0]]), table.y
     if y.ndim == 2:
-        rescale = _scale(y[chosen[0]])
-        return Split(*[(_clipped(scale(x[i])), _tensor(rescale(y[i]))) for i in chosen])
+        rescale = scaling(y[chosen[0]])
+        return Split(*[(clipped(scale(x[i])), tensor(rescale(y[i]))) for i in chosen])
     y = np.unique(y, return_inverse=True)[1]
-    return Split(*[(_clipped(scale(x[i])), torch.from_numpy(y[i]).long()) for i in chosen])
-
-
-def _scale(x: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
-    mean, deviation = x.mean(0), x.std(0)
-    return lambda part: (part - mean) / np.where(deviation > 1e-9, deviation, 1)
-
-
-def _tensor(x: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.asarray(x, np.float32))
-
-
-def _clipped(x: np.ndarray) -> Tensor:
-    return _tensor(x).clamp(-CLIP, CLIP)
+    return Split(*[(clipped(scale(x[i])), torch.from_numpy(y[i]).long()) for i in chosen])
 
 
 # --------------------------------------------------------------------------------------------------------------- networks
@@ -480,8 +351,8 @@ def share_gain(x: Tensor, moved: Tensor, y: Tensor) -> float:
     """
     shares = []
     for part in (x, moved):
-        tables = torch.tensordot(y.T, part.double(), 1).flatten(2)  # (q, D_1, rest)
-        shares.append(torch.linalg.matrix_norm(tables, 2).square().sum() / tables.square().sum())
+        seen = torch.tensordot(y.T, part.double(), 1).flatten(2)  # (q, D_1, rest)
+        shares.append(torch.linalg.matrix_norm(seen, 2).square().sum() / seen.square().sum())
     return math.log(shares[0] / shares[1])
 
 

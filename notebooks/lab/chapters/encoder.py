@@ -24,6 +24,8 @@ from torch.nn import functional as F
 
 import ndlinear_guide
 
+from ..data import load as load_data
+from ..data import with_axes
 from ..data.files import DataError, File, cache_folder, find, obtain, verified, write
 from ..machine import require
 from ..modes import mode
@@ -234,6 +236,13 @@ def tokens(tokenizer, sentences, length: int = 128) -> Tensor:
     ids = torch.tensor([row + [padding] * (longest - len(row)) for row in rows])
     mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
     return torch.stack([ids, mask], 1)
+
+
+def tables(name: str) -> with_axes.Table:
+    """Sentences of a data set as (16 tokens, the first 32 features of each), from the frozen encoder."""
+    bert, tokenizer = load("minilm")
+    x, y = load_data(name).part("train")
+    return with_axes.tokens(x, y, functools.partial(tokens, tokenizer, length=16), bert.eval())
 
 
 class Classifier(nn.Module):

@@ -1,0 +1,270 @@
+"""Tables with real axes: cases (n, D_1, D_2[, D_3]) whose axes mean something, and teachers whose answer about axes is known.
+
+`SETS` says of each what it is, where it is from and along how many of its axes neighbours are alike. Chapter 34 and the benchmark
+of layers train on them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import scipy.signal
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ..models import cnn_features
+from . import load
+
+CLIP = 5.0  # standardised entries are cut off here
+
+
+class Table(NamedTuple):
+    """Cases (n, D_1, D_2[, D_3]) and their classes (n,) or real targets (n, q)."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+def spectra(series: np.ndarray, hop: int) -> np.ndarray:
+    """Log magnitudes of short Fourier transforms, windows of 32 points: (n, length) -> (n, times, 17 frequencies)."""
+    how = {"nperseg": 32, "noverlap": 32 - hop, "boundary": None, "padded": False}
+    return np.log1p(np.abs(scipy.signal.stft(series, **how)[2])).transpose(0, 2, 1)
+
+
+def pictures(name: str, form: str, count: int = 6000) -> Table:
+    """Pictures as "grey" (16, 16), as "colour" (3, 8, 8), or as "patches" (16 patches, 48 numbers of 4 x 4 places in colour)."""
+    data = load(name)
+    x, y = data.part("train")
+    chosen = np.flatnonzero(y < 10)[:count]  # of CIFAR-100 the first ten classes
+    x, y = x[chosen] / np.float32(255), y[chosen]
+    if form == "colour":
+        return Table(x.reshape(-1, 3, 8, 4, 8, 4).mean((3, 5)), y)
+    x = x.reshape(-1, 3, 16, 2, 16, 2).mean((3, 5))
+    if form == "grey":
+        return Table(x.mean(1), y)
+    patches = x.reshape(-1, 3, 4, 4, 4, 4).transpose(0, 2, 4, 1, 3, 5)
+    return Table(patches.reshape(len(x), 16, 48), y)
+
+
+def windows(name: str, length: int = 24) -> Table:
+    """Readings of 7 sensors at 24 times, windows side by side; the target is the mean of each sensor over the next window."""
+    x = load(name).x
+    count = len(x) // length
+    tables = x[: count * length].reshape(count, length, -1)
+    return Table(tables[:-1], tables[1:].mean(1))
+
+
+def sensors(name: str, every: int) -> Table:
+    """Cases (times, channels) of an archive's set, ``every`` points averaged to one; its parts are put together."""
+    data = load(name)
+    x = data.x.transpose(0, 2, 1)
+    steps = x.shape[1] // every
+    return Table(x[:, : steps * every].reshape(len(x), steps, every, -1).mean(2), data.y)
+
+
+def letters(novels: int = 10, length: int = 1000, most: int = 400) -> Table:
+    """Pieces of novels of a thousand letters: how often which letter follows which, log(1 + count), (27, 27); which novel."""
+    data = load("novels")
+    text = "\n\n".join(data.part("train")[0]).split("\f")[:novels]
+    x, y = [], []
+    for novel, whole in enumerate(text):
+        codes = np.frombuffer(whole.lower().encode("ascii", "replace"), np.uint8)
+        number = np.where((codes >= 97) & (codes <= 122), codes - 96, 0)
+        pieces = min(most, len(number) // length)
+        for piece in number[: pieces * length].reshape(pieces, length):
+            pairs = np.bincount(27 * piece[:-1].astype(int) + piece[1:], minlength=27 * 27)
+            x.append(np.log1p(pairs).reshape(27, 27))
+            y.append(novel)
+    return Table(np.stack(x), np.array(y))
+
+
+def tokens(sentences: Sequence[str], y: np.ndarray, read, encode, count: int = 4000) -> Table:
+    """Sentences as (16 tokens, the first 32 features of each from a frozen encoder); those with at least 12 words.
+
+    Args:
+        read: sentences -> (n, 2, T) token numbers and mask. encode: numbers and mask -> (n, T, width).
+    """
+    chosen = [i for i, text in enumerate(sentences) if len(text.split()) >= 12 and y[i] >= 0]
+    chosen = np.array(chosen[:count] or range(min(count, len(y))))
+    x = np.zeros((len(chosen), 16, 32), np.float32)
+    for start in range(0, len(chosen), 256):
+        part = read([sentences[i] for i in chosen[start : start + 256]])
+        with torch.inference_mode():
+            found = encode(part[:, 0], part[:, 1])[:, :16, :32] * part[:, 1, :16, None]
+        x[start : start + 256, : found.shape[1]] = found.numpy()
+    return Table(x, y[chosen])
+
+
+def teacher(terms: int, count: int = 5000) -> Table:
+    """Gaussian cases (8, 8) and the answers of a teacher: 16 ReLU units whose matrix is a sum of ``terms`` Kronecker products
+    (4, 4) x (8, 8), or without any structure (0); a fixed draw for each number of terms."""
+    draw = np.random.default_rng(3400 + terms)
+    x = draw.standard_normal((count, 8, 8))
+    if terms:
+        factors = draw.standard_normal((2, terms, 4, 8))
+        weight = np.einsum("rai,rbj->abij", *factors)
+    else:
+        weight = draw.standard_normal((4, 4, 8, 8))
+    answer = np.maximum(np.tensordot(x, weight, ((1, 2), (2, 3))), 0)
+    y = np.tensordot(answer, draw.standard_normal((4, 4)), 2)
+    return Table(x.astype(np.float32), ((y - y.mean()) / y.std())[:, None])
+
+
+def turned(table: Table, seed: int) -> Table:
+    """A table whose cases are multiplied by a random orthogonal matrix over all entries; answers stay as they are.
+
+    On Gaussian cases that is the same teacher with turned weights. A turned matrix permuted is as likely as one that is not,
+    so for it the gain of axes is zero in expectation, whatever the teacher.
+    """
+    flat = table.x.reshape(len(table.x), -1)
+    draw = np.random.default_rng(34_500 + seed)
+    turn = np.linalg.qr(draw.standard_normal((flat.shape[1],) * 2))
+    signs = np.sign(np.diag(turn.R))
+    return Table((flat @ (turn.Q * signs)).reshape(table.x.shape).astype(np.float32), table.y)
+
+
+def features(name: str, count: int = 6000, pictures: int = 12000) -> Table:
+    """The features (64, 8, 8) that the paper's network has before its head, averaged over two by two places to (64, 4, 4), of pictures
+    that its body was not trained on.
+
+    The body is trained for three epochs with a linear head: of CIFAR-10 on the pictures after the first ``count``; of CIFAR-100
+    on the other ninety classes, so that it has seen none of the ten.
+    """
+    data = load(name)
+    x, y = data.part("train")
+    chosen = np.flatnonzero(y < 10)[:count]
+    other = np.flatnonzero(y >= 10) if y.max() >= 10 else np.arange(len(y))[count:]
+    with torch.random.fork_rng(devices=[]):
+        body = _trained_body(x[other[:pictures]], y[other[:pictures]])
+    made = [body(_coloured(x[part])) for part in np.array_split(chosen, max(1, len(chosen) // 500))]
+    x = torch.cat(made).unflatten(2, (4, 2)).unflatten(4, (4, 2)).mean((3, 5))
+    return Table(x.numpy(), y[chosen])
+
+
+def _coloured(x: np.ndarray) -> Tensor:
+    return torch.from_numpy(x).float() / 127.5 - 1
+
+
+def _trained_body(x: np.ndarray, y: np.ndarray, epochs: int = 3, batch: int = 100) -> Callable:
+    torch.manual_seed(3400)
+    body, head = cnn_features(), nn.Linear(4096, int(y.max()) + 1)
+    adam = torch.optim.Adam([*body.parameters(), *head.parameters()], lr=1e-3)
+    for _ in range(epochs):
+        for index in torch.randperm(len(x)).split(batch):
+            loss = F.cross_entropy(
+                head(body(_coloured(x[index])).flatten(1)), torch.from_numpy(y[index]).long()
+            )
+            adam.zero_grad()
+            loss.backward()
+            adam.step()
+    return torch.no_grad()(body.eval())
+
+
+SENSORS = {"racketsports": 1, "heartbeat": 15, "japanesevowels": 1}  # points that become one
+
+
+def tables(name: str) -> Table:
+    """A table by its name; sentences are made by `tokens`, since they need an encoder."""
+    kind, _, form = name.partition(" ")
+    if kind == "teacher":
+        return teacher(int(form))
+    if form == "features":
+        return features(kind)
+    if kind in ("cifar10", "cifar100"):
+        return pictures(kind, form)
+    if kind.startswith("ett"):
+        return windows(kind)
+    if form == "spectra":
+        data = load(kind)
+        return Table(spectra(data.x[:, 0], 16 if kind == "osuleaf" else 6), data.y)
+    if kind in SENSORS:
+        return sensors(kind, SENSORS[kind])
+    if kind == "letters":
+        return letters()
+    data = load(kind)
+    return Table(data.x.reshape(-1, 3, 10) if kind == "breast-cancer" else data.x, data.y)
+
+
+# ------------------------------------------------------------------------------------------------------- all of them, by name
+class Set(NamedTuple):
+    """A set of tables: what a case is, of which kind, the data set that it is made of, its axes and outputs, and along how many axes
+    neighbours are alike (1: the first one, 2: the last two, 0: none)."""
+
+    about: str
+    kind: str
+    data: str
+    axes: tuple[int, ...]
+    outputs: int
+    neighbours: int = 0
+
+
+def _pictures(data: str, words: str) -> dict[str, Set]:
+    """The four forms of a set of colour pictures."""
+    return {
+        f"{data} grey": Set(f"16×16 pixels, {words}", "pictures", data, (16, 16), 10, 2),
+        f"{data} colour": Set(
+            f"3 colours × 8×8 pixels, {words}", "pictures", data, (3, 8, 8), 10, 2
+        ),
+        f"{data} patches": Set(f"16 patches × 48 values, {words}", "patches", data, (16, 48), 10),
+        f"{data} features": Set(f"64 channels × 4×4, {words}", "features", data, (64, 4, 4), 10, 2),
+    }
+
+
+def _spectra(data: str, words: str, times: int, classes: int) -> dict[str, Set]:
+    about = f"{times} times × 17 frequencies, {words}"
+    return {f"{data} spectra": Set(about, "spectra", data, (times, 17), classes, 2)}
+
+
+def _forecasts(data: str) -> dict[str, Set]:
+    return {data: Set("24 times × 7 sensors, power transformer", "forecasts", data, (24, 7), 7, 1)}
+
+
+SETS = {
+    "digits": Set("8×8 pixels, handwritten digits", "pictures", "digits", (8, 8), 10, 2),
+    **_pictures("cifar10", "CIFAR-10"),
+    **_pictures("cifar100", "ten classes of CIFAR-100"),
+    "racketsports": Set("30 times × 6 sensors, rackets", "sensors", "racketsports", (30, 6), 4, 1),
+    "japanesevowels": Set(
+        "25 times × 12 coefficients, voices", "sensors", "japanesevowels", (25, 12), 9, 1
+    ),
+    "heartbeat": Set("27 times × 61 frequencies, hearts", "spectra", "heartbeat", (27, 61), 2, 2),
+    **_spectra("ecg5000", "heart beats", 19, 5),
+    **_spectra("ecgfivedays", "heart beats", 18, 2),
+    **_spectra("chlorineconcentration", "chlorine in water", 23, 3),
+    **_spectra("osuleaf", "outlines of leaves", 25, 6),
+    **_forecasts("etth1"),
+    **_forecasts("etth2"),
+    **_forecasts("ettm1"),
+    **_forecasts("ettm2"),
+    "sst2": Set("16 tokens × 32 features, on films", "text", "sst2", (16, 32), 2, 1),
+    "cola": Set("16 tokens × 32 features, linguists'", "text", "cola", (16, 32), 2, 1),
+    "letters": Set("27×27 letter pairs, novels", "counts", "novels", (27, 27), 10),
+    "breast-cancer": Set(
+        "3 statistics × 10 measures, cells", "measures", "breast-cancer", (3, 10), 2
+    ),
+}
+CONTROLS = {  # the answer about their axes is known
+    "teacher 1": Set("one Kronecker product", "control", "", (8, 8), 1),
+    "turned": Set("no structure, turned for each cut", "control", "", (8, 8), 1),
+}
+SENTENCES = ("sst2", "cola")  # they need an encoder: `tokens`
+
+
+# --------------------------------------------------------------------------------------------------------------- entries
+def scaling(x: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
+    """How entries get mean 0 and deviation 1 over the cases of ``x``, each by itself; constant ones become 0."""
+    mean, deviation = x.mean(0), x.std(0)
+    return lambda part: (part - mean) / np.where(deviation > 1e-9, deviation, 1)
+
+
+def tensor(x: np.ndarray) -> Tensor:
+    """As float32."""
+    return torch.from_numpy(np.asarray(x, np.float32))
+
+
+def clipped(x: np.ndarray) -> Tensor:
+    """As float32, cut off at 5 on both sides."""
+    return tensor(x).clamp(-CLIP, CLIP)

@@ -1,0 +1,263 @@
+"""One training loop: a network for each seed, all at once, by epochs or by steps, as a `Plan` says.
+
+Members share the architecture and nothing else: `torch.func` stacks their parameters along a new first axis, and the gradient
+of the sum of their losses holds each one's own, so each trains as it would alone, up to the rounding of a batched product.
+Members may have rates of their own, so that all trials of a rate are one training, and those with the same data share them.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, stack_module_state, vmap
+
+from ..modes import LabError
+from .loop import seed_everything
+
+Part = tuple[Tensor, Tensor]  # inputs and targets, (members, n, ...) each
+Weights = dict[str, Tensor]  # (members, ...) each, by name
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a network is trained, as data.
+
+    Args:
+        epochs, steps: how long; one of the two. Only epochs end with a batch that may be smaller.
+        batch: samples of a step; 0: all of them, in their own order.
+        lr: of all parameters, or network -> rate of each by name. schedule: (step, steps) -> share of the rate.
+        optimiser: of torch, one that treats each number by itself; options: its own.
+        each: with an optimiser that takes them, such as `Adam` here, a factor on the rate for each member.
+        looks: how often the validation part is looked at, evenly spaced, the end included; 0: never; None: after each epoch; or
+            the steps themselves.
+        patience: so many looks without a lower validation loss stop a member; 0: none does.
+        finite: a training loss that is no number raises; else the member goes on and its test says so.
+    """
+
+    epochs: int = 0
+    steps: int = 0
+    batch: int = 0
+    lr: float | Callable[[nn.Module], dict[str, float]] = 1e-3
+    schedule: Callable[[int, int], float] = lambda step, steps: 1.0
+    optimiser: type = torch.optim.Adam
+    options: dict = field(default_factory=dict)
+    each: tuple[float, ...] = ()
+    looks: int | tuple[int, ...] | None = None
+    patience: int = 0
+    finite: bool = True
+
+
+class Adam(torch.optim.Optimizer):
+    """Adam as in torch, for stacked parameters, with a factor on the rate for each member."""
+
+    def __init__(self, groups, each: Sequence[float], betas=(0.9, 0.999), eps: float = 1e-8):
+        super().__init__(groups, {"lr": 1e-3})
+        self.each = torch.tensor(each, dtype=torch.float32)
+        self.betas, self.eps, self.now = betas, eps, 0
+
+    @torch.no_grad()
+    def step(self, closure=None) -> None:
+        self.now += 1
+        mean_bias, square_bias = (1 - beta**self.now for beta in self.betas)
+        for group in self.param_groups:
+            for weight in group["params"]:
+                grad, state = weight.grad, self.state[weight]
+                if not state:
+                    state["mean"] = torch.zeros_like(weight)
+                    state["square"] = torch.zeros_like(weight)
+                state["mean"].lerp_(grad, 1 - self.betas[0])
+                state["square"].mul_(self.betas[1])
+                state["square"].addcmul_(grad, grad, value=1 - self.betas[1])
+                below = state["square"].sqrt().div_(math.sqrt(square_bias)).add_(self.eps)
+                rate = (self.each * group["lr"] / mean_bias).to(weight.device)
+                rate = rate.view(-1, *[1] * (weight.ndim - 1))
+                weight.sub_(state["mean"].div(below).mul_(rate))
+
+
+class Members:
+    """The networks of some seeds, each made right after seeding; called on inputs (members, n, ...)."""
+
+    def __init__(self, make: Callable[[], nn.Module], seeds: Sequence[int], device="cpu"):
+        made = [seed_everything(seed) or make() for seed in seeds]
+        if next(made[0].buffers(), None) is not None:
+            raise LabError("a network with buffers, as of batch normalisation, cannot be stacked")
+        stacked = stack_module_state(made)[0]
+        self.weights = {n: w.detach().to(device).requires_grad_() for n, w in stacked.items()}
+        self.first = made[0]
+        self.empty = copy.deepcopy(made[0]).to("meta")
+
+    def __call__(self, x: Tensor, weights: Weights | None = None) -> Tensor:
+        def one(own, inputs):
+            return functional_call(self.empty, own, (inputs,))
+
+        return vmap(one, randomness="different")(weights or self.weights, x)
+
+    def groups(self, lr) -> list[dict]:
+        """What the optimiser gets: the parameters of each rate."""
+        rate = lr(self.first) if callable(lr) else dict.fromkeys(self.weights, lr)
+        same = {r: [w for n, w in self.weights.items() if rate[n] == r] for r in rate.values()}
+        return [{"params": params, "lr": r} for r, params in same.items()]
+
+    @torch.no_grad()
+    def score(self, part: Shared, functions, weights=None, rows: int = 256) -> dict[str, Tensor]:
+        """Functions (output, target) -> mean of a batch, as means over a part: a number for each member."""
+        self.empty.eval()
+        totals = dict.fromkeys(functions, 0.0)
+        for index in torch.arange(part.count).split(rows):
+            x, y = part.take(index[None])
+            out = self(x, weights)
+            for name, function in functions.items():
+                totals[name] = totals[name] + vmap(function)(out, y) * y.shape[1]
+        return {name: (total / part.count).cpu() for name, total in totals.items()}
+
+
+@dataclass
+class Fitted:
+    """A finished training: members, curves, and the weights at the moments "best" (lowest validation loss), "stop" and "end"."""
+
+    members: Members
+    weights: dict[str, Weights]
+    when: dict[str, list[int]]  # epoch, or step, of the first two
+    lowest: list[float]  # validation losses
+    curves: list[list[dict[str, float]]]
+
+    def score(self, part: Part, functions, moment: str = "best") -> list[dict[str, float]]:
+        """`Members.score` at a moment: a dictionary for each member."""
+        found = self.members.score(shared(part, len(self.curves)), functions, self.weights[moment])
+        return [dict(zip(found, map(float, each))) for each in zip(*found.values())]
+
+    def thin(self, i: int, points: int = 15) -> list[dict[str, float]]:
+        """At most so many points of a member's curve, the last included: for a record."""
+        curve = self.curves[i]
+        at = sorted({round(k) for k in np.linspace(0, len(curve) - 1, min(points, len(curve)))})
+        return [{k: float(f"{v:.5g}") for k, v in curve[j].items()} for j in at]
+
+
+class Shared(NamedTuple):
+    """Samples of all members, each different part kept once: (parts, n, ...) twice, and which part is whose, (members, 1)."""
+
+    x: Tensor
+    y: Tensor
+    whose: Tensor
+
+    @property
+    def count(self) -> int:
+        return self.y.shape[1]
+
+    def take(self, index: Tensor) -> Part:
+        """Inputs and targets of samples (members, batch), or of the same ones (1, batch) for all."""
+        return self.x[self.whose, index], self.y[self.whose, index]
+
+
+def shared(part, members: int, device="cpu") -> Shared:
+    """One part (x, y) for all members, or a list with one for each, equal ones named by the same object."""
+    each = [part] * members if isinstance(part, tuple) else list(part)
+    if len(each) != members:
+        raise LabError(
+            f"{len(each)} parts for {members} members: give one for all, or one for each"
+        )
+    unlike = list({id(own): own for own in each}.values())
+    if len({own[0].shape for own in unlike}) > 1:
+        raise LabError("the members' data have different shapes; train members of equal size only")
+    at = {id(own): i for i, own in enumerate(unlike)}
+    stacked = [torch.stack([own[i] for own in unlike]).to(device) for i in (0, 1)]
+    whose = torch.tensor([at[id(own)] for own in each])[:, None]
+    return Shared(*stacked, whose.to(device))
+
+
+def draws(count: int, plan: Plan, orders: Sequence[torch.Generator]) -> Iterator[Tensor]:
+    """The samples (members, batch) of each step: a member goes through all of them in its own order, again and again."""
+    size = min(plan.batch or count, count)
+    passes = plan.epochs or math.ceil(plan.steps / (count // size))
+    left = plan.steps or math.inf
+    for _ in range(passes):
+        order = torch.stack([torch.randperm(count, generator=own) for own in orders])
+        for index in (order if plan.batch else order.sort().values).split(size, 1):
+            if left > 0 and (plan.epochs or index.shape[1] == size):
+                yield index
+                left -= 1
+
+
+def fit(make, parts, plan: Plan, *, seeds, loss, scores=None, device="cpu") -> Fitted:
+    """Train a network for each seed; the part "test" is not looked at: call `Fitted.score`.
+
+    Args:
+        make: builds a network. parts: "train" and, where there are looks, "val": what `shared` takes.
+        loss, scores: (outputs, targets) of a member -> mean, in operations that `torch.func.vmap` maps.
+    """
+    used = [name for name in parts if name != "test"]
+    parts = {name: shared(parts[name], len(seeds), device) for name in used}
+    members, train = Members(make, seeds, device), parts["train"]
+    each = {"each": plan.each} if plan.each else {}
+    optimiser = plan.optimiser(members.groups(plan.lr), **plan.options, **each)
+    rates = [group["lr"] for group in optimiser.param_groups]
+    each_epoch = math.ceil(train.count / (plan.batch or train.count))
+    steps = plan.steps or plan.epochs * each_epoch
+    look_at = _looks(plan, steps)
+    kept, curves, total, seen = _Kept(members.weights, plan.patience), [[] for _ in seeds], 0.0, 0
+    orders = [torch.Generator().manual_seed(seed) for seed in seeds]
+    for now, index in enumerate(draws(train.count, plan, orders), 1):
+        for group, rate in zip(optimiser.param_groups, rates):
+            group["lr"] = rate * plan.schedule(now - 1, steps)
+        optimiser.zero_grad(set_to_none=True)
+        members.empty.train()
+        x, y = train.take(index)
+        values = vmap(loss)(members(x), y)
+        values.sum().backward()
+        optimiser.step()
+        total, seen = total + values.detach() * index.shape[1], seen + index.shape[1]
+        if now in look_at:
+            if plan.finite and not torch.isfinite(total).all():
+                raise LabError(f"a training loss is {total / seen} at step {now}: lower the rate")
+            found = members.score(parts["val"], {"loss": loss, **(scores or {})})
+            at = {"epoch": now // each_epoch} if plan.epochs else {"step": now}
+            for i, curve in enumerate(curves):
+                point = at | {"train_loss": float(total[i]) / seen}
+                curve.append(point | {f"val_{name}": float(v[i]) for name, v in found.items()})
+            kept.offer(found["loss"], members.weights, *at.values(), now == steps)
+            total, seen = 0.0, 0
+            if not kept.running.any():
+                break
+    end = {name: weight.detach() for name, weight in members.weights.items()}
+    moments = kept.weights if look_at else {"best": end, "stop": end}
+    return Fitted(members, moments | {"end": end}, kept.when, kept.lowest.tolist(), curves)
+
+
+def _looks(plan: Plan, steps: int) -> set[int]:
+    """The steps after which the validation part is looked at."""
+    if isinstance(plan.looks, tuple):
+        return {at for at in plan.looks if at < steps} | {steps}
+    looks = plan.epochs if plan.looks is None else plan.looks
+    return {round(steps * (i + 1) / looks) for i in range(looks)}
+
+
+class _Kept:
+    """The weights of each member at its best look so far, and at the look at which it stopped."""
+
+    def __init__(self, weights: Weights, patience: int):
+        members = len(next(iter(weights.values())))
+        self.patience = patience or math.inf
+        self.lowest = torch.full((members,), math.inf)
+        self.since = torch.zeros(members)  # looks since then
+        self.running = torch.ones(members, dtype=torch.bool)
+        self.when = {moment: [0] * members for moment in ("best", "stop")}
+        self.weights = {m: {n: w.detach().clone() for n, w in weights.items()} for m in self.when}
+
+    def offer(self, losses: Tensor, weights: Weights, now: int, last: bool) -> None:
+        better = self.running & (losses < self.lowest)
+        self.lowest = torch.where(better, losses, self.lowest)
+        self.since = torch.where(better, 0, self.since + 1)
+        tired = self.since >= self.patience
+        for moment, which in (("best", better), ("stop", self.running & (tired | last))):
+            for i in which.nonzero().flatten().tolist():
+                self.when[moment][i] = now
+                for name, value in weights.items():
+                    self.weights[moment][name][i] = value.detach()[i]
+        self.running &= ~tired

@@ -1,0 +1,145 @@
+"""The one training loop: every member trains as it would alone, by epochs or steps, and stops and is tested as its plan says."""
+
+import pytest
+import torch
+from lab.modes import LabError
+from lab.train.loop import seed_everything
+from lab.train.many import Adam, Plan, draws, fit, shared
+from torch import nn
+from torch.nn import functional as F
+
+
+def made():
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def parts(n=50):
+    x = torch.randn(2, n, 4)
+    return [(x[i], x[i, :, :2].sin()) for i in range(2)]
+
+
+def plain(plan, data, val, seed):
+    """One network, trained by a loop of its own: weights after each epoch, or at the end."""
+    seed_everything(seed)
+    net, (x, y), kept = made(), data, []
+    rates = (
+        plan.lr(net) if callable(plan.lr) else dict.fromkeys(dict(net.named_parameters()), plan.lr)
+    )
+    groups = [{"params": [p], "lr": rates[n], "base": rates[n]} for n, p in net.named_parameters()]
+    optimiser, order = plan.optimiser(groups), torch.Generator().manual_seed(seed)
+    size, now = plan.batch or len(x), 0
+    total = plan.steps or plan.epochs * -(-len(x) // size)
+    while now < total:
+        index = torch.randperm(len(x), generator=order)
+        for batch in (index if plan.batch else torch.arange(len(x))).split(size):
+            if now == total or (plan.steps and len(batch) < size):
+                break
+            for group in optimiser.param_groups:
+                group["lr"] = group["base"] * plan.schedule(now, total)
+            optimiser.zero_grad()
+            F.mse_loss(net(x[batch]), y[batch]).backward()
+            optimiser.step()
+            now += 1
+        kept.append(F.mse_loss(net(val[0]), val[1]).item())
+    return kept
+
+
+PLANS = {
+    "epochs": Plan(epochs=4, batch=16, lr=0.01),
+    "all samples at once": Plan(epochs=4, lr=0.01),
+    "steps": Plan(steps=11, batch=16, lr=0.01, looks=1),
+    "decay": Plan(epochs=3, batch=16, lr=0.05, optimiser=torch.optim.AdamW),
+    "a schedule": Plan(steps=11, batch=16, schedule=lambda s, n: 1 - s / n, lr=0.01, looks=1),
+    "rates by name": Plan(
+        epochs=3,
+        batch=16,
+        lr=lambda net: {n: 0.1 / p.numel() for n, p in net.named_parameters()},
+    ),
+}
+
+
+@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
+def test_members_train_as_they_would_alone(plan):
+    train, val, test = parts(), parts(20), parts(30)
+    found = fit(made, {"train": train, "val": val}, plan, seeds=(3, 4), loss=F.mse_loss)
+    end = found.score(test, {"loss": F.mse_loss}, "end")
+    for i, seed in enumerate((3, 4)):
+        wanted = plain(plan, train[i], val[i], seed)
+        losses = [point["val_loss"] for point in found.curves[i]]
+        assert losses == pytest.approx(wanted if plan.epochs else wanted[-1:], rel=1e-4)
+        assert found.lowest[i] == pytest.approx(min(losses))
+        assert (
+            found.when["best"][i]
+            == found.curves[i][losses.index(min(losses))]["epoch" if plan.epochs else "step"]
+        )
+        tested = plain(plan, train[i], test[i], seed)[-1]
+        assert end[i]["loss"] == pytest.approx(tested, rel=1e-4)
+
+
+def test_a_member_stops_after_its_patience_and_keeps_its_best_weights():
+    class Drift(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.at = nn.Parameter(torch.zeros(1))
+
+        def forward(self, x):
+            return self.at + 0 * x
+
+    x = torch.zeros(10, 1)
+    data = {"train": (x, x + 100), "val": (x, x + 2), "test": (x, x)}
+    plan = Plan(epochs=30, lr=1.0, patience=3)
+    found = fit(Drift, data, plan, seeds=(0, 1), loss=F.mse_loss)
+    # Adam goes 1, 2, 3, ... and the validation loss is lowest at 2
+    assert found.when == {"best": [2, 2], "stop": [5, 5]} and len(found.curves[0]) == 5
+    assert found.score(data["test"], {"loss": F.mse_loss})[0]["loss"] == pytest.approx(4, rel=1e-3)
+    assert found.score(data["test"], {"loss": F.mse_loss}, "stop")[1]["loss"] > 20
+
+
+def test_every_sample_comes_once_in_an_epoch_and_steps_leave_the_rest_out():
+    orders = [torch.Generator().manual_seed(seed) for seed in (0, 1)]
+    epoch = torch.cat(list(draws(10, Plan(epochs=1, batch=4), orders)), 1)
+    assert epoch.sort().values.tolist() == [list(range(10))] * 2 and not epoch[0].equal(epoch[1])
+    sizes = [index.shape[1] for index in draws(10, Plan(steps=5, batch=4), orders)]
+    assert sizes == [4] * 5
+
+
+def test_a_loss_that_is_no_number_raises_unless_it_may():
+    data = {"train": parts(), "val": parts(20)}
+    how = {"epochs": 3, "batch": 16, "lr": 1e30}
+    with pytest.raises(LabError, match=r"training loss is .*lower the rate"):
+        fit(made, data, Plan(**how), seeds=(0, 1), loss=F.mse_loss)
+    found = fit(made, data, Plan(**how, finite=False), seeds=(0, 1), loss=F.mse_loss)
+    assert not torch.isfinite(torch.tensor(found.curves[0][-1]["train_loss"]))
+
+
+def test_networks_with_buffers_are_refused():
+    with pytest.raises(LabError, match="buffers"):
+        fit(lambda: nn.BatchNorm1d(4), {"train": parts()[0]}, Plan(1), seeds=(0,), loss=F.mse_loss)
+
+
+def test_members_with_factors_on_their_rates_train_as_they_would_alone_at_these_rates():
+    data, val = parts()[0], parts(20)[0]
+    plan = Plan(epochs=3, batch=16, lr=0.01, optimiser=Adam, each=(1.0, 5.0))
+    found = fit(made, {"train": data, "val": val}, plan, seeds=(3, 3), loss=F.mse_loss)
+    for i, lr in enumerate((0.01, 0.05)):
+        wanted = plain(Plan(epochs=3, batch=16, lr=lr), data, val, 3)
+        losses = [point["val_loss"] for point in found.curves[i]]
+        assert losses == pytest.approx(wanted, rel=1e-4)
+
+
+def test_equal_parts_are_kept_once_and_given_to_those_whose_they_are():
+    one, other = parts(6)
+    found = shared([one, other, one], 3)
+    assert found.x.shape == (2, 6, 4) and found.count == 6
+    x, y = found.take(torch.tensor([[0, 2], [1, 1], [5, 4]]))
+    assert torch.equal(x[0], one[0][[0, 2]]) and torch.equal(x[1], other[0][[1, 1]])
+    assert torch.equal(y[2], one[1][[5, 4]])
+    with pytest.raises(LabError, match="2 parts for 3 members"):
+        shared([one, other], 3)
+
+
+def test_looks_at_named_steps_and_at_the_end():
+    data = {"train": parts(), "val": parts(20)}
+    plan = Plan(steps=9, batch=16, looks=(2, 5, 40))
+    found = fit(made, data, plan, seeds=(0, 1), loss=F.mse_loss)
+    assert [point["step"] for point in found.curves[1]] == [2, 5, 9]
