@@ -11,7 +11,7 @@ from lab import LabError, modes
 from lab.page import quote
 
 # Pages whose numbers are all tied; the others follow as they are rewritten.
-TIED = ("10_one_layer", "11_kronecker")
+TIED = ("10_one_layer", "11_kronecker", "20_capacity")
 FIELD = re.compile(r"\{[^{}]*\}")
 VALUE = r"([\w.,+-]+)"
 DEFINITIONS = {
@@ -20,7 +20,7 @@ DEFINITIONS = {
     "addresses, comments and tags": r"(?s)\]\([^)]*\)|https?://\S+|<!--.*?-->|<[^>]*>",
     "sources": r"(?s)\n## References\n.*",
     "numbers of chapters, and of what the paper or the book counts": r"(?i)\[E?\d\d ·|\b(?:chapters?|sections?|theorems?|corollary|"
-    r"lemma|proposition|figures?|tables?|equations?|exercises?|parts?|appendix|algorithm|steps?|modes?|rows?|columns?|version)\s[\d.]+(?:\([a-z]\))?"
+    r"lemma|proposition|figures?|tables?|equations?|exercises?|parts?|appendix|algorithm|steps?|modes?|rows?|columns?|lines?|version)\s[\d.]+(?:\([a-z]\))?"
     r"(?:(?:,| and| or| to|–)\s?[\d.]+)*",
     "numbers of a list": r"(?m)^\s*\d+\.\s",
     "dates": r"\b\d{1,2} (?:January|February|March|April|May|June|July|August|September|October|November|December)\b|\b(?:19|20)\d\d\b",
