@@ -5,6 +5,8 @@
 `apply_ndlinear_lora` puts it on the layers of a model; `save_lora` and `load_lora` write and read
 what was trained. Needs torch and `ndlinear.py` beside it; files also need safetensors. With PEFT,
 take `ndlinear_peft.py` instead. Source: NdLinear-LoRA in arXiv:2503.17353.
+
+Version 0.1.0 of the file `ndlinear_lora.py` of the NdLinear book. Licence: Apache-2.0.
 """
 
 from __future__ import annotations
@@ -12,14 +14,23 @@ from __future__ import annotations
 import importlib
 import json
 import math
+import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Sized
 from fnmatch import fnmatchcase
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+import ndlinear
+
+__version__ = "0.1.0"
+if (_met := getattr(ndlinear, "__version__", "unknown")) != __version__:
+    raise ImportError(
+        f"this ndlinear_lora.py is of version {__version__}, {ndlinear.__file__} of version "
+        f"{_met}: copy both from one release, side by side"
+    )
 from ndlinear import NdLinear, kronecker_weight, near_square, to_linear, total_bias
 
 __all__ = [
@@ -27,11 +38,15 @@ __all__ = [
     "apply_ndlinear_lora",
     "load_lora",
     "lora_state_dict",
+    "merge_lora",
     "save_lora",
 ]
 
 Shape = Sequence[int]
+MOST_MODES = 63  # a tensor of torch has at most 64 axes
+WRAPPERS = {"_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module"}  # parts of names
 NO_VALUE = {"dropout", "init", "execution", "dtype"}  # what changes no value of a trained adapter
+CONFIG = NO_VALUE | {"input_dims", "hidden_size", "alpha", "bias", "transform_outer"}
 HABITS = {  # what is typed by habit, and what to write here
     "r": "leave it out: the folds set the size, there is no rank",
     "rank": "leave it out: the folds set the size, there is no rank",
@@ -53,9 +68,9 @@ class NdLinearLoRA(nn.Module):
     no gradient.
 
     Args:
-        base_layer: the Linear(prod D, prod H) to adapt, or a Conv1D of transformers; also one that
-            torchao or bitsandbytes quantised, which remains an nn.Linear, but none of
-            torch.ao.quantization. It is kept and its parameters are frozen.
+        base_layer: the Linear(prod D, prod H) to adapt, a Conv1D of transformers, or a convolution
+            of kernel 1; also one that torchao or bitsandbytes quantised, which remains an
+            nn.Linear, but none of torch.ao.quantization. It is kept and its parameters are frozen.
         input_dims: how prod D folds; by default into two near-square factors.
         hidden_size: how prod H folds; by default into two near-square factors.
         alpha: factor of the update.
@@ -65,7 +80,8 @@ class NdLinearLoRA(nn.Module):
         options: of the NdLinear `adapter`: transform_outer, init.
 
     Raises:
-        ValueError, TypeError: sizes that do not fit, or another kind of layer.
+        ValueError, TypeError: sizes that do not fit, numbers that are not finite, another kind of
+            layer, or one whose weight is spread over several processes.
 
     >>> layer = NdLinearLoRA(nn.Linear(20, 6), alpha=2.0)
     >>> layer(torch.randn(7, 20)).shape
@@ -87,14 +103,25 @@ class NdLinearLoRA(nn.Module):
         **options,
     ):
         super().__init__()
-        if not adaptable(base_layer):
-            raise TypeError(f"NdLinearLoRA adapts a torch.nn.Linear, not {kind_of(base_layer)}")
+        if not adaptable(base_layer) and not is_pointwise(base_layer):
+            raise TypeError(
+                f"NdLinearLoRA adapts a torch.nn.Linear or a convolution of kernel 1, not "
+                f"{kind_of(base_layer)}"
+            )
+        refuse_sharded(base_layer)
         for name in options.keys() & HABITS.keys():
             raise TypeError(f"NdLinear-LoRA has no {name}: {HABITS[name]}")
-        sizes = _features(base_layer)
+        if not math.isfinite(alpha) or not math.isfinite(dropout):
+            raise ValueError(f"alpha={alpha} and dropout={dropout} must be finite numbers")
+        sizes = features(base_layer)
         folded = (near_square(sizes[0]), near_square(sizes[1]))
         dims = folded[0] if input_dims is None else input_dims
         hidden = folded[1] if hidden_size is None else hidden_size
+        for shape in (dims, hidden):
+            if isinstance(shape, Sized) and len(shape) > MOST_MODES:
+                raise ValueError(
+                    f"{len(shape)} modes are more than the {MOST_MODES} of torch's axes"
+                )
         checked = NdLinear(dims, hidden, device="meta")  # draws nothing
         dims, hidden = checked.input_dims, checked.hidden_size
         if (math.prod(dims), math.prod(hidden)) != sizes:
@@ -102,10 +129,7 @@ class NdLinearLoRA(nn.Module):
                 f"input_dims {dims} and hidden_size {hidden} do not multiply to the wrapped "
                 f"layer's {sizes}; choose for example {folded[0]} and {folded[1]}"
             )
-        if isinstance(dtype, str):
-            dtype = _dtype_named(dtype)
-        default = adapter_dtype(base_layer)
-        like = {"device": base_layer.weight.device, "dtype": dtype or default}
+        like = {"device": base_layer.weight.device, "dtype": chosen_dtype(base_layer, dtype)}
         self.in_features, self.out_features = sizes
         self.base_layer = base_layer
         self.adapter = NdLinear(dims, hidden, bias=bias, **(like | options))
@@ -129,13 +153,15 @@ class NdLinearLoRA(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., prod D) -> (..., prod H)."""
+        rows = _rows(self.base_layer, x)
         if self.merged:
-            return F.linear(x, self.merged_weight, self.merged_bias)
+            y = F.linear(rows, self.merged_weight, self.merged_bias)
+            return _unrows(self.base_layer, y)
         y = self.base_layer(x)
         adapter = self.adapter
-        folded = self.dropout(x).to(adapter.weights[0].dtype).unflatten(-1, adapter.input_dims)
-        update = adapter(folded).flatten(-len(adapter.hidden_size))
-        return y + (self.alpha * update).to(y.dtype)
+        folded = self.dropout(rows).to(adapter.weights[0].dtype).unflatten(-1, adapter.input_dims)
+        update = self.alpha * adapter(folded).flatten(-len(adapter.hidden_size))
+        return y + _unrows(self.base_layer, update.to(y.dtype))
 
     @property
     def has_bias(self) -> bool:
@@ -159,7 +185,7 @@ class NdLinearLoRA(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight in effect, (prod H, prod D), for code that reads weights."""
+        """The weight in effect, (prod H, prod D), made in each access for code that reads it."""
         base = dense_weight(self.base_layer)
         return (base + self.alpha * kronecker_weight(self.adapter)).to(base.dtype)
 
@@ -203,16 +229,66 @@ def adaptable(module: nn.Module) -> bool:
     return isinstance(module, nn.Linear) or _is_conv1d(module)
 
 
+def is_pointwise(module: nn.Module) -> bool:
+    """Whether a module is a convolution that maps the channels of each place alone."""
+    return (
+        isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d))
+        and set(module.kernel_size) == {1}
+        and module.groups == 1
+        and not any(module.padding if isinstance(module.padding, tuple) else ())
+    )
+
+
+def _rows(layer: nn.Module, x: Tensor) -> Tensor:
+    """What a layer multiplies, in the last axis: of a convolution the channels, at its strides."""
+    if not is_pointwise(layer):
+        return x
+    places = tuple(slice(None, None, step) for step in layer.stride)
+    return x[(..., *places)].movedim(-1 - len(places), -1)
+
+
+def _unrows(layer: nn.Module, y: Tensor) -> Tensor:
+    """The last axis back to where a layer has its outputs."""
+    return y.movedim(-1, -1 - len(layer.stride)) if is_pointwise(layer) else y
+
+
+def refuse_sharded(layer: nn.Module) -> None:
+    """ValueError if a weight is a DTensor: each process would draw and train its own adapter."""
+    if any(hasattr(parameter, "device_mesh") for parameter in layer.parameters()):
+        raise ValueError(
+            "the weights are spread over several processes already, and each would train another "
+            "adapter: put the adapters on first, then call fully_shard or parallelize_module"
+        )
+
+
+def _refuse_wrapped(model: nn.Module) -> None:
+    """The same where other wrappers have taken stock of the parameters."""
+    for module in model.modules():
+        if type(module).__name__ in ("DistributedDataParallel", "FullyShardedDataParallel"):
+            raise ValueError(
+                f"parameters that are added inside {type(module).__name__} are not kept alike "
+                "between processes: put the adapters on first, then wrap the model"
+            )
+
+
 def kind_of(thing) -> str:
     """Where its class is from and what it is called: both torch and torch.ao have a Linear."""
     return f"{type(thing).__module__}.{type(thing).__qualname__}"
 
 
-def _dtype_named(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ValueError(f"torch has no dtype {name!r}: give one such as 'bfloat16'")
-    return dtype
+def chosen_dtype(layer: nn.Module, dtype: torch.dtype | str | None) -> torch.dtype:
+    """That of a layer's adapter."""
+    if dtype is None:
+        return adapter_dtype(layer)
+    chosen = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not isinstance(chosen, torch.dtype):
+        raise ValueError(f"torch has no dtype {dtype!r}: give one such as 'bfloat16'")
+    if not _computes(chosen) or (layer.weight.is_complex() and not chosen.is_complex):
+        raise ValueError(
+            f"an adapter of {chosen} cannot compute beside a layer of {layer.weight.dtype}: give "
+            f"dtype={adapter_dtype(layer)}"
+        )
+    return chosen
 
 
 def _is_conv1d(module: nn.Module) -> bool:
@@ -220,9 +296,11 @@ def _is_conv1d(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and hasattr(module, "nf")
 
 
-def _features(layer: nn.Module) -> tuple[int, int]:
+def features(layer: nn.Module) -> tuple[int, int]:
     if _is_conv1d(layer):
         return tuple(layer.weight.shape)
+    if is_pointwise(layer):
+        return layer.in_channels, layer.out_channels
     return layer.in_features, layer.out_features
 
 
@@ -234,23 +312,25 @@ def adapter_dtype(layer: nn.Module) -> torch.dtype:
 
 def _computes(dtype: torch.dtype) -> bool:
     """Not integers, not the 8-bit floats."""
-    return dtype.is_floating_point and dtype.itemsize > 1
+    return dtype.is_complex or (dtype.is_floating_point and dtype.itemsize > 1)
 
 
 def dense_weight(layer: nn.Module) -> Tensor:
-    """The weight (outputs, inputs) of an adaptable layer; TypeError if it is quantised."""
+    """The weight (outputs, inputs) of a layer, a view of it; TypeError if it is quantised."""
     weight = layer.weight
     quantised = type(weight).__module__.startswith(("torchao", "bitsandbytes"))
     if (
         quantised
         or not _computes(weight.dtype)
-        or weight.shape.numel() != math.prod(_features(layer))
+        or weight.shape.numel() != math.prod(features(layer))
     ):
         raise TypeError(
             f"the base layer holds a {kind_of(weight)} of {weight.dtype}, "
             f"{tuple(weight.shape)}: an update cannot be merged into quantised weights; "
             "dequantise the base layer first, or keep the adapter beside it"
         )
+    if is_pointwise(layer):
+        return weight.reshape(features(layer)[::-1])
     return weight.T if _is_conv1d(layer) else weight
 
 
@@ -265,7 +345,8 @@ def apply_ndlinear_lora(
     """Put an NdLinearLoRA in place of each nn.Linear, or Conv1D, of a model whose name matches.
 
     Args:
-        model: changed in place.
+        model: changed in place; torch.compile or DataParallel may stand around it, but none of the
+            wrappers that spread a model over processes: those come after it.
         target_modules: "all-linear" for all but the output layer of a language model, or one or
             more patterns: with shell wildcards, for a whole dotted name or its last parts
             ("q_proj", "layers.[01].*"), or compiled regular expressions, for a whole dotted name.
@@ -287,14 +368,24 @@ def apply_ndlinear_lora(
     >>> [name for name, parameter in model.named_parameters() if parameter.requires_grad]
     ['0.adapter.align_layers.0.weight', '0.adapter.align_layers.1.weight']
     """
-    whole = _whole_modules(model, modules_to_save)
-    found = _targets(model, target_modules, whole)
-    for layer in found:
-        _rehearse(layer, options)
-    _refuse_tied(model, found)
-    replace_layers(model, {layer: NdLinearLoRA(layer, **options) for layer in found})
-    _choose_trained(model, whole, freeze)
+    bare = unwrapped(model)
+    whole = _whole_modules(bare, modules_to_save)
+    found = _targets(bare, target_modules, whole)
+    adapt(model, dict.fromkeys(found, options))
+    _choose_trained(bare, whole, freeze)
     return model
+
+
+def adapt(model: nn.Module, options: dict[nn.Module, dict]) -> dict[nn.Module, NdLinearLoRA]:
+    """Put adapters with their options on layers; if one is refused, nothing is changed."""
+    if options:
+        _refuse_wrapped(model)
+    for layer, given in options.items():
+        _rehearse(layer, given)
+    _refuse_tied(unwrapped(model), list(options))
+    new = {layer: NdLinearLoRA(layer, **given) for layer, given in options.items()}
+    replace_layers(model, new)
+    return new
 
 
 def _choose_trained(model: nn.Module, whole: list[nn.Module], freeze: bool) -> None:
@@ -305,8 +396,8 @@ def _choose_trained(model: nn.Module, whole: list[nn.Module], freeze: bool) -> N
         model.requires_grad_(False)
     for layer in _adapters(model).values():
         layer.adapter.requires_grad_(True)
-    for name in _saved(model):
-        model.get_submodule(name).requires_grad_(True)
+    for module in _saved(model).values():
+        module.requires_grad_(True)
 
 
 def _patterns(given) -> list:
@@ -323,7 +414,8 @@ def _whole_modules(model: nn.Module, patterns) -> list[nn.Module]:
     """The modules that are trained as they are."""
     whole = []
     for pattern in _patterns(patterns):
-        found = [m for name, m in model.named_modules() if name and _matches(name, pattern)]
+        named = ((bare_name(name), module) for name, module in model.named_modules())
+        found = [module for name, module in named if name and _matches(name, pattern)]
         if not found:
             raise ValueError(f"modules_to_save {pattern!r} matches no module of this model")
         whole += found
@@ -334,7 +426,11 @@ def _targets(model: nn.Module, target_modules, whole: list[nn.Module]) -> list[n
     """The layers to adapt, each once, in the order of the model."""
     if adaptable(model):
         raise ValueError(f"the model is itself a {kind_of(model)}: take NdLinearLoRA(model)")
-    linears = _linears(model)
+    linears = {
+        name: layer
+        for name, layer in layers_of(model).items()
+        if adaptable(layer) or isinstance(layer, NdLinearLoRA)
+    }
     output = model.get_output_embeddings() if hasattr(model, "get_output_embeddings") else None
     patterns = _patterns(target_modules)
     found = {pattern: _matching(linears, pattern, output) for pattern in patterns}
@@ -356,17 +452,22 @@ def _targets(model: nn.Module, target_modules, whole: list[nn.Module]) -> list[n
     return layers
 
 
-def _linears(model: nn.Module) -> dict[str, nn.Module]:
-    """All layers that can be adapted or are, under all their names."""
+def layers_of(model: nn.Module) -> dict[str, nn.Module]:
+    """All modules, but the parts of NdLinear layers and of adapters, under all their names."""
     inside = set()
     for module in model.modules():
         if isinstance(module, (NdLinear, NdLinearLoRA)):
             inside.update(part for part in module.modules() if part is not module)
     return {
-        name: module
+        bare_name(name): module
         for name, module in model.named_modules(remove_duplicate=False)
-        if module not in inside and (adaptable(module) or isinstance(module, NdLinearLoRA))
+        if module not in inside
     }
+
+
+def bare_name(name: str) -> str:
+    """A module's name without what torch.compile and recomputation put into it."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def _matching(linears: dict[str, nn.Module], pattern, output: nn.Module | None) -> set[nn.Module]:
@@ -394,7 +495,8 @@ def _refuse_tied(model: nn.Module, layers: list[nn.Module]) -> None:
 
 def _rehearse(layer: nn.Module, options: dict) -> NdLinearLoRA:
     """The adapter of a layer without its numbers; raises what the real one would raise."""
-    like = nn.Linear(*_features(layer), device="meta", dtype=adapter_dtype(layer))
+    refuse_sharded(layer)
+    like = nn.Linear(*features(layer), device="meta", dtype=adapter_dtype(layer))
     return NdLinearLoRA(like, **(options | {"device": "meta"}))
 
 
@@ -407,7 +509,8 @@ def replace_layers(model: nn.Module, new: dict[nn.Module, nn.Module]) -> None:
 
 
 def _adapters(model: nn.Module) -> dict[str, NdLinearLoRA]:
-    found = {name: m for name, m in model.named_modules() if isinstance(m, NdLinearLoRA)}
+    named = model.named_modules()
+    found = {bare_name(name): m for name, m in named if isinstance(m, NdLinearLoRA)}
     if not found:
         raise ValueError(
             "this model has no NdLinearLoRA; call apply_ndlinear_lora(model, target_modules) first"
@@ -415,13 +518,16 @@ def _adapters(model: nn.Module) -> dict[str, NdLinearLoRA]:
     return found
 
 
-def _saved(model: nn.Module) -> list[str]:
-    """Names of the modules that are trained as they are."""
-    return [name for name, m in model.named_modules() if getattr(m, "ndlinear_saved", False)]
+def _saved(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules that are trained as they are."""
+    named = model.named_modules()
+    return {bare_name(name): m for name, m in named if getattr(m, "ndlinear_saved", False)}
 
 
 def lora_state_dict(model: nn.Module) -> dict[str, Tensor]:
     """What was trained, under its names in `model.state_dict()`: adapters and modules_to_save.
+
+    What torch.compile and other wrappers put into names is left out. Sharded parameters remain so.
 
     Raises:
         ValueError: the model has no adapters.
@@ -430,34 +536,88 @@ def lora_state_dict(model: nn.Module) -> dict[str, Tensor]:
     >>> {name: tuple(value.shape) for name, value in lora_state_dict(model).items()}
     {'0.adapter.align_layers.0.weight': (2, 4), '0.adapter.align_layers.1.weight': (3, 5)}
     """
-    starts = [f"{name}.adapter.".removeprefix(".") for name in _adapters(model)]
-    starts += [f"{name}." for name in _saved(model)]
-    state = model.state_dict()
-    return {name: value for name, value in state.items() if name.startswith(tuple(starts))}
+    model = unwrapped(model)
+    held = {f"{name}.adapter".removeprefix("."): m.adapter for name, m in _adapters(model).items()}
+    held |= _saved(model)
+    return {
+        f"{start}.{bare_name(name)}": value
+        for start, module in held.items()
+        for name, value in module.state_dict().items()
+    }
 
 
 def save_lora(model: nn.Module, path) -> None:
     """Write what was trained to a safetensors file, with how to rebuild it in its metadata.
 
-    Around the model may stand torch.compile or DataParallel; names are those without it.
+    Around the model may stand torch.compile or DataParallel; names are those without it. Parameters
+    that `fully_shard` has spread are gathered: call this in every process, the first one writes.
+    An older file of this name is replaced once the new one is whole.
 
     Raises:
-        ValueError: the model has no adapters.
+        ValueError: the model has no adapters, or FullyShardedDataParallel has taken them apart.
         ImportError: safetensors is not installed.
 
     >>> model = apply_ndlinear_lora(nn.Sequential(nn.Linear(20, 6)), "0")
     >>> save_lora(model, "adapter.safetensors")  # doctest: +SKIP
     """
-    model = _unwrapped(model)
-    configs = {name: layer.config for name, layer in _adapters(model).items()}
-    about = {"ndlinear_lora": json.dumps(configs), "modules_to_save": json.dumps(_saved(model))}
-    tensors = {}
-    for name, value in lora_state_dict(model).items():  # copied, for tied weights share memory
-        tensors[name] = value.clone(memory_format=torch.contiguous_format)
-    _safetensors().save_file(tensors, path, about)
+    model = unwrapped(model)
+    adapters = _adapters(model)
+    for name, layer in adapters.items():
+        _refuse_flattened(name, layer)
+    configs = {name: layer.config for name, layer in adapters.items()}
+    about = {
+        "ndlinear_lora": json.dumps(configs),
+        "modules_to_save": json.dumps(list(_saved(model))),
+    }
+    state = lora_state_dict(model)
+    sharded = any(hasattr(value, "full_tensor") for value in state.values())
+    tensors = {name: gathered(value) for name, value in state.items()}
+    if not sharded or torch.distributed.get_rank() == 0:
+        write_file(tensors, path, about)
 
 
-def _unwrapped(model: nn.Module) -> nn.Module:
+def gathered(tensor: Tensor) -> Tensor:
+    """A copy in one piece of a tensor that may be spread over processes or share its memory."""
+    whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+    return whole.detach().clone(memory_format=torch.contiguous_format)
+
+
+def _refuse_flattened(name: str, layer: NdLinearLoRA) -> None:
+    adapter = layer.adapter
+    shapes = [tuple(weight.shape) for weight in adapter.weights]
+    whole = list(zip(adapter.hidden_size, adapter.input_dims))
+    if shapes != whole or not list(adapter.parameters()):
+        raise ValueError(
+            f"FullyShardedDataParallel has taken the weights of {name} apart: save inside of "
+            "FullyShardedDataParallel.summon_full_params(model)"
+        )
+
+
+def write_file(tensors: dict[str, Tensor], path, about: dict[str, str]) -> None:
+    """A safetensors file, written beside its place and moved there when it is whole."""
+    path = os.path.realpath(path)
+    beside = f"{path}.{os.getpid()}.part"
+    try:
+        _safetensors().save_file(tensors, beside, about)
+        os.replace(beside, path)
+    finally:
+        if os.path.exists(beside):
+            os.remove(beside)
+
+
+def read_file(path) -> tuple[dict[str, Tensor], dict[str, str]]:
+    """The tensors and the metadata of a safetensors file."""
+    safetensors = _safetensors()
+    open(path, "rb").close()  # the usual errors if it is not there
+    try:
+        with safetensors.safe_open(path, "pt") as file:
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
+    except Exception as error:  # of its own kind, which older versions do not name
+        raise ValueError(f"{path} cannot be read as a safetensors file: {error}") from error
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
     """The model inside torch.compile and DataParallel."""
     while True:
         if hasattr(model, "_orig_mod"):
@@ -466,6 +626,41 @@ def _unwrapped(model: nn.Module) -> nn.Module:
             model = model.module
         else:
             return model
+
+
+@torch.no_grad()
+def merge_lora(model: nn.Module) -> nn.Module:
+    """Add all updates to the weights of their layers for good; the adapters go.
+
+    The layers stay frozen. In half precision the sums are rounded.
+
+    Returns:
+        The model.
+
+    Raises:
+        ValueError, TypeError: the model has no adapters, is one itself, or a layer is quantised.
+            Nothing is changed.
+
+    >>> model = apply_ndlinear_lora(nn.Sequential(nn.Linear(20, 6)), "0")
+    >>> merge_lora(model)
+    Sequential(
+      (0): Linear(in_features=20, out_features=6, bias=True)
+    )
+    """
+    bare = unwrapped(model)
+    adapters = _adapters(bare)
+    if "" in adapters:
+        raise ValueError("the model is itself an NdLinearLoRA: take to_linear(model)")
+    dense = {layer: (layer.weight, layer.bias) for layer in adapters.values()}
+    for layer, (weight, bias) in dense.items():
+        base = layer.base_layer
+        if base.bias is None and bias is not None:
+            base.bias = nn.Parameter(bias, requires_grad=False)
+        elif bias is not None:
+            base.bias.copy_(bias)
+        dense_weight(base).copy_(weight)
+    replace_layers(bare, {layer: layer.base_layer for layer in dense})
+    return model
 
 
 def load_lora(model: nn.Module, path, *, freeze: bool = True) -> nn.Module:
@@ -488,25 +683,44 @@ def load_lora(model: nn.Module, path, *, freeze: bool = True) -> nn.Module:
     >>> model = nn.Sequential(nn.Linear(20, 6))
     >>> model = load_lora(model, "adapter.safetensors")  # doctest: +SKIP
     """
-    with _safetensors().safe_open(path, "pt") as file:
-        about = file.metadata() or {}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    configs = json.loads(about.get("ndlinear_lora", "{}"))
-    whole = json.loads(about.get("modules_to_save", "[]"))
-    bare = _unwrapped(model)
-    modules = dict(bare.named_modules(remove_duplicate=False))
-    new = [name for name in configs if name and adaptable(modules.get(name))]
+    tensors, about = read_file(path)
+    configs, whole = _described(path, about)
+    bare = unwrapped(model)
+    modules = {bare_name(n): m for n, m in bare.named_modules(remove_duplicate=False)}
+    new = [name for name in configs if name and _can_adapt(modules.get(name))]
     wrong = [name for name in configs if name not in new and not _fits(modules, name, configs)]
     wrong += [name for name in whole if name not in modules]
     if wrong or not configs:
         raise ValueError(
             f"{path} adapts {configs}; this model does not fit in {wrong}: is it the right file?"
         )
-    _compare(path, _sizes(path, modules, configs, new, whole), tensors)
-    replace_layers(bare, {modules[n]: NdLinearLoRA(modules[n], **configs[n]) for n in new})
+    _compare(path, _wanted(path, modules, configs, new, whole), tensors)
+    _refuse_infinite(path, tensors, configs)
+    adapt(model, {modules[name]: configs[name] for name in new})
     _choose_trained(bare, [modules[name] for name in whole], freeze)
     _copy(bare, tensors)
     return model
+
+
+def _described(path, about: dict[str, str]) -> tuple[dict[str, dict], list[str]]:
+    """The adapters of a file and the names of its whole modules."""
+    try:
+        configs = json.loads(about.get("ndlinear_lora", "{}"))
+        whole = json.loads(about.get("modules_to_save", "[]"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"the metadata of {path} is no JSON; write it with save_lora") from error
+    if (
+        not isinstance(configs, dict)
+        or not all(isinstance(config, dict) for config in configs.values())
+        or not isinstance(whole, list)
+        or not all(isinstance(name, str) for name in whole)
+    ):
+        raise ValueError(f"the metadata of {path} describes no adapters; write it with save_lora")
+    return configs, whole
+
+
+def _can_adapt(module: nn.Module | None) -> bool:
+    return module is not None and (adaptable(module) or is_pointwise(module))
 
 
 def _fits(modules: dict[str, nn.Module], name: str, configs: dict) -> bool:
@@ -517,26 +731,36 @@ def _fits(modules: dict[str, nn.Module], name: str, configs: dict) -> bool:
     )
 
 
-def _sizes(path, modules: dict, configs: dict, new: list[str], whole: list[str]) -> dict:
-    """The sizes of all tensors that a file must hold."""
+def _wanted(path, modules: dict, configs: dict, new: list[str], whole: list[str]) -> dict:
+    """The sizes of all tensors that a file must hold, and whether they are complex."""
     wanted = {}
     for name in configs:
         layer = modules[name]
         if name in new:
-            try:
-                layer = _rehearse(layer, configs[name])
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"{path} does not fit layer {name}: {error}") from error
+            layer = _rehearsed(path, name, layer, configs[name])
         for key, value in layer.adapter.state_dict().items():
-            wanted[f"{name}.adapter.{key}".removeprefix(".")] = tuple(value.shape)
+            wanted[f"{name}.adapter.{key}".removeprefix(".")] = _kind(value)
     for name in whole:
         for key, value in modules[name].state_dict().items():
-            wanted[f"{name}.{key}"] = tuple(value.shape)
+            wanted[f"{name}.{bare_name(key)}"] = _kind(value)
     return wanted
 
 
+def _rehearsed(path, name: str, layer: nn.Module, config: dict) -> NdLinearLoRA:
+    try:
+        if foreign := sorted(config.keys() - CONFIG):
+            raise TypeError(f"there is no {foreign}")
+        return _rehearse(layer, config)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"{path} does not fit layer {name}: {error}") from error
+
+
+def _kind(tensor: Tensor) -> tuple:
+    return (*tensor.shape, "complex") if tensor.is_complex() else tuple(tensor.shape)
+
+
 def _compare(path, wanted: dict, tensors: dict[str, Tensor]) -> None:
-    held = {name: tuple(value.shape) for name, value in tensors.items()}
+    held = {name: _kind(value) for name, value in tensors.items()}
     if held == wanted:
         return
     missing = sorted(wanted.keys() - held.keys())
@@ -549,13 +773,38 @@ def _compare(path, wanted: dict, tensors: dict[str, Tensor]) -> None:
     )
 
 
+def _refuse_infinite(path, tensors: dict[str, Tensor], configs: dict) -> None:
+    starts = tuple(f"{name}.adapter.".removeprefix(".") for name in configs)
+    for name, value in tensors.items():
+        if name.startswith(starts) and not torch.isfinite(value.to(torch.complex128)).all():
+            raise ValueError(
+                f"{name} of {path} holds numbers that are not finite: its training diverged, or "
+                "the file is damaged"
+            )
+
+
 def _copy(model: nn.Module, tensors: dict[str, Tensor]) -> None:
     """Into the parameters that there are; one on the meta device becomes the tensor itself."""
     state = model.state_dict()
+    named = {
+        name: _spread(tensors[bare_name(name)], held)
+        for name, held in state.items()
+        if bare_name(name) in tensors
+    }
     for empty in (False, True):
-        part = {name: value for name, value in tensors.items() if state[name].is_meta == empty}
+        part = {name: value for name, value in named.items() if state[name].is_meta == empty}
         if part:
             model.load_state_dict(part, strict=False, assign=empty)
+
+
+def _spread(tensor: Tensor, held: Tensor) -> Tensor:
+    """A tensor over the processes as one of a model is; itself where that one is in one piece."""
+    if not hasattr(held, "device_mesh"):
+        return tensor
+    from torch.distributed.tensor import distribute_tensor
+
+    tensor = tensor.to(device=held.device, dtype=held.dtype)
+    return distribute_tensor(tensor, held.device_mesh, held.placements)
 
 
 def _safetensors():

@@ -14,6 +14,8 @@ adapters, disable, merge, modules_to_save, low-memory loading; but adapters are 
 PEFT reads the type of an adapter from its file as LoRA. So that it cannot load such a file without
 this module and give the base model, the file names a start that PEFT does not know, and PEFT stops
 with the sentence in `START`.
+
+Version 0.1.0 of the file `ndlinear_peft.py` of the NdLinear book. Licence: Apache-2.0.
 """
 
 from __future__ import annotations
@@ -27,6 +29,14 @@ from peft.tuners.lora.layer import LoraLayer
 from peft.tuners.tuners_utils import check_adapters_to_merge
 from torch import Tensor, nn
 
+import ndlinear_lora
+
+__version__ = "0.1.0"
+if (_met := getattr(ndlinear_lora, "__version__", "unknown")) != __version__:
+    raise ImportError(
+        f"this ndlinear_peft.py is of version {__version__}, {ndlinear_lora.__file__} of version "
+        f"{_met}: copy both from one release, side by side"
+    )
 from ndlinear import NdLinear, kronecker_weight, near_square
 from ndlinear_lora import adaptable, adapter_dtype, dense_weight, kind_of
 

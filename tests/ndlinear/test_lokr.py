@@ -1,13 +1,21 @@
 """ndlinear_lokr.py: files of LyCORIS, ai-toolkit and PEFT, made here, and plain LoRA, both ways."""
 
 import copy
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
-from torch import nn
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
+import ndlinear as nd
 import ndlinear_lokr as lokr
-from ndlinear_lora import NdLinearLoRA, apply_ndlinear_lora
+from ndlinear_lora import NdLinearLoRA, apply_ndlinear_lora, merge_lora
 
 
 class Block(nn.Module):
@@ -110,11 +118,14 @@ def test_a_prefix_chooses_the_layers_of_one_of_two_models(model, x):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"0.to_q.lokr_w2_b": None}, "0.to_q lacks lokr_w2, and lokr_w2_a with lokr_w2_b"),
-        ({"0.to_q.dora_scale": torch.ones(30, 1)}, "DoRA .* cannot be converted"),
-        ({"0.to_q.lokr_t2": torch.ones(2, 2, 3, 3)}, "convolutions"),
-        ({"0.to_q.lokr_w2": torch.ones(6, 6, 1, 1)}, "0.to_q adapts a convolution"),
-        ({"0.to_q.lokr_w1": torch.ones(5, 3)}, r"update of 0.to_q is \(30, 18\).*\(30, 24\)"),
+        ({"0.to_q.lokr_w2_b": None}, "0.to_q: it lacks lokr_w2, and lokr_w2_a with lokr_w2_b"),
+        (
+            {"0.to_q.dora_scale": torch.ones(30, 1)},
+            "0.to_q: it has 0.to_q.dora_scale, DoRA, which cannot be converted",
+        ),
+        ({"0.to_q.lokr_t2": torch.ones(2, 2, 3, 3)}, "0.to_q: .*a convolution in Tucker's form"),
+        ({"0.to_q.lokr_w2": torch.ones(6, 6, 3, 3)}, "0.to_q: it adapts a convolution of kernel"),
+        ({"0.to_q.lokr_w1": torch.ones(5, 3)}, r"0.to_q: the update is \(30, 18\).*\(30, 24\)"),
         ({"0.norm.lokr_w1": torch.ones(1, 1), "0.norm.lokr_w2": torch.ones(1, 1)}, "no prefix"),
     ],
 )
@@ -125,7 +136,7 @@ def test_other_files_are_refused_and_change_nothing(change, words, model):
         lokr.load_lokr(model, tensors)
     assert not any(isinstance(m, NdLinearLoRA) for m in model.modules())
     assert all(p.requires_grad for p in model.parameters())
-    with pytest.raises(ValueError, match="no LoKr adapter"):
+    with pytest.raises(ValueError, match="no adapter here that can be read"):
         lokr.read_lokr({})
 
 
@@ -244,7 +255,7 @@ def test_a_lora_becomes_the_nearest_kronecker_product(ends):
     assert errors["q"] == pytest.approx((s[1:].norm() / s.norm()).item())
     half = lokr.lora_to_lokr(tensors, scale=1.5)[0]
     torch.testing.assert_close(2 * torch.kron(half["q.lokr_w1"], half["q.lokr_w2"]), kept)
-    with pytest.raises(ValueError, match="not the two matrices"):
+    with pytest.raises(ValueError, match=r"q: it has .*not the two matrices"):
         lokr.lora_to_lokr({f"q.{ends[0]}": down})
 
 
@@ -266,3 +277,430 @@ def test_peft_reads_and_writes_the_same_numbers(model, x):
     tensors = peft.get_peft_model_state_dict(theirs)
     assert any(key.endswith("lokr_w2_a") for key in tensors)
     torch.testing.assert_close(lokr.load_lokr(model, tensors, scale=4.0)(x), theirs(x))
+
+
+# ------------------------------------------------------------------------------------------ files that LyCORIS itself wrote
+LYCORIS = pathlib.Path(__file__).parent / "lycoris"  # make.py there says how
+
+
+def lycoris_network():
+    torch.manual_seed(3)
+    layers = {"q": nn.Linear(12, 18), "point": nn.Conv2d(4, 6, 1), "square": nn.Conv2d(4, 6, 3)}
+    return nn.ModuleDict(layers)
+
+
+@pytest.mark.parametrize("case", ["rank", "full", "both", "rs-lora", "scalar", "tucker"])
+def test_a_file_of_lycoris_gives_its_updates(case):
+    wanted, file = load_file(LYCORIS / "wanted.safetensors"), LYCORIS / f"{case}.safetensors"
+    model, left_out = lycoris_network(), {}
+    with pytest.raises(ValueError, match=r"1 of 3 layers.*\n  lycoris_square: "):
+        lokr.load_lokr(model, file, prefix="lycoris_")
+    assert not any(isinstance(m, NdLinearLoRA) for m in model.modules())
+    bare = copy.deepcopy(model)
+    lokr.load_lokr(model, file, prefix="lycoris_", left_out=left_out)
+    assert list(left_out) == ["lycoris_square"] and "convolution" in left_out["lycoris_square"]
+    for name, x in (("q", torch.randn(3, 12)), ("point", torch.randn(2, 4, 5, 7))):
+        with torch.no_grad():
+            weight = bare[name].weight
+            weight.add_(wanted[f"{case}.lycoris_{name}"].reshape(weight.shape))
+        torch.testing.assert_close(model[name](x), bare[name](x), atol=1e-4, rtol=1e-4)
+
+
+def test_dora_of_lycoris_is_refused_and_named():
+    with pytest.raises(ValueError, match=r"lycoris_q: it has lycoris_q\.dora_scale, DoRA"):
+        lokr.read_lokr(LYCORIS / "dora.safetensors")
+
+
+def test_the_command_makes_a_lora_and_a_lokr(tmp_path, capsys):
+    lora, again = tmp_path / "lora.safetensors", tmp_path / "lokr.safetensors"
+    source = LYCORIS / "tucker.safetensors"
+    lokr.main([str(source), str(lora), "--to", "lora", "--rank", "12", "--skip"])
+    said = capsys.readouterr().out
+    assert "2 layers" in said and "lora_alpha = r = 12" in said
+    assert "Left out: lycoris_square: it has lycoris_square.lokr_t2" in said
+    wanted, made = load_file(LYCORIS / "wanted.safetensors"), load_file(lora)
+    for name in ("q", "point"):
+        down, up = (made[f"lycoris_{name}.lora_{part}.weight"] for part in ("down", "up"))
+        update = wanted[f"tucker.lycoris_{name}"].flatten(1)
+        torch.testing.assert_close(up.flatten(1) @ down.flatten(1), update, atol=1e-5, rtol=1e-5)
+    assert made["lycoris_point.lora_down.weight"].shape == (12, 4, 1, 1)
+    lokr.main([str(lora), str(again), "--to", "lokr"])
+    assert set(lokr.read_lokr(again)) == {"lycoris_q", "lycoris_point"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--to", "lora", "--rank", "2"], "DoRA, which cannot be converted"),
+        (["--to", "lora"], "needs --rank"),
+        (["--to", "lokr", "--rank", "2"], "has none"),
+        (["--to", "lora", "--rank", "0"], "at least 1"),
+        (["--to", "lora", "--rank", "2", "--prefix", "nothing_"], "no name begins with 'nothing_'"),
+    ],
+)
+def test_the_command_says_what_is_wrong_and_writes_nothing(arguments, words, tmp_path, capsys):
+    target = tmp_path / "out.safetensors"
+    with pytest.raises(SystemExit) as stopped:
+        lokr.main([str(LYCORIS / "dora.safetensors"), str(target), *arguments])
+    assert stopped.value.code not in (0, None)
+    assert words in f"{stopped.value.code}{capsys.readouterr().err}" and not target.exists()
+
+
+def test_the_command_spares_its_source(tmp_path, capsys):
+    source = tmp_path / "same.safetensors"
+    shutil.copy(LYCORIS / "full.safetensors", source)
+    with pytest.raises(SystemExit):
+        lokr.main([str(source), str(source), "--to", "lora", "--rank", "2"])
+    assert "the target is the source" in capsys.readouterr().err
+    assert source.read_bytes() == (LYCORIS / "full.safetensors").read_bytes()
+
+
+def test_the_file_is_a_program_with_help():
+    done = subprocess.run([sys.executable, lokr.__file__, "--help"], capture_output=True, text=True)
+    assert done.returncode == 0
+    assert all(word in done.stdout for word in ("--to {lora,lokr}", "--rank", "--skip"))
+
+
+# -------------------------------------------------------------------------------------------------------- scales by layer
+def test_the_scales_of_peft_stand_beside_its_file(model, x, tmp_path):
+    peft = pytest.importorskip("peft")
+    how = {"r": 2, "alpha": 8, "alpha_pattern": {"to_q": 16}, "rank_pattern": {r"1\.to_out\.0": 3}}
+    config = peft.LoKrConfig(target_modules=r".*\.(to_q|to_out\.0)", init_weights=False, **how)
+    theirs = peft.get_peft_model(copy.deepcopy(model), config)
+    theirs.save_pretrained(tmp_path)
+    tensors = load_file(tmp_path / "adapter_model.safetensors")
+    with pytest.raises(ValueError, match=r"to_q: .*adapter_config\.json"):
+        lokr.read_lokr(tensors)
+    for given in (tmp_path, tmp_path / "adapter_model.safetensors"):
+        ours = lokr.load_lokr(copy.deepcopy(model), given)
+        torch.testing.assert_close(ours(x), theirs(x), check_dtype=False, atol=1e-5, rtol=1e-5)
+    written = json.loads((tmp_path / "adapter_config.json").read_text())
+    ours = lokr.load_lokr(copy.deepcopy(model), tensors, scale=written)
+    scales = {name: layer.alpha for name, layer in ours.named_modules() if hasattr(layer, "alpha")}
+    assert scales == {"0.to_q": 8, "0.to_out.0": 4, "1.to_q": 8, "1.to_out.0": 8 / 3}
+
+
+def test_the_scales_of_a_lora_of_peft_too(tmp_path):
+    peft = pytest.importorskip("peft")
+    how = {"r": 4, "lora_alpha": 6, "alpha_pattern": {"1": 10}, "use_rslora": True}
+    config = peft.LoraConfig(target_modules=["0", "1"], init_lora_weights=False, **how)
+    model = peft.get_peft_model(nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), config)
+    model.save_pretrained(tmp_path)
+    new, errors = lokr.lora_to_lokr(tmp_path)
+    for name, layer in (("0", model.base_model.model[0]), ("1", model.base_model.model[1])):
+        update, key = layer.get_delta_weight("default"), f"base_model.model.{name}"
+        kept = torch.kron(new[f"{key}.lokr_w1"], new[f"{key}.lokr_w2"])
+        assert errors[key] == pytest.approx(((update - kept).norm() / update.norm()).item(), 1e-4)
+
+
+def test_a_scale_for_each_layer(model, x):
+    tensors = lokr_file("", ".", 2, 3.0)
+    numbers = {f"{block}.{name}": 1.0 + block for block in (0, 1) for name in SIZES}
+    read = lokr.read_lokr(tensors, numbers)
+    assert {name: update.scale for name, update in read.items()} == numbers
+    with pytest.raises(ValueError, match=r"no number for \['1\.to_out\.0'\]"):
+        lokr.read_lokr(tensors, {k: v for k, v in numbers.items() if k != "1.to_out.0"})
+
+
+@pytest.mark.parametrize(
+    ("scale", "words"),
+    [
+        (float("nan"), "the scale is nan"),
+        ({"peft_type": "IA3"}, "of IA3, not of LOKR"),
+        ({"peft_type": "LOKR", "alpha": 8}, "r in adapter_config.json is None"),
+        ({"peft_type": "LOKR", "alpha": 8, "r": 0}, r"r in adapter_config.json is 0\.0"),
+        ({"peft_type": "LOKR", "alpha": 8, "r": 2, "alpha_pattern": {"(": 1}}, "alpha_pattern in"),
+        ({"peft_type": "LOKR", "alpha": 8, "r": 2, "rank_pattern": [1]}, "rank_pattern in"),
+    ],
+)
+def test_a_scale_that_is_none_is_refused(scale, words):
+    with pytest.raises(ValueError, match=words):
+        lokr.read_lokr(lokr_file("", ".", 2), scale)
+
+
+# --------------------------------------------------------------------------------------------------- types and odd numbers
+def half_file(dtype=torch.float16):
+    """Its second factor is 360,000, more than float16 holds, its update 36."""
+    return {
+        "0.lokr_w1": torch.full((2, 3), 1e-4).to(dtype),
+        "0.lokr_w2_a": torch.full((8, 4), 300.0).to(dtype),
+        "0.lokr_w2_b": torch.full((4, 8), 300.0).to(dtype),
+    }
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e5m2])
+def test_products_are_made_in_float32_and_fit_into_the_model(dtype):
+    file = half_file(dtype)
+    parts = [file[f"0.{key}"].double() for key in ("lokr_w1", "lokr_w2_a", "lokr_w2_b")]
+    wanted = torch.kron(parts[0], parts[1] @ parts[2])
+    first, second, scale = lokr.read_lokr(file)["0"]
+    assert first.dtype == second.dtype == torch.float32 and scale == 1.0
+    torch.testing.assert_close(torch.kron(first, second).double(), wanted)
+    model = lokr.load_lokr(nn.Sequential(nn.Linear(24, 16)).half(), file)
+    made = [weight.double() for weight in model[0].adapter.weights]
+    torch.testing.assert_close(torch.kron(*made), wanted, atol=0, rtol=2e-3)
+    lora, _ = lokr.lokr_to_lora(file, 1)
+    kept = lora["0.lora_B.weight"].double() @ lora["0.lora_A.weight"].double()
+    torch.testing.assert_close(kept, wanted, atol=0, rtol=2e-2)
+    written = lokr.lokr_tensors(model)
+    made = torch.kron(written["0.lokr_w1"].double(), written["0.lokr_w2"].double())
+    torch.testing.assert_close(made, wanted, atol=0, rtol=2e-3)
+
+
+def test_an_update_that_float16_cannot_hold_is_refused_and_float32_is_named():
+    file = {"0.lokr_w1": torch.full((2, 3), 1e3), "0.lokr_w2": torch.full((8, 8), 1e3)}
+    model = nn.Sequential(nn.Linear(24, 16)).half()
+    with pytest.raises(
+        ValueError, match=r"0: .*too large for torch\.float16.*dtype=torch\.float32"
+    ):
+        lokr.load_lokr(model, file)
+    assert type(model[0]) is nn.Linear and model[0].weight.requires_grad
+    assert lokr.load_lokr(model, file, dtype=torch.float32)[0].adapter.weights[0].max() == 1e3
+
+
+ODD = {
+    "alpha nan": ({"alpha": torch.tensor(float("nan"))}, "alpha is nan"),
+    "alpha infinite": ({"alpha": torch.tensor(float("inf"))}, "alpha is inf"),
+    "alpha zero": ({"alpha": torch.tensor(0.0)}, "alpha is 0, which LyCORIS reads as the rank"),
+    "two alphas": ({"alpha": torch.ones(2)}, "alpha is 2 numbers"),
+    "complex alpha": ({"alpha": torch.tensor(1j)}, "not a number"),
+    "nan": ({"lokr_w1": torch.full((2, 3), float("nan"))}, "lokr_w1 holds numbers that are not"),
+    "infinite": ({"lokr_w2_b": torch.full((2, 2), -float("inf"))}, "lokr_w2_b holds numbers"),
+    "complex": ({"lokr_w1": torch.ones(2, 3, dtype=torch.complex64)}, "complex64, not real"),
+    "whole numbers": ({"lokr_w1": torch.ones(2, 3, dtype=torch.int8)}, "int8, not real"),
+    "meta": ({"lokr_w1": torch.ones(2, 3, device="meta")}, "make it an ordinary tensor"),
+    "sparse": ({"lokr_w1": torch.ones(2, 3).to_sparse()}, "make it an ordinary tensor"),
+    "no tensor": ({"lokr_w1": 3}, "not a tensor: read the file with safetensors"),
+    "sizes": ({"lokr_w2_a": torch.ones(3, 2), "lokr_w2_b": torch.ones(1, 4)}, "be multiplied"),
+    "a vector": ({"lokr_w1": torch.ones(6)}, "not made of matrices"),
+    "rank 0": ({"lokr_w2_a": torch.ones(4, 0), "lokr_w2_b": torch.ones(0, 2)}, "and empty"),
+    "too large": (
+        {"lokr_w2_a": torch.full((4, 2), 3e38), "lokr_w2_b": torch.full((2, 2), 3e38)},
+        "too large",
+    ),
+}
+
+
+@pytest.mark.parametrize("odd", ODD)
+def test_odd_numbers_are_refused_with_the_name_of_their_layer(odd):
+    change, words = ODD[odd]
+    good = {"lokr_w1": torch.ones(2, 3), "alpha": torch.tensor(2.0)}
+    good |= {"lokr_w2_a": torch.ones(4, 2), "lokr_w2_b": torch.ones(2, 2)}
+    file = {f"blk.q.{key}": value for key, value in (good | change).items()}
+    file |= {f"blk.v.{key}": value for key, value in good.items()}
+    model = nn.ModuleDict({"blk": nn.ModuleDict({n: nn.Linear(6, 8) for n in ("q", "v")})})
+    for read in (
+        lokr.read_lokr,
+        lambda f: lokr.lokr_to_lora(f, 2),
+        lambda f: lokr.load_lokr(model, f),
+    ):
+        with pytest.raises(ValueError, match=rf"1 of 2 layers.*\n  blk\.q: .*{words}"):
+            read(file)
+    assert not any(isinstance(m, NdLinearLoRA) for m in model.modules())
+    left_out = {}
+    assert list(lokr.read_lokr(file, left_out=left_out)) == ["blk.v"] and list(left_out) == [
+        "blk.q"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("tensors", "error", "words"),
+    [
+        (5, TypeError, "give a path, or a dict of tensors"),
+        ({3: torch.ones(1)}, TypeError, "names of tensors are text"),
+        ("nowhere.safetensors", FileNotFoundError, "nowhere"),
+        (__file__, ValueError, "cannot be read as a safetensors file"),
+    ],
+)
+def test_what_is_no_file_is_said(tensors, error, words):
+    with pytest.raises(error, match=words):
+        lokr.read_lokr(tensors)
+
+
+def test_a_small_file_that_asks_for_much_memory_is_refused_before_anything_is_multiplied(
+    monkeypatch,
+):
+    file = {"0.lokr_w1": torch.ones(1, 1), "0.lokr_w2_a": torch.ones(10**5, 1)}
+    file["0.lokr_w2_b"] = torch.ones(1, 10**5)
+    monkeypatch.setattr(Tensor, "__matmul__", lambda *_: pytest.fail("multiplied"))
+    with pytest.raises(ValueError, match="10,000,000,001 numbers: is it damaged"):
+        lokr.read_lokr(file)
+    with pytest.raises(ValueError, match=r"the update is \(100000, 100000\), its layer \(2, 2\)"):
+        lokr.load_lokr(nn.Sequential(nn.Linear(2, 2)), file)
+
+
+# -------------------------------------------------------------------------------------------------------------- the model
+def sdxl_file():
+    """The parts of a file of kohya's scripts: two text encoders, and a network with convolutions."""
+    file = lokr_file("lora_te1_", "_") | lokr_file("lora_te2_", "_", 2)
+    file |= {"lora_unet_conv.lokr_w1": torch.ones(2, 2), "lora_unet_conv.alpha": torch.tensor(1.0)}
+    file |= {
+        "lora_unet_conv.lokr_t2": torch.ones(2, 2, 3, 3),
+        "lora_unet_norm.w_norm": torch.ones(4),
+    }
+    return file | {"lora_unet_x.lora_down.weight": torch.ones(1, 4), "bundle_emb.x": torch.ones(3)}
+
+
+def test_a_prefix_is_applied_before_anything_is_read(model, x):
+    wanted = merged(model, lokr_file("lora_te2_", "_", 2), "lora_te2_", "_", 0.5)(x)
+    torch.testing.assert_close(lokr.load_lokr(model, sdxl_file(), prefix="lora_te2_")(x), wanted)
+
+
+@pytest.mark.parametrize(
+    ("prefix", "words"),
+    [
+        ("lora_te1", "go on with '_', which is part of the prefix: give prefix='lora_te1_'"),
+        ("lora_te", "no prefix makes"),
+        ("lora_tx_", r"no name begins with 'lora_tx_'; there are \['bundle_emb', 'lora_te1_"),
+    ],
+)
+def test_a_prefix_that_is_none_is_answered(prefix, words, model):
+    with pytest.raises(ValueError, match=words):
+        lokr.load_lokr(model, sdxl_file(), prefix=prefix)
+
+
+def test_what_is_left_out_is_listed(model):
+    file = lokr_file("lora_te_", "_") | {"lora_te_0_to_k.lokr_w1": torch.ones(2, 2)}
+    file |= {"lora_te_0_to_k.lokr_w2": torch.ones(2, 2), "lora_te_1_to_q.dora_scale": torch.ones(1)}
+    with pytest.raises(ValueError, match=r"(?s)2 of 5 layers cannot.*left_out.*0_to_k: this model"):
+        lokr.load_lokr(model, file, prefix="lora_te_")
+    left_out = {}
+    lokr.load_lokr(model, file, prefix="lora_te_", left_out=left_out)
+    assert set(left_out) == {"lora_te_0_to_k", "lora_te_1_to_q"}
+    adapted = [name for name, m in model.named_modules() if isinstance(m, NdLinearLoRA)]
+    assert adapted == ["0.to_q", "0.to_out.0", "1.to_out.0"]
+
+
+def test_a_conv1d_of_transformers(x):
+    conv1d = pytest.importorskip("transformers.pytorch_utils").Conv1D
+    model = nn.Sequential(conv1d(30, 24))
+    update = torch.randn(5, 4), torch.randn(6, 6)
+    wanted = model(x.float()) + x.float() @ torch.kron(*update).T
+    file = {"0.lokr_w1": update[0], "0.lokr_w2": update[1]}
+    torch.testing.assert_close(lokr.load_lokr(model, file)(x.float()), wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_a_second_lokr_is_refused_until_the_first_is_folded_in(model, x):
+    tensors = lokr_file("", ".", 2)
+    wanted = merged(merged(model, tensors, "", ".", 0.5), tensors, "", ".", 0.5)(x)
+    lokr.load_lokr(model, tensors)
+    with pytest.raises(ValueError, match=r"0\.to_q: .*has an adapter already.*merge_lora\(model\)"):
+        lokr.load_lokr(model, tensors)
+    merge_lora(model)
+    assert type(model[0].to_q) is nn.Linear
+    torch.testing.assert_close(lokr.load_lokr(model, tensors)(x), wanted)
+
+
+@pytest.mark.parametrize(
+    "wrap", [lambda m: torch.compile(m, backend="eager"), nn.DataParallel], ids=["compile", "data"]
+)
+@pytest.mark.parametrize("inner", [False, True])
+def test_a_model_inside_of_others(wrap, inner, model, x):
+    if inner and wrap is not nn.DataParallel:
+        model[0] = wrap(model[0])
+    tensors = lokr_file("", ".", 2)
+    bare = copy.deepcopy(model)
+    loaded = lokr.load_lokr(wrap(model), tensors)
+    torch.testing.assert_close(loaded(x), lokr.load_lokr(bare, tensors)(x))
+    assert {key.rpartition(".")[0] for key in lokr.lokr_tensors(loaded)} == {
+        key.rpartition(".")[0] for key in tensors
+    }
+
+
+def test_a_model_on_the_meta_device_gets_the_numbers(model):
+    tensors = lokr_file("", ".", 2)
+    loaded = lokr.load_lokr(copy.deepcopy(model).to("meta"), tensors)
+    wanted = lokr.load_lokr(model, tensors)
+    for name, layer in wanted.named_modules():
+        if isinstance(layer, NdLinearLoRA):
+            for one, other in zip(
+                layer.adapter.weights, loaded.get_submodule(name).adapter.weights
+            ):
+                assert torch.equal(one, other)
+
+
+def test_modes_of_an_ndlinear_are_not_adapted():
+    model = nn.Sequential(nd.FlatNdLinear((4, 4), (4, 4)))
+    file = {
+        "0.align_layers.0.lokr_w1": torch.ones(2, 2),
+        "0.align_layers.0.lokr_w2": torch.ones(2, 2),
+    }
+    with pytest.raises(ValueError, match="no prefix"):
+        lokr.load_lokr(model, file)
+
+
+def test_a_refused_option_changes_nothing(model):
+    with pytest.raises(TypeError, match="has no r: leave it out"):
+        lokr.load_lokr(model, lokr_file("", "."), r=8)
+    assert all(p.requires_grad for p in model.parameters())
+
+
+# -------------------------------------------------------------------------------------------------------------- conversion
+@pytest.mark.parametrize("kernel", [(), (1, 1), (3, 3), (5,)])
+def test_convolutions_are_converted_both_ways(kernel):
+    torch.manual_seed(4)
+    w1, w2 = torch.randn(2, 3).double(), torch.randn(4, 2, *kernel).double()
+    lora, errors = lokr.lokr_to_lora({"q.lokr_w1": w1, "q.lokr_w2": w2}, 8)
+    down, up = lora["q.lora_A.weight"], lora["q.lora_B.weight"]
+    assert down.shape == (8, 6, *kernel) and up.shape == (8, 8, *(1 for _ in kernel))
+    update = torch.kron(w1, w2.flatten(1))
+    torch.testing.assert_close(up.flatten(1) @ down.flatten(1), update)
+    again, errors = lokr.lora_to_lokr(lora)
+    assert again["q.lokr_w2"].shape == (4, 3, *kernel) and 0 <= errors["q"] < 1
+    kept = torch.kron(again["q.lokr_w1"], again["q.lokr_w2"].flatten(1))
+    assert errors["q"] == pytest.approx(((update - kept).norm() / update.norm()).item(), abs=1e-7)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_lokr_of_a_lora_is_that_of_the_dense_method(seed):
+    """Also of low rank, of repeated singular values, of zero, and of one exact product."""
+    torch.manual_seed(seed)
+    rank = [1, 2, 3, 16, 2, 4][seed]
+    down, up = torch.randn(rank, 48).double(), torch.randn(30, rank).double()
+    if seed == 4:
+        up[:, 1], down[1] = up[:, 0], down[0]
+    if seed == 5:
+        product = torch.kron(torch.randn(5, 6), torch.randn(6, 1) @ torch.randn(1, 8)).double()
+        u, s, v = torch.linalg.svd(product, full_matrices=False)
+        up, down = u[:, :5] * s[:5], v[:5]
+    found, errors = lokr.lora_to_lokr({"q.lora_A.weight": down, "q.lora_B.weight": up})
+    ((first, second),), error = nd.nearest_kronecker(up @ down, (6, 8), (5, 6))
+    assert errors["q"] == pytest.approx(error, abs=1e-7)
+    kept = torch.kron(found["q.lokr_w1"], found["q.lokr_w2"])
+    torch.testing.assert_close(kept, torch.kron(first, second), atol=1e-4, rtol=1e-4)
+
+
+def test_a_lora_of_zero_becomes_a_lokr_of_zero():
+    zero = {"q.lora_A.weight": torch.randn(2, 6), "q.lora_B.weight": torch.zeros(8, 2)}
+    found, errors = lokr.lora_to_lokr(zero)
+    assert errors == {"q": 0.0} and not torch.kron(found["q.lokr_w1"], found["q.lokr_w2"]).any()
+
+
+def test_conversions_form_no_dense_matrix():
+    """The largest tensor that is made, counted by dispatch: the update itself has 512 x 768 entries."""
+    lora = {"q.lora_A.weight": torch.randn(4, 768), "q.lora_B.weight": torch.randn(512, 4)}
+    rank = {"q.lokr_w1": torch.randn(1, 1), "q.lokr_w2_a": torch.randn(512, 4)}
+    rank["q.lokr_w2_b"] = torch.randn(4, 768)
+    for convert in (lambda: lokr.lora_to_lokr(lora), lambda: lokr.lokr_to_lora(rank, 4)):
+        with Largest() as largest:
+            convert()
+        assert 0 < largest.entries <= 512 * 768 / 2
+
+
+class Largest(TorchDispatchMode):
+    """The entries of the largest tensor that is made."""
+
+    entries = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, (tuple, list)) else [made]:
+            if isinstance(tensor, Tensor):
+                self.entries = max(self.entries, tensor.numel())
+        return made
+
+
+@pytest.mark.parametrize("rank", [2.5, "3"])
+def test_a_rank_is_a_whole_number(rank):
+    with pytest.raises(TypeError):
+        lokr.lokr_to_lora(lokr_file("", "."), rank)

@@ -1,12 +1,15 @@
 """NdLinearLoRA: zero at start, exact to merge and to take back, small to save, hard to lose."""
 
 import copy
+import importlib.util
 import json
+import pathlib
 import re
 import sys
 
 import pytest
 import torch
+import torch.distributed.fsdp
 from ndlinear_cases import randomise
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -18,6 +21,7 @@ from ndlinear_lora import (
     apply_ndlinear_lora,
     load_lora,
     lora_state_dict,
+    merge_lora,
     save_lora,
 )
 
@@ -699,3 +703,265 @@ def test_load_fills_a_model_on_the_meta_device(tmp_path):
     for name, value in lora_state_dict(loaded).items():
         assert torch.equal(value, model.state_dict()[name])
     assert all(p.requires_grad for p in loaded["head"].adapter.parameters())
+
+
+# -------------------------------------------------------------------------------- hostile files, and what must not be lost
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
+def test_numbers_that_are_not_finite_are_refused(number, tmp_path):
+    for option in ("alpha", "dropout"):
+        with pytest.raises(ValueError, match=r"must be finite numbers"):
+            NdLinearLoRA(nn.Linear(6, 4), **{option: number})
+    model = adapted()
+    with torch.no_grad():
+        model["head"].adapter.weights[0][0, 0] = number
+    save_lora(model, tmp_path / "a.safetensors")
+    bare = network()
+    with pytest.raises(ValueError, match=r"head\.adapter\.align_layers\.0\.weight .* not finite"):
+        load_lora(bare, tmp_path / "a.safetensors")
+    assert type(bare["head"]) is nn.Linear and bare["head"].weight.requires_grad
+
+
+GOOD = {"input_dims": [2, 2], "hidden_size": [1, 3]}
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        ({"ndlinear_lora": "{"}, "is no JSON"),
+        ({"ndlinear_lora": "[" * 100_000}, "is no JSON"),
+        ({"ndlinear_lora": "[1]"}, "describes no adapters"),
+        ({"ndlinear_lora": '{"head": 3}'}, "describes no adapters"),
+        ({"ndlinear_lora": "{}", "modules_to_save": "3"}, "describes no adapters"),
+        (GOOD | {"input_dims": [4] + [1] * 10**5}, "100001 modes are more than the 63"),
+        (GOOD | {"input_dims": [10**30, 2]}, "does not fit layer head"),
+        (GOOD | {"input_dims": "ab"}, "does not fit layer head"),
+        (GOOD | {"alpha": float("inf")}, "does not fit layer head: alpha=inf"),
+        (GOOD | {"alpha": [1]}, "does not fit layer head"),
+        (GOOD | {"dtype": "int8"}, "does not fit layer head: an adapter of torch.int8"),
+        (GOOD | {"dtype": "save"}, "does not fit layer head: torch has no dtype 'save'"),
+        (GOOD | {"device": "cuda:9"}, r"does not fit layer head: there is no \['device'\]"),
+    ],
+)
+def test_hostile_descriptions_are_refused_in_words(about, words, tmp_path):
+    if "ndlinear_lora" not in about:
+        about = {"ndlinear_lora": json.dumps({"head": about})}
+    save_file({"x": torch.zeros(1)}, tmp_path / "odd.safetensors", about)
+    model = network()
+    with pytest.raises(ValueError, match=words):
+        load_lora(model, tmp_path / "odd.safetensors")
+    assert type(model["head"]) is nn.Linear and model["head"].weight.requires_grad
+
+
+def test_complex_numbers_do_not_lose_a_part(tmp_path):
+    save_lora(adapted(), tmp_path / "a.safetensors")
+    path = rewritten(
+        tmp_path / "a.safetensors", lambda t: {n: v.to(torch.complex64) for n, v in t.items()}
+    )
+    with pytest.raises(ValueError, match="complex"):
+        load_lora(network(), path)
+    torch.manual_seed(0)
+    layer, x = (
+        trained(nn.Linear(6, 4).to(torch.complex64)),
+        torch.randn(3, 6, dtype=torch.complex64),
+    )
+    wanted = layer.base_layer(x) + x @ torch.kron(*layer.adapter.weights).T
+    torch.testing.assert_close(layer(x), wanted)
+    with pytest.raises(
+        ValueError, match=r"float32 cannot compute beside .* dtype=torch\.complex64"
+    ):
+        NdLinearLoRA(nn.Linear(6, 4).to(torch.complex64), dtype=torch.float32)
+
+
+def test_a_file_that_is_none_is_said(tmp_path):
+    (tmp_path / "a").write_bytes(b"no safetensors")
+    with pytest.raises(ValueError, match="cannot be read as a safetensors file"):
+        load_lora(network(), tmp_path / "a")
+    with pytest.raises(FileNotFoundError):
+        load_lora(network(), tmp_path / "b")
+
+
+def test_a_write_that_fails_leaves_the_older_file(monkeypatch, tmp_path):
+    import safetensors.torch
+
+    path = tmp_path / "a.safetensors"
+    save_lora(adapted(), path)
+    before = path.read_bytes()
+
+    def torn(tensors, where, about):
+        with open(where, "wb") as file:
+            file.write(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(safetensors.torch, "save_file", torn)
+    with pytest.raises(OSError, match="No space"):
+        save_lora(adapted(), path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
+
+
+# --------------------------------------------------------------------------------------- wrappers and several processes
+def test_compiled_and_recomputed_parts_keep_their_names_and_are_saved(tmp_path):
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    def wrapped():
+        model = network()
+        model["body"][0] = torch.compile(model["body"][0], backend="eager")
+        model["body"][1] = checkpoint_wrapper(model["body"][1])
+        return model
+
+    model = apply_ndlinear_lora(wrapped(), ["body.0.q_proj", "body.1.q_proj"])
+    for layer in model.modules():
+        if isinstance(layer, NdLinearLoRA):
+            randomise(layer.adapter)
+    assert {name.rpartition(".adapter")[0] for name in lora_state_dict(model)} == {
+        "body.0.q_proj",
+        "body.1.q_proj",
+    }
+    save_lora(model, tmp_path / "a.safetensors")
+    x = torch.randn(2, 5, 16)
+    for other in (network(), wrapped()):
+        torch.testing.assert_close(
+            run(load_lora(other, tmp_path / "a.safetensors"), x), run(model, x)
+        )
+
+
+def test_apply_inside_of_a_compiled_model():
+    model = torch.compile(network(), backend="eager")
+    assert apply_ndlinear_lora(model, "q_proj") is model
+    assert len(lora_state_dict(model)) == 4
+
+
+def test_sharded_models_are_adapted_first_and_saved_whole(one_process, tmp_path):
+    """One process; with two, the same file and the same refusals."""
+    fully_shard = getattr(torch.distributed.fsdp, "fully_shard", None)
+    if fully_shard is None:
+        pytest.skip("this torch has no fully_shard")
+    mesh = torch.distributed.init_device_mesh("cpu", (1,))
+
+    def two():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 4))
+
+    model, x = apply_ndlinear_lora(two(), "*"), torch.randn(2, 6)
+    for layer in model:
+        randomise(layer.adapter)
+    wanted = model(x)
+    fully_shard(model, mesh=mesh)
+    save_lora(model, tmp_path / "a.safetensors")
+    torch.testing.assert_close(load_lora(two(), tmp_path / "a.safetensors")(x), wanted)
+    again = fully_shard(apply_ndlinear_lora(two(), "*"), mesh=mesh)
+    torch.testing.assert_close(load_lora(again, tmp_path / "a.safetensors")(x), wanted)
+    bare = fully_shard(two(), mesh=mesh)
+    for call in (
+        lambda: apply_ndlinear_lora(bare, "0"),
+        lambda: load_lora(bare, tmp_path / "a.safetensors"),
+        lambda: NdLinearLoRA(bare[0]),
+    ):
+        with pytest.raises(ValueError, match="put the adapters on first, then call fully_shard"):
+            call()
+    assert not adapted_names(bare) and bare[0].weight.requires_grad
+
+
+def test_adapters_come_before_distributed_data_parallel(one_process, tmp_path):
+    save_lora(adapted(), tmp_path / "a.safetensors")
+    model = nn.parallel.DistributedDataParallel(network())
+    for call in (
+        lambda: apply_ndlinear_lora(model, "q_proj"),
+        lambda: load_lora(model, tmp_path / "a.safetensors"),
+    ):
+        with pytest.raises(
+            ValueError, match=r"DistributedDataParallel .* put the adapters on first"
+        ):
+            call()
+    assert not adapted_names(model)
+
+
+def test_weights_that_are_taken_apart_are_not_saved(tmp_path):
+    model = adapted()
+    mode = model["head"].adapter.align_layers[0]
+    mode.weight = nn.Parameter(torch.zeros(0))
+    with pytest.raises(ValueError, match=r"weights of head apart: .*summon_full_params"):
+        save_lora(model, tmp_path / "a.safetensors")
+    assert not list(tmp_path.iterdir())
+
+
+# ------------------------------------------------------------------------------------------- other layers, and for good
+CONVOLUTIONS = [
+    (nn.Conv2d(24, 30, 1, stride=2), (2, 24, 5, 7)),
+    (nn.Conv1d(24, 30, 1, bias=False), (24, 5)),
+    (nn.Conv3d(24, 30, 1, stride=(1, 2, 3)), (2, 24, 4, 5, 6)),
+    (nn.Conv2d(24, 30, 1).to(memory_format=torch.channels_last), (2, 24, 3, 3)),
+]
+
+
+@pytest.mark.parametrize(("base", "shape"), CONVOLUTIONS, ids=lambda part: str(part)[:40])
+def test_a_convolution_of_kernel_1(base, shape, tmp_path):
+    torch.manual_seed(0)
+    wanted, x = copy.deepcopy(base).double(), torch.randn(shape, dtype=torch.float64)
+    model = nn.Sequential(NdLinearLoRA(copy.deepcopy(base).double(), alpha=2.0, bias=True))
+    randomise(model[0].adapter)
+    with torch.no_grad():
+        update = 2 * torch.kron(*model[0].adapter.weights)
+        wanted.weight.add_(update.view_as(wanted.weight))
+        extra = 2 * nd.total_bias(model[0].adapter).flatten()
+        wanted.bias = nn.Parameter(extra if wanted.bias is None else wanted.bias + extra)
+    torch.testing.assert_close(model(x), wanted(x))
+    save_lora(model, tmp_path / "a.safetensors")
+    bare = nn.Sequential(copy.deepcopy(base).double())
+    torch.testing.assert_close(load_lora(bare, tmp_path / "a.safetensors")(x), wanted(x))
+    model[0].merge()
+    torch.testing.assert_close(model(x), wanted(x))
+    merge_lora(model)
+    assert type(model[0]) is type(base) and not model[0].weight.requires_grad
+    torch.testing.assert_close(model(x), wanted(x))
+
+
+@pytest.mark.parametrize(
+    "layer", [nn.Conv2d(4, 4, 3), nn.Conv2d(4, 4, 1, groups=2), nn.Conv2d(4, 4, 1, padding=1)]
+)
+def test_other_convolutions_are_refused_and_left_alone(layer):
+    with pytest.raises(TypeError, match="or a convolution of kernel 1, not torch"):
+        NdLinearLoRA(layer)
+    model = nn.ModuleDict({"a": nn.Conv2d(4, 4, 1), "b": nn.Linear(4, 4)})
+    assert adapted_names(apply_ndlinear_lora(model, "*")) == ["b"], "only what was always adapted"
+
+
+def test_merge_lora_adds_the_updates_for_good():
+    model, x = adapted(bias=True, alpha=2.0), torch.randn(2, 5, 16)
+    y = run(model, x)
+    assert merge_lora(model) is model and not adapted_names(model)
+    torch.testing.assert_close(run(model, x), y, atol=1e-4, rtol=1e-4)
+    assert not any(p.requires_grad for p in model.parameters())
+    with pytest.raises(ValueError, match="to_linear"):
+        merge_lora(NdLinearLoRA(nn.Linear(6, 4)))
+    mixed = nn.Sequential(NdLinearLoRA(nn.Linear(24, 30)), NdLinearLoRA(Integers(30, 24)))
+    before = mixed[0].base_layer.weight.clone()
+    with pytest.raises(TypeError, match="quantised"):
+        merge_lora(mixed)
+    assert len(adapted_names(mixed)) == 2 and torch.equal(mixed[0].base_layer.weight, before)
+
+
+# ------------------------------------------------------------------------------------------------- files that belong together
+@pytest.mark.parametrize(
+    ("name", "beside"),
+    [
+        ("ndlinear_lora", "ndlinear"),
+        ("ndlinear_lokr", "ndlinear_lora"),
+        ("ndlinear_peft", "ndlinear_lora"),
+    ],
+)
+@pytest.mark.parametrize("version", ["9.9.9", None])
+def test_a_file_of_another_version_is_refused(name, beside, version, monkeypatch):
+    if name == "ndlinear_peft":
+        pytest.importorskip("peft")
+    file = pathlib.Path(__file__).parents[2] / f"{name}.py"
+    own = re.search(r'^__version__ = "(.*)"$', file.read_text(), re.M)[1]
+    assert f"Version {own} of the file `{name}.py`" in file.read_text()
+    assert own == nd.__version__ and "Licence: Apache-2.0." in file.read_text()
+    other = importlib.import_module(beside)
+    monkeypatch.delattr(other, "__version__")
+    if version:
+        monkeypatch.setattr(other, "__version__", version, raising=False)
+    words = rf"{name}\.py is of version {own}, .*{beside}\.py of version {version or 'unknown'}"
+    with pytest.raises(ImportError, match=f"{words}: copy both from one release"):
+        spec = importlib.util.spec_from_file_location("copied", file)
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
