@@ -4,7 +4,7 @@ train (`race`); besides `layers`, structured linear layers of a given size, and 
 It needs torch, scipy, pandas and `ndlinear.py`."""
 
 from . import layers
-from .convert import convert, fit_kronecker, fit_low_rank, replaceable
+from .convert import convert, fit_kronecker, fit_low_rank, rebuild, replaceable
 from .race import Contestant, Race, Training, feed_forward, halving, race, swap, training, winner
 from .rates import lr_groups, schedule
-from .report import by_chance, first_term, foldings, report, summary, watch
+from .report import by_chance, first_term, report, summary, watch

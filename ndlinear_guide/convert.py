@@ -20,13 +20,13 @@ from .layers import Folding
 from .report import Seen, bar, check, linear_layers
 
 
-def replaceable(model: nn.Module, names: Iterable[str]) -> dict[str, Seen]:
+def replaceable(model: nn.Module, names: Iterable[str], numbers: bool = True) -> dict[str, Seen]:
     """The linear layers of a model that are named, each checked: another layer may take its place.
 
     Raises:
         TypeError, ValueError: no module, a name that is no nn.Linear of it, or a weight that is used elsewhere as well.
     """
-    check(model)
+    check(model, numbers)
     by_name = {name: seen for seen in linear_layers(model) for name in seen.names}
     found = {}
     for name in names:
@@ -70,8 +70,8 @@ def convert(
         progress: a bar, where tqdm is installed.
 
     Returns:
-        The copy, and a data frame with a row for each replaced layer: ``layer``, ``built``, ``dense parameters``,
-        ``parameters``, ``dense macs``, ``macs`` and ``error``, relative in the Frobenius norm.
+        The copy, and a data frame with a row for each replaced layer: ``layer``, ``built`` as `rebuild` takes it,
+        ``dense parameters``, ``parameters``, ``dense macs``, ``macs`` and ``error``, relative in the Frobenius norm.
 
     Raises:
         TypeError, ValueError: no module, a name that is no linear layer of it, a weight that is used elsewhere as well, an
@@ -81,42 +81,81 @@ def convert(
         raise ValueError(f"kind must be 'ndlinear' or 'low-rank', got {kind!r}")
     given = layers if isinstance(layers, Mapping) else dict.fromkeys(layers)
     named = list(replaceable(model, given).items())
-    copied = copy.deepcopy(model)
-    rows = []
+    new, rows = {}, []
     for name, seen in bar(named, "convert", progress):
         dense = seen.layer
         low_rank = kind == "low-rank"
         fit = fit_low_rank if low_rank else functools.partial(fit_kronecker, folding=given[name])
-        layer, error = fit(dense, share)
-        layer.train(dense.training)
-        if name == "(the model)":
-            copied = layer
-        else:
-            copied.set_submodule(name, layer)
-        built, macs = _built(layer)
+        new[name], error = fit(dense, share)
+        built, macs = _built(new[name])
         rows.append(
             {
                 "layer": name,
                 "built": built,
                 "dense parameters": sum(p.numel() for p in dense.parameters()),
-                "parameters": sum(p.numel() for p in layer.parameters()),
+                "parameters": sum(p.numel() for p in new[name].parameters()),
                 "dense macs": dense.in_features * dense.out_features,
                 "macs": macs,
                 "error": error,
             }
         )
-    return copied, pd.DataFrame(rows)
+    return exchange(copy.deepcopy(model), new), pd.DataFrame(rows)
 
 
-def _built(layer: nn.Sequential) -> tuple[str, int]:
-    """What a fitted layer is, in a few words, and its multiply-adds."""
+def rebuild(model: nn.Module, plan: Mapping[str, Mapping]) -> nn.Module:
+    """The model itself, with layers of the form that `convert` built and fresh numbers in place of its dense ones.
+
+    For `load_state_dict` of a converted model, or at the end of ``__init__`` of a class whose `from_pretrained` loads it.
+
+    Args:
+        plan: name of a layer -> {"rank"} of a low-rank layer or {"input_dims", "hidden_size", "rank"} of a sum of NdLinear
+            terms; it may come from JSON.
+
+    Raises:
+        TypeError, ValueError: as `convert`, or a plan whose sizes are not those of the layer.
+    """
+    found = replaceable(model, plan, numbers=False)
+    return exchange(model, {name: _fresh(seen.layer, plan[name]) for name, seen in found.items()})
+
+
+def exchange(model: nn.Module, new: Mapping[str, nn.Module]) -> nn.Module:
+    """The model itself with layers replaced by name; they take the mode, the type and the device of the old ones."""
+    for name, layer in new.items():
+        if name == "(the model)":
+            old, whole = model, layer
+        else:
+            old, whole = model.get_submodule(name), model
+            model.set_submodule(name, layer)
+        layer.to(old.weight).train(old.training)
+        model = whole
+    return model
+
+
+def _fresh(linear: nn.Linear, built: Mapping) -> nn.Sequential:
+    """An unfitted layer in place of a dense one, of modules of torch and of `ndlinear` alone."""
+    inputs, outputs, biased = linear.in_features, linear.out_features, linear.bias is not None
+    if "input_dims" not in built:
+        down = nn.Linear(inputs, built["rank"], bias=False)
+        return nn.Sequential(down, nn.Linear(built["rank"], outputs, bias=biased))
+    dims, hidden = tuple(built["input_dims"]), tuple(built["hidden_size"])
+    if (math.prod(dims), math.prod(hidden)) != (inputs, outputs):
+        raise ValueError(f"{dims} -> {hidden} has other sizes than {inputs} -> {outputs}")
+    return _on_flat(NdLinearSum(dims, hidden, built["rank"], bias=biased))
+
+
+def _on_flat(layer: NdLinearSum) -> nn.Sequential:
+    """A sum of terms that reads and writes flat vectors."""
+    axes = len(layer.hidden_size)
+    return nn.Sequential(nn.Unflatten(-1, layer.input_dims), layer, nn.Flatten(-axes))
+
+
+def _built(layer: nn.Sequential) -> tuple[dict, int]:
+    """What a fitted layer is, as `rebuild` takes it, and its multiply-adds."""
     if len(layer) == 2:  # low rank
-        return f"rank {layer[0].out_features}", sum(part.weight.numel() for part in layer)
-    added = layer[1]
-    sizes = added.input_dims, added.hidden_size
-    dims, hidden = ("×".join(map(str, size)) for size in sizes)
-    words = f"{dims} → {hidden}, {added.rank} term" + "s" * (added.rank > 1)
-    return words, added.rank * count_macs(*sizes, cheapest_order(*sizes))
+        return {"rank": layer[0].out_features}, sum(part.weight.numel() for part in layer)
+    dims, hidden, rank = layer[1].input_dims, layer[1].hidden_size, layer[1].rank
+    macs = rank * count_macs(dims, hidden, cheapest_order(dims, hidden))
+    return {"input_dims": dims, "hidden_size": hidden, "rank": rank}, macs
 
 
 # ---------------------------------------------------------------------------------------- layers fitted to a trained one
@@ -139,9 +178,8 @@ def fit_low_rank(linear: nn.Linear, share: float) -> tuple[nn.Sequential, float]
         raise ValueError(f"rank one of {linear} takes more than {share:g} of its parameters")
     u, s, v = torch.linalg.svd(linear.weight.detach().double(), full_matrices=False)
     root = s[:rank].sqrt()
-    down = nn.Linear(inputs, rank, bias=False)
-    up = nn.Linear(rank, outputs, bias=linear.bias is not None)
-    pair = nn.Sequential(down, up).to(linear.weight)
+    pair = _fresh(linear, {"rank": rank}).to(linear.weight)
+    down, up = pair
     with torch.no_grad():
         down.weight.copy_(root[:, None] * v[:rank])
         up.weight.copy_(u[:, :rank] * root)
@@ -188,8 +226,7 @@ def fit_kronecker(
         min(found, key=lambda each: _lost(weight, *each)) if found[1:] else found[0]
     )
     layer = NdLinearSum.from_linear(linear, dims, hidden, terms)
-    fitted = nn.Sequential(nn.Unflatten(-1, tuple(dims)), layer, nn.Flatten(-len(hidden)))
-    return fitted, layer.approximation.weight_error
+    return _on_flat(layer), layer.approximation.weight_error
 
 
 def _shared(inputs: int, outputs: int) -> list[tuple[tuple[int, int], tuple[int, int]]]:

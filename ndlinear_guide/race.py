@@ -7,19 +7,14 @@
 
 Successive halving (Jamieson & Talwalkar 2016, arXiv:1502.07943) by thirds: each round takes as long as the one before, and a
 third of the contestants goes on to trainings three times as long. Every training starts afresh and has a schedule of its own length, so
-that its end can be compared, and a race that was stopped goes on where it was.
+that its end can be compared. Nothing is kept between two calls: other data or other weights are another race.
 """
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import functools
-import hashlib
-import json
 import math
-import pathlib
-import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -33,11 +28,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
-from .convert import replaceable
+from .convert import exchange, replaceable
 from .layers import KINDS as LAYERS
 from .layers import Dense, build, spread
 from .rates import lr_groups, schedule
-from .report import linear_layers
+from .report import bar, linear_layers
 
 Names = Sequence[str | tuple[str, str]]
 Axes = Mapping[str, Sequence[int]]
@@ -50,6 +45,7 @@ LOOKS = 5  # at the validation part during a training; the lowest loss counts
 
 
 # ------------------------------------------------------------------------------------------------ a model with other layers
+AS_IT_IS = "as it is"  # the model without any exchange
 NARROW = "narrow"  # of a pair of layers: both dense, with fewer numbers between them
 AXES = "ndlinear-axes"  # NdLinear on the axes that the inputs have
 KINDS = (*LAYERS, AXES, NARROW)
@@ -105,13 +101,7 @@ def swap(
         new = [_like(layer, kind, share, limit) for layer in old.values()]
     if not new or None in new:
         return None
-    copied = copy.deepcopy(model)
-    for (name, layer), other in zip(old.items(), new):
-        other.to(layer.weight).train(layer.training)
-        if name == "(the model)":
-            return other
-        copied.set_submodule(name, other)
-    return copied
+    return exchange(copy.deepcopy(model), dict(zip(old, new)))
 
 
 def _like(layer: nn.Linear, kind: str, share: float, limit: str, **more) -> nn.Module | None:
@@ -200,6 +190,7 @@ def halving(
     steps: int,
     budget: float,
     seeds: int = 1,
+    progress: bool = False,
 ) -> list[Round]:
     """The rounds of a race; its winner is the contestant with the lowest mean loss in the last one.
 
@@ -212,7 +203,7 @@ def halving(
     for number in range(ROUNDS):
         length = budget * steps / (ROUNDS * len(left) * seeds)
         length = max(1, min(steps, round(length)))
-        losses = {each: train(each, length) for each in left}
+        losses = {each: train(each, length) for each in bar(left, f"round {number + 1}", progress)}
         rounds.append(Round(length, losses))
         if not any(math.isfinite(_mean(found)) for found in losses.values()):
             raise ValueError(
@@ -246,7 +237,8 @@ def winner(last: Round) -> Contestant:
 class Race:
     """A finished race.
 
-    ``table``: a row for each kind, the chosen one first. ``choice``: its kind and rate. ``rounds``: all losses.
+    ``table``: a row for each kind, the chosen one first, and at the end one for the model as it is. ``choice``: kind and rate.
+    ``rounds``: all losses.
     """
 
     table: pd.DataFrame
@@ -269,106 +261,62 @@ def race(
     steps: int = 1000,
     batch_size: int = 64,
     budget: float = 3.0,
-    seconds: float | None = None,
     seeds: Sequence[int] = (0,),
     loss: Loss | None = None,
-    store: str | pathlib.Path | None = None,
     progress: bool = True,
 ) -> Race:
     """Race kinds of layers on your own model and data, each at several rates, and say which one to train in full.
 
     Args:
         model: is not changed. Its nn.Linear named in ``layers`` (see `swap`) are replaced and drawn anew, everything else starts
-            from its present weights.
+            from its present weights. The model as it is, with all its weights, is trained as long as those of the last round and
+            at the same rates, so that the table shows what the exchange costs.
         train, validation: a tuple of tensors (inputs, targets), a torch Dataset, or anything that gives batches each time it
             is iterated, such as a DataLoader.
         kinds: those that do not fit the layers at this ``share`` of ``limit`` stay away. axes: see `swap`; without
             them "ndlinear-axes" stays away.
         rates: of Adam for dense layers; matrices of structured layers get theirs by `lr_groups`.
-        steps, batch_size: of a full training. budget: what the race may take, in full trainings.
-        seconds: in place of ``budget``; time of a step is measured first. About so long, not at most.
+        steps, batch_size: of a full training. budget: what the race may take, in full trainings; the model as it is comes on top.
         seeds: several give intervals, at the price of shorter trainings.
         loss: (model, batch) -> mean loss. Without it a batch is (inputs, targets), and the loss is cross-entropy where targets are
             integers, the mean squared error where they are not.
-        store: a file to which every training is written when it ends; the same call, on the same data, goes on from there. It
-            does not see other weights of the model, another loss, nor other training data that are no tensors: keep them.
 
     Raises:
-        TypeError, ValueError: a layer that cannot be replaced, an empty budget, no batch, no kind that fits, no loss that is
-            finite, or a store of another race.
+        TypeError, ValueError: a layer that cannot be replaced, an empty budget, no batch, no kind that fits, or no loss that is
+            finite.
     """
-    _check_race(rates, steps, budget, seconds, seeds, kinds)
+    _check_race(rates, steps, budget, seeds, kinds)
+    limits = {"share": share, "limit": limit, "axes": axes}
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        limits = {"share": share, "limit": limit, "axes": axes}
         built = {kind: swap(model, layers, kind, **limits) for kind in dict.fromkeys(kinds)}
-        first = next(iter(_batches(validation, 1024, None)), ())
-    fitting = {kind: net for kind, net in built.items() if net is not None}
-    if not fitting:
+    nets = {kind: net for kind, net in built.items() if net is not None}
+    if not nets:
         raise ValueError(
             f"no kind of layer fits into {share:g} of the {limit}: give a larger share"
         )
-    contestants = [Contestant(kind, float(rate)) for kind in fitting for rate in rates]
-    data = _digest(first), _digest(_held(train))
-    asked = [layers, contestants, limits, steps, batch_size, budget, seconds, seeds, data]
-    log = _Log(store, _settings(model, asked))
+    contestants = [Contestant(kind, float(rate)) for kind in nets for rate in rates]
+    make = {kind: functools.partial(swap, model, layers, kind, **limits) for kind in nets}
+    make[AS_IT_IS], nets[AS_IT_IS] = functools.partial(copy.deepcopy, model), model
+    taken: dict[str, list[float]] = {kind: [] for kind in nets}
 
-    def run(one: Contestant, length: int, seed: int) -> tuple[float | None, float]:
-        net = functools.partial(swap, model, layers, one.kind, **limits)
-        ended = training(
-            net, one.rate, train, validation, length, seed, batch_size=batch_size, loss=loss
-        )
-        return (ended.loss if math.isfinite(ended.loss) else None), ended.seconds
+    def run(one: Contestant, length: int) -> list[float]:
+        data = train, validation, length
+        more = {"batch_size": batch_size, "loss": loss}
+        ended = [training(make[one.kind], one.rate, *data, seed, **more) for seed in seeds]
+        taken[one.kind] += [each.seconds for each in ended]
+        return [each.loss for each in ended]
 
-    if seconds is not None:
-        budget = log.remember("budget", lambda: _affordable(run, fitting, seconds, steps))
-    trainings = len(seeds) * sum(math.ceil(len(contestants) / FEWER**i) for i in range(ROUNDS))
-
-    def losses(one: Contestant, length: int) -> list[float]:
-        found = []
-        for seed in seeds:
-            found.append(log.row(one, length, seed, lambda seed=seed: run(one, length, seed)))
-            tick()
-        return [math.inf if value is None else value for value in found]
-
-    with _bar(trainings if progress else 0) as tick:
-        rounds = halving(contestants, losses, steps=steps, budget=budget, seeds=len(seeds))
+    rounds = halving(
+        contestants, run, steps=steps, budget=budget, seeds=len(seeds), progress=progress
+    )
+    last = rounds[-1].steps
+    own = {each: run(each, last) for each in [Contestant(AS_IT_IS, float(r)) for r in rates]}
     choice = winner(rounds[-1])
-    table = _table(rounds, fitting, log.times())
-    chosen = functools.partial(swap, model, layers, choice.kind, **limits)
-    return Race(table, choice, rounds, chosen)
+    table = _table([*rounds, Round(last, own)], nets, taken)
+    return Race(table, choice, rounds, make[choice.kind])
 
 
-@contextlib.contextmanager
-def _bar(total: int) -> Iterator[Callable[[], object]]:
-    """A progress bar where tqdm is installed and there is something to count; gives what moves it on."""
-    try:
-        from tqdm.auto import tqdm
-    except ImportError:
-        total = 0
-    if not total:
-        yield lambda: None
-        return
-    with tqdm(total=total, unit="training", desc="race") as bar:
-        yield bar.update
-
-
-def _digest(data: Any) -> str:
-    """A short name for the sizes and the first numbers of all tensors in some data."""
-    found = hashlib.sha256()
-    for part in _tensors(data):
-        found.update(str(part.shape).encode())
-        found.update(torch.atleast_1d(part.detach())[:1024].cpu().double().numpy().tobytes())
-    return found.hexdigest()[:16]
-
-
-def _held(data: Any) -> Any:
-    """What training data hold as tensors, be it in a DataLoader; nothing is drawn from them."""
-    data = getattr(data, "dataset", data)
-    return getattr(data, "tensors", data)
-
-
-def _check_race(rates, steps, budget, seconds, seeds, kinds) -> None:
+def _check_race(rates, steps, budget, seeds, kinds) -> None:
     if isinstance(kinds, str):
         raise ValueError(f"kinds is a list of names: give [{kinds!r}]")
     if not seeds or not rates or not kinds:
@@ -377,15 +325,8 @@ def _check_race(rates, steps, budget, seconds, seeds, kinds) -> None:
         raise ValueError(f"kinds names {unknown}; there are {', '.join(KINDS)}")
     if any(not 0 < rate < math.inf for rate in rates):
         raise ValueError(f"rates must be positive and finite, got {list(rates)}")
-    if steps < 1 or budget <= 0 or (seconds is not None and seconds <= 0):
-        raise ValueError(f"steps={steps}, budget={budget}, seconds={seconds}: all must be positive")
-
-
-def _settings(model: nn.Module, asked: list) -> str:
-    """What a store belongs to, as text: the model as it prints itself, and what was asked of the race."""
-    sizes = [(name, list(p.shape)) for name, p in model.named_parameters()]
-    printed = re.sub(" at 0x[0-9a-f]+", "", repr(model))  # an address is another in every run
-    return json.dumps([printed, sizes, *asked], default=list)
+    if steps < 1 or budget <= 0:
+        raise ValueError(f"steps={steps}, budget={budget}: both must be positive")
 
 
 # -------------------------------------------------------------------------------------------------------------- one training
@@ -515,92 +456,43 @@ def _endless(data: Any, batch_size: int, seed: int) -> Iterator:
             )
 
 
-def _affordable(run, fitting: dict[str, nn.Module], seconds: float, steps: int) -> float:
-    """Full trainings that fit into so many seconds: the mean over the kinds of the median time of a few steps."""
-    taken = [run(Contestant(kind, RATES[0]), 5, 0)[1] for kind in fitting]
-    return seconds / (steps * float(np.mean(taken)))
-
-
-# ------------------------------------------------------------------------------------------------------------ log and table
-class _Log:
-    """Rows of trainings that ended, in memory and, with a path, in a file of one JSON object a line."""
-
-    def __init__(self, path: str | pathlib.Path | None, settings: str):
-        self.path = None if path is None else pathlib.Path(path)
-        self.rows: dict[str, Any] = {}
-        if self.path is None:
-            return
-        if self.path.exists():
-            self._read()
-            if self.rows.get("settings") != settings:
-                raise ValueError(
-                    f"{self.path} holds another race (another model or other data, layers, kinds, rates, steps or seeds): "
-                    "name another file"
-                )
-        else:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            self.remember("settings", lambda: settings)
-
-    def _read(self) -> None:
-        """All whole lines; one that was cut off in the middle of writing is removed."""
-        text = self.path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        for line in whole.splitlines():
-            try:
-                row = json.loads(line)
-                self.rows[row["key"]] = row["value"]
-            except (ValueError, KeyError, TypeError) as error:
-                raise ValueError(
-                    f"{self.path} is not the file of a race: name another file"
-                ) from error
-        if whole != text and self.rows:
-            self.path.write_text(whole, encoding="utf-8")
-
-    def remember(self, key: str, compute: Callable[[], Any]) -> Any:
-        if key not in self.rows:
-            value = compute()
-            self.rows[key] = value
-            if self.path is not None:
-                with self.path.open("a", encoding="utf-8") as file:
-                    file.write(json.dumps({"key": key, "value": value}) + "\n")
-        return self.rows[key]
-
-    def row(self, one: Contestant, steps: int, seed: int, run: Callable) -> float | None:
-        return self.remember(json.dumps([one.kind, one.rate, steps, seed]), run)[0]
-
-    def times(self) -> dict[str, float]:
-        """Median seconds of a step of each kind, over its trainings."""
-        found: dict[str, list[float]] = {}
-        for key, value in self.rows.items():
-            if key.startswith("["):
-                found.setdefault(json.loads(key)[0], []).append(value[1])
-        return {kind: float(np.median(values)) for kind, values in found.items()}
-
-
+# ---------------------------------------------------------------------------------------------------------------- the table
 def _table(
-    rounds: list[Round], fitting: dict[str, nn.Module], times: dict[str, float]
+    rounds: list[Round], nets: dict[str, nn.Module], taken: dict[str, list[float]]
 ) -> pd.DataFrame:
-    """One row for each kind: how far its best contestant came and with which loss; those that came farther first."""
+    """One row for each kind: how far its best contestant came and with which loss; those that came farther first, the model as it
+    is, which is the last of the rounds, at the end."""
     last = {}
     for number, each in enumerate(rounds, 1):
         for kind in {one.kind for one in each.losses}:
             own = {one: losses for one, losses in each.losses.items() if one.kind == kind}
             best = winner(Round(each.steps, own))
             last[kind] = (number, each.steps, best.rate, own[best])
-    chosen = rounds[-1].losses[winner(rounds[-1])]
+    chosen = rounds[ROUNDS - 1].losses[winner(rounds[ROUNDS - 1])]
     rows = []
     for kind, (number, steps, rate, losses) in last.items():
         row = {"kind": kind, "round": number, "steps": steps, "rate": rate, "loss": _mean(losses)}
         if len(losses) > 1 and math.isfinite(_mean(losses)):
             row["low"], row["high"] = _interval(losses)
-        net = fitting[kind]
-        row["parameters"] = sum(p.numel() for p in net.parameters())
-        row["multiply-adds"] = _macs(net)
-        row["ms a step"] = 1e3 * times[kind]
+        row["parameters"] = sum(p.numel() for p in nets[kind].parameters())
+        row["multiply-adds"] = _macs(nets[kind])
+        row["ms a step"] = 1e3 * float(np.median(taken[kind]))
         row["result"] = _result(number, losses, chosen)
         rows.append(row)
-    table = pd.DataFrame(rows)
-    return table.sort_values(["round", "loss"], ascending=[False, True], ignore_index=True)
+    rows.sort(key=lambda row: (row["kind"] == AS_IT_IS, -row["round"], row["loss"]))
+    return pd.DataFrame(rows).replace({"round": {ROUNDS + 1: ROUNDS}})
+
+
+def _result(number: int, losses: list[float], chosen: list[float]) -> str:
+    if losses is chosen:
+        return "chosen"
+    if number < ROUNDS:
+        return f"left after round {number}"
+    own = "no exchange; " if number > ROUNDS else ""
+    if len(losses) < 2:
+        return own + "one seed: no interval"
+    low, high = _interval(np.subtract(losses, chosen))
+    return own + ("worse" if low > 0 else "better" if high < 0 else "no clear difference")
 
 
 def _interval(values: Sequence[float]) -> tuple[float, float]:
@@ -615,14 +507,3 @@ def _macs(net: nn.Module) -> int:
     structured = [m for m in net.modules() if hasattr(m, "multiply_adds")]
     dense = [seen.layer for seen in linear_layers(net)]
     return sum(m.multiply_adds() for m in structured) + sum(m.weight.numel() for m in dense)
-
-
-def _result(number: int, losses: list[float], chosen: list[float]) -> str:
-    if losses is chosen:
-        return "chosen"
-    if number < ROUNDS:
-        return f"left after round {number}"
-    if len(losses) < 2:
-        return "one seed: no interval"
-    low = _interval(np.subtract(losses, chosen))[0]
-    return "worse" if low > 0 else "no clear difference"

@@ -10,11 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import itertools
 import math
-import random
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,58 +20,16 @@ import pandas as pd
 import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor, nn
+from torch.utils.benchmark import Timer
 
 from ndlinear import NdLinear, cheapest_order, count_macs, count_parameters, rearrange
 
-from .layers import BlockTensorTrain, Folding, LowRank, Shape, divisors, folding, spread
+from .layers import BlockTensorTrain, Folding, LowRank, Shape, folding, spread
 
 EXACT = 256  # up to this side a singular value is computed exactly, beyond by iteration
 TOLERANCE = 1e-3  # of the iteration
 MANY = 2**22  # entries of a weight from which on it is shuffled once
 SEPARABLE = 0.5  # share of its squared size that one Kronecker term must hold for a conversion to be worth a try
-
-
-# ------------------------------------------------------------------------------------------------------------- foldings
-def foldings(
-    inputs: int,
-    outputs: int,
-    *,
-    axes: Shape = (),
-    parameters: float | None = None,
-    macs: float | None = None,
-) -> pd.DataFrame:
-    """The NdLinear layers, with no mode of length one, that could stand for a dense one: the fewest weights first.
-
-    Args:
-        inputs, outputs: of the dense layer.
-        axes: lengths of the axes of the input, which are then the modes; without them all ways to make two modes of it.
-        parameters, macs: at most so many, biases included; below 1, a share of the dense layer's.
-    """
-    if axes and math.prod(axes) != inputs:
-        raise ValueError(
-            f"axes {tuple(axes)} have {math.prod(axes)} entries, the layer reads {inputs}"
-        )
-    rows = []
-    sides = [tuple(axes)] if axes else factors(inputs, 2)
-    for dims, hidden in itertools.product(sides, factors(outputs, len(axes) or 2)):
-        order = cheapest_order(dims, hidden)
-        rows.append((dims, hidden, count_parameters(dims, hidden), count_macs(dims, hidden, order)))
-    columns = ["input_dims", "hidden_size", "parameters", "macs"]
-    found = pd.DataFrame(rows, columns=columns).sort_values(["parameters", "macs"], kind="stable")
-    for name, limit, dense in (
-        ("parameters", parameters, (inputs + 1) * outputs),
-        ("macs", macs, inputs * outputs),
-    ):
-        if limit is not None:
-            found = found[found[name] <= (limit * dense if limit < 1 else limit)]
-    return found.reset_index(drop=True)
-
-
-def factors(n: int, modes: int) -> list[Shape]:
-    """All ways to write n as a product of so many numbers above one, in every order."""
-    if modes == 1:
-        return [(n,)] if n > 1 else []
-    return [(d, *rest) for d in divisors(n) for rest in factors(n // d, modes - 1)]
 
 
 # ------------------------------------------------------------------------------------------------ watching a model run
@@ -222,8 +177,8 @@ def _call(model: nn.Module, inputs: Any) -> None:
         ) from error
 
 
-def check(model: Any) -> None:
-    """Refuse what cannot be reported on, in words that say what to do."""
+def check(model: Any, numbers: bool = True) -> None:
+    """Refuse what cannot be reported on, in words that say what to do; on the meta device, weights have no ``numbers``."""
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     for name, module in model.named_modules():
@@ -236,11 +191,18 @@ def check(model: Any) -> None:
             raise ValueError(
                 f"{name} has weights of type {weight.dtype}, quantised perhaps: report on the model before that"
             )
-        if is_linear(module) and weight.is_meta:
+        if numbers and is_linear(module) and weight.is_meta:
             raise ValueError(f"{name} has no numbers (meta device): load the weights first")
-    if not linear_layers(model):
-        kinds = sorted({type(m).__name__ for m in model.modules() if not list(m.children())})
-        raise ValueError(f"this model has no nn.Linear; its layers are {', '.join(kinds)}")
+    if linear_layers(model):
+        return
+    own = [n or "itself" for n, m in model.named_modules() if hasattr(m, "align_layers")]
+    if own:
+        raise ValueError(
+            f"nothing is left to exchange: every linear layer of this model is NdLinear already ({', '.join(own)}); "
+            "`ndlinear.to_linear` makes one dense again"
+        )
+    kinds = sorted({type(m).__name__ for m in model.modules() if not list(m.children())})
+    raise ValueError(f"this model has no nn.Linear; its layers are {', '.join(kinds)}")
 
 
 # ------------------------------------------------------------------------------------------------ measures of one layer
@@ -304,37 +266,19 @@ def times(seen: Seen, dims: Shape, hidden: Shape, rounds: int) -> dict[str, floa
         low_rank = LowRank(layer.in_features, layer.out_features, rank).to(**like)
         monarch = BlockTensorTrain(*_two(layer, dims, hidden)).to(**like)
         structured = NdLinear(dims, hidden, **like)
-    dense = torch.nn.functional.linear
     tensor = x.unflatten(-1, dims)
     calls = {
-        "dense": lambda: dense(x, layer.weight, layer.bias),
+        "dense": lambda: nn.functional.linear(x, layer.weight, layer.bias),
         "low-rank": lambda: low_rank(x),
         "monarch": lambda: monarch(x),
         "ndlinear": lambda: structured(tensor),
     }
-    found = _seconds(calls, rounds, x.device)
-    return {name: 1e6 * float(np.median(values)) for name, values in found.items()}
-
-
-def _seconds(calls: dict[str, Callable], rounds: int, device: torch.device) -> dict[str, list]:
-    """Seconds of a call, in rounds that time each call once, in random order and for two milliseconds at least."""
-
-    def timed(call: Callable, repeat: int) -> float:
-        began = time.perf_counter()
-        for _ in range(repeat):
-            call()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
-        return (time.perf_counter() - began) / repeat
-
-    least = {name: min(timed(call, 1) for _ in range(4)) for name, call in calls.items()}
-    repeat = {name: max(1, math.ceil(2e-3 / max(once, 1e-9))) for name, once in least.items()}
-    order, shuffle, found = list(calls), random.Random(0), {name: [] for name in calls}
-    for _ in range(rounds):
-        shuffle.shuffle(order)
-        for name in order:
-            found[name].append(timed(calls[name], repeat[name]))
-    return found
+    taken: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):  # side by side, so that what disturbs the machine hits all of them
+        for name, call in calls.items():
+            timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+            taken[name].append(timer.blocked_autorange(min_run_time=2e-3).median)
+    return {name: 1e6 * float(np.median(found)) for name, found in taken.items()}
 
 
 # ----------------------------------------------------------------------------------------------------------- the report
@@ -342,8 +286,6 @@ def report(
     model: nn.Module,
     inputs: Any,
     *,
-    parameters: float | None = None,
-    macs: float | None = None,
     axes: Mapping[str, Shape] | None = None,
     rounds: int = 7,
     progress: bool = True,
@@ -355,8 +297,8 @@ def report(
             arguments; times are measured at this batch, on the device where the layer lies.
         axes: name of a layer -> the axes of its input that mean something, such as {"head": (64, 8, 8)}. What an
             nn.Flatten made a layer's input of is found without.
-        parameters, macs: budgets of each layer, see `foldings`. The folding is that on the axes, where there are any, with hidden
-            axes as equal as possible, else the most nearly square one; with a budget, the one with the fewest weights.
+            The folding is that on the axes, where there are any, with hidden axes as equal as possible, else the most nearly
+            square one. The book's calculator lists those of a budget.
         rounds: of the measurement of time; 0 measures nothing. progress: a bar, where tqdm is installed.
 
     Returns:
@@ -372,10 +314,9 @@ def report(
     names = {name for seen in found for name in seen.names}
     if unknown := sorted(set(axes or {}) - names):
         raise ValueError(f"axes names {unknown}; the linear layers are {sorted(names)}")
-    budget = {"parameters": parameters, "macs": macs}
     own = [_axes(seen, axes or {}) for seen in found]
     pairs = bar(list(zip(found, own)), "report", progress)
-    return pd.DataFrame([_row(seen, each, budget, rounds) for seen, each in pairs])
+    return pd.DataFrame([_row(seen, each, rounds) for seen, each in pairs])
 
 
 def bar(items: list, label: str, shown: bool) -> Iterable:
@@ -414,14 +355,10 @@ def _axes(seen: Seen, given: Mapping[str, Shape]) -> Shape:
     return found if len(found) > 1 else ()
 
 
-def _chosen(layer: nn.Linear, axes: Shape, budget: dict) -> Folding | None:
+def _chosen(layer: nn.Linear, axes: Shape) -> Folding | None:
     """The folding to be shown for a layer."""
-    sizes = layer.in_features, layer.out_features
-    if any(limit is not None for limit in budget.values()):
-        fitting = foldings(*sizes, axes=axes, **budget)
-        return None if fitting.empty else tuple(fitting.loc[0, ["input_dims", "hidden_size"]])
     if not axes:
-        return folding(*sizes)
+        return folding(layer.in_features, layer.out_features)
     hidden = spread(layer.out_features, len(axes))
     return None if 1 in hidden else (axes, hidden)
 
@@ -431,7 +368,7 @@ def _two(layer: nn.Linear, dims: Shape, hidden: Shape) -> Folding:
     return (dims, hidden) if len(dims) == 2 else folding(layer.in_features, layer.out_features)
 
 
-def _row(seen: Seen, axes: Shape, budget: dict, rounds: int) -> dict:
+def _row(seen: Seen, axes: Shape, rounds: int) -> dict:
     layer = seen.layer
     inputs, outputs = layer.in_features, layer.out_features
     row = {
@@ -444,7 +381,7 @@ def _row(seen: Seen, axes: Shape, budget: dict, rounds: int) -> dict:
         "dense parameters": sum(p.numel() for p in layer.parameters(recurse=False)),
         "dense macs": inputs * outputs,
     }
-    shapes = _chosen(layer, axes, budget)
+    shapes = _chosen(layer, axes)
     if shapes is not None:
         row |= _structured(layer, *shapes)
         if seen.calls and rounds:
@@ -459,8 +396,6 @@ def _advice(seen: Seen, axes: Shape, row: dict) -> str:
     if not seen.calls:
         return "keep it: these inputs do not reach it"
     if "folding" not in row:
-        if _chosen(seen.layer, axes, {}):
-            return "keep it: no folding within the budget"
         sizes = f"{row['inputs']:,} inputs or {row['outputs']:,} outputs"
         return f"keep it: {sizes} are no product of {len(axes) or 2} numbers above one"
     if row["separable"] > max(SEPARABLE, 2 * row["by chance"]):

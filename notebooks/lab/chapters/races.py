@@ -175,7 +175,8 @@ def race_of_vit(config: Mapping) -> dict:
         progress=False,
     )
     metrics = {"kind": KINDS.index(found.choice.kind), "rate": found.choice.rate}
-    for row in found.table.to_dict("records"):
+    raced = found.table[found.table["kind"].isin(KINDS)]  # recorded without the model as it is
+    for row in raced.to_dict("records"):
         kind = row["kind"]
         metrics |= {f"round {kind}": row["round"], f"loss {kind}": row["loss"]}
         metrics |= {f"parameters {kind}": row["parameters"]}
