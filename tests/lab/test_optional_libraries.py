@@ -174,7 +174,7 @@ def test_every_required_library_can_be_installed_with_the_book():
 def test_colab_brings_what_every_chapter_needs():
     """The dependencies that are not optional are Colab's own; safetensors is asked for where it is used."""
     project = (modes.ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    needed = re.search(r"^dependencies = \[(.*?)^\]", project, re.M | re.S)[1]
+    needed = re.search(r"^notebooks = \[(.*?)^\]", project, re.M | re.S)[1]
     assert set(re.findall(r'^    "([\w.-]+)', needed, re.M)) == {*COLAB_HAS, "safetensors"}
 
 

@@ -25,7 +25,9 @@ def environment() -> str:
         import tomli as tomllib
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
-    needed = [*project["dependencies"], *extras["book"], *extras["experiments"], *extras["test"]]
+    needed = [
+        need for name in ("notebooks", "book", "experiments", "test") for need in extras[name]
+    ]
     lines = [
         "name: ndlinear-book",
         "channels: [conda-forge]",
