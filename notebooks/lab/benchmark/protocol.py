@@ -19,7 +19,6 @@ from torch.nn import functional as F
 
 from ndlinear_guide.rates import rates as rates_by_rule
 
-from ..data import checksum
 from ..data.with_axes import CONTROLS, SENTENCES, SETS, Table, clipped, scaling, tables, turned
 from ..modes import LabError
 from ..train import Split
@@ -145,18 +144,16 @@ class Trainer:
     def trials(self, configs: list[dict]) -> list[dict]:
         """For each cut the lowest validation loss at each of the rates of a configuration; the test part is not looked at.
 
-        The curve holds what a race looks up: the validation losses at `LOOKS`, each rate's under its own name.
+        The curve holds what a race looks up: the validation losses at `LOOKS`, a column for each rate in their order.
         """
         lrs, found = configs[0]["rates"], []
         fitted = self.fit(configs, self.splits(configs), lrs, starts=100)
         for i in range(len(configs)):
-            own = dict(zip(lrs, range(i * len(lrs), (i + 1) * len(lrs))))
-            curve = [
-                {"step": look[0]["step"]}
-                | {f"{lr:g}": float(f"{_finite(p['val_loss']):.4g}") for lr, p in zip(lrs, look)}
-                for look in zip(*[fitted.curves[k] for k in own.values()])
-            ]
-            metrics = {f"{lr:g}": _finite(fitted.lowest[k]) for lr, k in own.items()}
+            own = {f"val_loss_{k + 1}": i * len(lrs) + k for k in range(len(lrs))}
+            curve = [{"step": point["step"]} for point in fitted.curves[0]]
+            for (name, k), (at, point) in itertools.product(own.items(), enumerate(curve)):
+                point[name] = float(f"{_finite(fitted.curves[k][at]['val_loss']):.4g}")
+            metrics = {name: _finite(fitted.lowest[k]) for name, k in own.items()}
             found.append({"metrics": metrics, "curve": curve})
         return self._rows(configs, found, fitted)
 
@@ -178,14 +175,17 @@ class Trainer:
         return self._rows(configs, found, fitted)
 
     def _rows(self, configs, found: list[dict], fitted: Fitted | None = None) -> list[dict]:
-        """What came out, with the number of parameters, the sizes of the parts and the checksum of the set."""
+        """What came out, with the number of parameters and the sizes of the parts."""
         name, size = configs[0]["data"], configs[0]["size"]
         pool = len(self.read(name).x)
         parts = dict(zip(("samples", "validated", "tested"), parts_of(pool, size))) | {"pool": pool}
-        data = EVERY[name].data
         count = models.size_of(fitted.members.first) if fitted else 0
-        about = {"parameters": count, "data": {data: checksum(data)} if data else {}}
-        return [row | {"metrics": row["metrics"] | parts} | about for row in found]
+        return [row | {"metrics": row["metrics"] | parts, "parameters": count} for row in found]
+
+
+def data_of(config: dict) -> tuple[str, ...]:
+    """The data set of a cell; a control has none."""
+    return (EVERY[config["data"]].data,) if EVERY[config["data"]].data else ()
 
 
 def loss_of(name: str) -> Callable:
@@ -263,9 +263,10 @@ def by_rate(rows: pd.DataFrame) -> pd.DataFrame:
     each = []
     for row in rows.to_dict("records"):
         about = {name: row[name] for name in (*CELL, "seed", "parameters")}
-        for lr in row["rates"]:
-            curve = [(point["step"], point[f"{lr:g}"]) for point in row["curve"]]
-            each.append(about | {"lr": lr, "val_loss": row[f"{lr:g}"], "curve": curve})
+        for at, lr in enumerate(row["rates"], 1):
+            name = f"val_loss_{at}"
+            curve = [(point["step"], point[name]) for point in row["curve"]]
+            each.append(about | {"lr": lr, "val_loss": row[name], "curve": curve})
     return pd.DataFrame(each)
 
 

@@ -34,9 +34,13 @@ class Experiment:
 
     name: str
     run: Callable = field(repr=False)
-    data: tuple[str, ...] = ()
+    data: tuple[str, ...] | Callable[[dict], tuple[str, ...]] = ()
     together: bool = False
     timed: bool = False
+
+    def sets(self, config: dict) -> tuple[str, ...]:
+        """The data sets of a configuration."""
+        return self.data(config) if callable(self.data) else tuple(self.data)
 
 
 def record(
@@ -46,7 +50,7 @@ def record(
     *,
     smoke: dict | None = None,
     smoke_seeds: int = 2,
-    data: tuple[str, ...] = (),
+    data: tuple[str, ...] | Callable[[dict], tuple[str, ...]] = (),
     together: bool = False,
     timed: bool = False,
 ) -> pd.DataFrame:
@@ -60,14 +64,14 @@ def record(
         grid: flat JSON configurations, each with an integer ``seed``.
         run: config -> dict with ``metrics`` (name -> number) and, where they make sense, ``parameters``, ``macs`` (multiply-adds
             per sample), ``curve``. It must depend on nothing but its configuration and what the notebook and the lab define.
-        data: data sets used; their checksums go into the row.
+        data: data sets used, or configuration -> those that it uses; their checksums go into the row.
         together: ``run`` trains all seeds of a configuration at once: it gets the list of the configurations that differ in
             nothing but the seed and are still missing, and returns the list of their results. One row each, as always;
             ``seconds`` is the group's time over its size, and a killed run loses the group in flight.
         timed: the metrics are times or memory: a smoke run says nothing of them.
     """
     _check_grid(name, grid)
-    experiment = Experiment(name, run, tuple(data), together, timed)
+    experiment = Experiment(name, run, data, together, timed)
     if mode() == "replay":
         chosen = _select(name, golden.read(name), grid)
         _run_again(experiment, chosen)
@@ -173,12 +177,12 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
             set_torn_aside(path, torn)
         writer = Writer(path)
         missing = [c for c in grid if canonical(c) not in done]
-        data = {d: checksum(d) for d in experiment.data if missing}
-        fixed = {"experiment": path.stem, "code": golden.version(experiment.name), "data": data}
+        fixed = {"experiment": path.stem, "code": golden.version(experiment.name)}
         number, of = budget.share()
         waiting = groups(missing, experiment.together)[number::of]
         found, shown = _outcomes_of(experiment, waiting, known), mode() == "full"
         for group, outcomes in progress(found, experiment.name, shown, total=len(waiting)):
+            fixed["data"] = {name: checksum(name) for name in experiment.sets(group[0])}
             now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
             for config, outcome in zip(group, outcomes):
                 own = {"key": canonical(config), "config": config, "seed": config["seed"]}
