@@ -7,9 +7,9 @@
 
 Each adapted nn.Linear or Conv1D gets a trained NdLinear without biases on near-square folds beside
 it; its update is zero at the start and multiplied by lora_alpha. PEFT does the rest: several
-adapters, disable, merge, modules_to_save, low-memory loading; but adapters are not added up to one
-(add_weighted_adapter), for a sum of Kronecker products is none. Needs peft, and `ndlinear.py` and
-`ndlinear_lora.py` beside it.
+adapters, also mixed in a batch, disable, merge, modules_to_save, low-memory loading; but adapters
+are not added up to one (add_weighted_adapter), for a sum of Kronecker products is none. Needs peft
+0.19 or later, and `ndlinear.py` and `ndlinear_lora.py` beside it.
 
 PEFT reads the type of an adapter from its file as LoRA. So that it cannot load such a file without
 this module and give the base model, the file names a start that PEFT does not know, and PEFT stops
@@ -21,6 +21,8 @@ Version 0.1.0 of the file `ndlinear_peft.py` of the NdLinear book. Licence: Apac
 from __future__ import annotations
 
 import dataclasses
+import math
+import sys
 import warnings
 
 import torch
@@ -38,11 +40,15 @@ if (_met := getattr(ndlinear_lora, "__version__", "unknown")) != __version__:
         f"{_met}: copy both from one release, side by side"
     )
 from ndlinear import NdLinear, kronecker_weight, near_square
-from ndlinear_lora import adaptable, adapter_dtype, dense_weight, kind_of
+from ndlinear_lora import adaptable, adapter_dtype, dense_weight, kind_of, refuse_sharded
 
 __all__ = ["NdLinearConfig", "NdLinearLora", "load"]
 
-START = "an NdLinear adapter: load it with ndlinear_peft.load(model, folder)"
+KIND = "an NdLinear adapter"
+START = (
+    f"{KIND}: load it with ndlinear_peft.load(model, folder); it cannot stand on a layer that has "
+    "a LoRA already"
+)
 SUPPORTED = {field.name for field in dataclasses.fields(PeftConfig)} | {  # whatever the rank
     "r",
     "init_lora_weights",
@@ -73,11 +79,13 @@ class NdLinearConfig(LoraConfig):
     lora_alpha: float = 1.0
 
     def __post_init__(self):
-        if self.init_lora_weights == START:  # dataclasses.replace, in add_weighted_adapter of PEFT
-            raise ValueError(
-                "a sum of NdLinear adapters is none: no add_weighted_adapter; make several active "
-                "with model.base_model.set_adapter([...]), and write each NdLinearConfig anew"
-            )
+        if _is_ours(self):  # a copy, as dataclasses.replace makes it
+            if _inside_of("add_weighted_adapter"):
+                raise ValueError(
+                    "a sum of NdLinear adapters is none: no add_weighted_adapter; make several "
+                    "active with model.base_model.set_adapter([...])"
+                )
+            self.init_lora_weights = True
         if self.r != 1:
             raise ValueError(f"an NdLinear adapter has no rank: leave r={self.r} out")
         for field in dataclasses.fields(self):
@@ -93,6 +101,18 @@ class NdLinearConfig(LoraConfig):
         self._register_custom_module({nn.Module: NdLinearLora})
 
 
+def _is_ours(config: PeftConfig) -> bool:
+    return str(getattr(config, "init_lora_weights", "")).startswith(KIND)
+
+
+def _inside_of(function: str) -> bool:
+    """Whether a function of this name is running; PEFT gives no other sign of what it is about."""
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != function:
+        frame = frame.f_back
+    return frame is not None
+
+
 def _default(field: dataclasses.Field):
     if field.default_factory is dataclasses.MISSING:
         return field.default
@@ -100,7 +120,7 @@ def _default(field: dataclasses.Field):
 
 
 class NdLinearLora(nn.Module, LoraLayer):
-    """An nn.Linear with any number of NdLinear adapters: y = base(x) + sum of scale * NdLinear(x)."""
+    """An nn.Linear with NdLinear adapters: y = base(x) + sum of scale * NdLinear(x)."""
 
     adapter_layer_names = ("lora_first", "lora_second")  # PEFT cuts `.name.weight` from keys
     other_param_names = ("r", "lora_alpha", "scaling", "lora_dropout", "layers")
@@ -112,9 +132,11 @@ class NdLinearLora(nn.Module, LoraLayer):
             raise TypeError(
                 f"an NdLinear adapter needs a torch.nn.Linear, not {kind_of(inner)}: leave it out"
             )
+        refuse_sharded(inner)
         LoraLayer.__init__(self, base_layer)
         self.lora_first, self.lora_second = nn.ModuleDict(), nn.ModuleDict()
         self.layers: dict[str, NdLinear] = {}  # of these two factors; not a submodule itself
+        self.added: dict[str, tuple[float, list[Tensor]]] = {}  # scale and factors, as merged
         self._active_adapter = adapter_name
         alpha = options.get("lora_alpha", 1.0)
         self.update_layer(adapter_name, 1, alpha, config=config)
@@ -124,9 +146,11 @@ class NdLinearLora(nn.Module, LoraLayer):
         dropout = getattr(config, "lora_dropout", options.get("lora_dropout", 0.0))
         if config is not None and not isinstance(config, NdLinearConfig):
             raise TypeError(
-                "this layer has NdLinear adapters: load another one with ndlinear_peft.load, or give "
-                "NdLinearConfig"
+                "this layer has NdLinear adapters: load another one with ndlinear_peft.load, or "
+                "give NdLinearConfig"
             )
+        if not math.isfinite(lora_alpha):
+            raise ValueError(f"lora_alpha of adapter {adapter_name} is {lora_alpha}")
         self.r[adapter_name] = r
         self.lora_alpha[adapter_name] = lora_alpha
         self.scaling[adapter_name] = float(lora_alpha)
@@ -145,11 +169,19 @@ class NdLinearLora(nn.Module, LoraLayer):
         """The update as a matrix, (outputs, inputs)."""
         return self.scaling[adapter_name] * kronecker_weight(self.layers[adapter_name])
 
+    @property
+    def lora_A(self) -> nn.ModuleDict:
+        """Where PEFT looks for the names of the adapters."""
+        return self.lora_first
+
     @torch.no_grad()
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Add updates to the base weight; TypeError if that one is quantised."""
         weight = dense_weight(self.get_base_layer()).data
-        for name in check_adapters_to_merge(self, adapter_names) or ():
+        stale = [name for name in self.added if self._missing(name)]
+        for name in stale:
+            self._take_out(name)
+        for name in dict.fromkeys([*stale, *(check_adapters_to_merge(self, adapter_names) or ())]):
             if name not in self.layers:
                 continue
             merged = weight + self.get_delta_weight(name).to(weight)
@@ -158,19 +190,28 @@ class NdLinearLora(nn.Module, LoraLayer):
                     f"NaNs detected in the merged weights. The adapter {name} seems to be broken"
                 )
             weight.copy_(merged)
+            factors = [factor.detach().clone() for factor in self.layers[name].weights]
+            self.added[name] = self.scaling[name], factors
             self.merged_adapters.append(name)
 
-    @torch.no_grad()
     def unmerge(self) -> None:
-        """Take the updates out of the base weight, up to rounding."""
+        """Take the updates out of the base weight, as they were merged, up to rounding."""
         if not self.merged:
             warnings.warn("Already unmerged. Nothing to do.", stacklevel=2)
-            return
+        for name in reversed(list(self.added)):
+            self._take_out(name)
+
+    @torch.no_grad()
+    def _take_out(self, name: str) -> None:
+        scale, (first, second) = self.added.pop(name)
         weight = dense_weight(self.get_base_layer()).data
-        while self.merged_adapters:
-            name = self.merged_adapters.pop()
-            if name in self.layers:
-                weight -= self.get_delta_weight(name).to(weight)
+        weight -= (scale * torch.kron(first, second)).to(weight)
+        self.merged_adapters.remove(name)
+
+    def _missing(self, name: str) -> float:
+        """The part of an adapter's scale that is not in the base weight."""
+        merged = self.added[name][0] if name in self.added else 0.0
+        return self.scaling.get(name, merged) - merged  # a deleted one has no scale of its own
 
     def scale_layer(self, scale: float) -> None:
         """Multiply the scales of the active adapters."""
@@ -188,22 +229,27 @@ class NdLinearLora(nn.Module, LoraLayer):
     def _update(self, adapter_name: str, x: Tensor) -> Tensor:
         adapter = self.layers[adapter_name]
         x = self._cast_input_dtype(self.lora_dropout[adapter_name](x), adapter.weights[0].dtype)
-        update = adapter(x.unflatten(-1, adapter.input_dims)).flatten(-2)
-        return self.scaling[adapter_name] * update
+        return adapter(x.unflatten(-1, adapter.input_dims)).flatten(-2)
 
     def forward(self, x: Tensor, *args, **kwargs) -> Tensor:
         """(..., inputs) -> (..., outputs)."""
-        if kwargs.pop("adapter_names", None) is not None:
-            raise ValueError("NdLinear adapters cannot be mixed in a batch: set_adapter for each")
+        self._check_forward_args(x, *args, **kwargs)
+        mixed = kwargs.pop("adapter_names", None)
         if self.disable_adapters and self.merged:
             self.unmerge()
         y = self.base_layer(x, *args, **kwargs)
-        if self.disable_adapters or self.merged:
+        if self.disable_adapters:
             return y
         result = y
+        if mixed is not None:
+            for name in {*mixed} & self.layers.keys():
+                rows = torch.tensor([name == other for other in mixed], device=x.device)
+                update = self.scaling[name] * self._update(name, x[rows])
+                result = result.index_add(0, rows.nonzero().flatten(), update.to(y.dtype))
+            return result
         for name in self.active_adapters:
-            if name in self.layers:
-                result = result + self._update(name, x)
+            if name in self.layers and (scale := self._missing(name)):
+                result = result + scale * self._update(name, x)
         return result.to(y.dtype)
 
     def __repr__(self) -> str:
@@ -223,7 +269,7 @@ def load(
         The PeftModel.
     """
     found = PeftConfig.from_pretrained(folder)
-    if getattr(found, "init_lora_weights", None) != START:
+    if not _is_ours(found):
         raise ValueError(f"{folder} holds no NdLinear adapter; load it with PeftModel")
     known = {field.name for field in dataclasses.fields(NdLinearConfig) if field.init}
     known.remove("init_lora_weights")

@@ -1,9 +1,12 @@
 """ndlinear_peft.py: NdLinear adapters inside PEFT, and no silent way to lose them."""
 
 import copy
+import dataclasses
+import json
 
 import pytest
 import torch
+import torch.distributed.fsdp
 from safetensors.torch import load_file
 from torch import nn
 
@@ -235,3 +238,143 @@ def test_an_adapter_loaded_beside_another_has_the_dtype_that_was_asked_for(autoc
     wanted = torch.float32 if autocast else torch.bfloat16
     second = model.base_model.model[0].layers["second"].weights
     assert {weight.dtype for weight in second} == {wanted}
+
+
+# ------------------------------------------------------------------------------------------ merged in part, and rescaled
+@pytest.fixture
+def both(x, tmp_path):
+    """A model with two active adapters, and what it computes."""
+    model = adapted()
+    adapted(seed=1, lora_alpha=0.5).save_pretrained(tmp_path)
+    load(model, tmp_path, "second")
+    model.base_model.set_adapter(["default", "second"])
+    return model, model(x)
+
+
+def test_adapters_merged_in_part_still_act_together(both, x):
+    model, y = both
+    model.merge_adapter(adapter_names=["default"])
+    torch.testing.assert_close(model(x), y, atol=1e-4, rtol=1e-4)
+    model.merge_adapter()
+    torch.testing.assert_close(model(x), y, atol=1e-4, rtol=1e-4)
+    model.unmerge_adapter()
+    torch.testing.assert_close(model(x), y, atol=1e-4, rtol=1e-4)
+    with model.disable_adapter():
+        torch.testing.assert_close(model(x), base()(x), atol=1e-4, rtol=1e-4)
+    model.merge_adapter(adapter_names=["second"])
+    torch.testing.assert_close(model.merge_and_unload()(x), y, atol=1e-4, rtol=1e-4)
+
+
+CHANGES = {
+    "scale_layer": lambda layer: layer.scale_layer(2.0),
+    "unscale_layer": lambda layer: layer.unscale_layer(4.0),
+    "set_scale": lambda layer: layer.set_scale("default", 3.0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("merged", [["default"], ["default", "second"]])
+def test_a_scale_changed_while_merged_acts_and_unmerges(change, merged, both, x):
+    model, _ = both
+    other = copy.deepcopy(model)
+    model.merge_adapter(adapter_names=merged)
+    for one in (model, other):
+        for layer in (one.base_model.model[0], one.base_model.model[2]):
+            CHANGES[change](layer)
+    wanted = other(x)
+    torch.testing.assert_close(model(x), wanted, atol=1e-4, rtol=1e-4)
+    unloaded = copy.deepcopy(model).merge_and_unload()
+    torch.testing.assert_close(unloaded(x), wanted, atol=1e-4, rtol=1e-4)
+    model.unmerge_adapter()
+    torch.testing.assert_close(model(x), wanted, atol=1e-4, rtol=1e-4)
+    with model.disable_adapter():
+        torch.testing.assert_close(model(x), base()(x), atol=1e-4, rtol=1e-4)
+
+
+def test_what_is_taken_out_is_what_was_merged(both, x):
+    """Also if the adapter was changed in between."""
+    model, _ = both
+    model.merge_adapter()
+    stirred(model, "default", 5)
+    model.unmerge_adapter()
+    with model.disable_adapter():
+        torch.testing.assert_close(model(x), base()(x), atol=1e-4, rtol=1e-4)
+
+
+def test_rescale_adapter_scale_of_peft(x):
+    from peft.helpers import rescale_adapter_scale
+
+    model = adapted()
+    y, plain = model.base_model.model[0](x), base()[0](x)
+    for merge in (lambda: None, model.merge_adapter):
+        merge()
+        with rescale_adapter_scale(model, 0.5):
+            half = model.base_model.model[0](x)
+        torch.testing.assert_close(half, (y + plain) / 2, atol=1e-4, rtol=1e-4)
+
+
+# --------------------------------------------------------------------------------------------- what PEFT's users do, too
+def test_adapters_mixed_in_a_batch(both, x):
+    model, _ = both
+    names = ["second", "__base__", "default"]
+    with pytest.raises(ValueError, match="non-existing adapter"):
+        model.eval()(x, adapter_names=["third", "default", "default"])
+    mixed = model(x, adapter_names=names)
+    for row, name in enumerate(names):
+        if name == "__base__":
+            wanted = base()(x)
+        else:
+            model.base_model.set_adapter(name)
+            wanted = model(x)
+        torch.testing.assert_close(mixed[row], wanted[row], atol=1e-5, rtol=1e-5)
+    model.merge_adapter()
+    with pytest.raises(ValueError, match="merged adapters"):
+        model(x, adapter_names=names)
+
+
+@pytest.mark.parametrize(
+    "copied",
+    [
+        lambda c: dataclasses.replace(c, lora_alpha=3.0),
+        lambda c: NdLinearConfig(**{**c.to_dict(), "lora_alpha": 3.0}),
+        lambda c: dataclasses.replace(copy.deepcopy(c), lora_alpha=3.0),
+    ],
+)
+def test_a_configuration_can_be_copied(copied, x):
+    first = NdLinearConfig(target_modules=["0"], lora_alpha=2.0, lora_dropout=0.25)
+    config = copied(first)
+    assert (config.lora_alpha, config.lora_dropout, config.target_modules) == (3.0, 0.25, {"0"})
+    model = peft.get_peft_model(base(), config)
+    assert model.base_model.model[0].scaling == {"default": 3.0}
+    with pytest.raises(ValueError, match="has no use_dora"):
+        dataclasses.replace(first, use_dora=True)
+
+
+def test_on_a_layer_with_lora_it_is_refused_in_words():
+    model = peft.get_peft_model(base(), peft.LoraConfig(target_modules=["0"]))
+    with pytest.raises(ValueError, match="cannot stand on a layer that has a LoRA already"):
+        model.add_adapter("second", NdLinearConfig(target_modules=["0"]))
+
+
+@pytest.mark.parametrize("start", [ndlinear_peft.START, ndlinear_peft.START.partition(";")[0]])
+def test_files_of_all_versions_are_read(start, x, tmp_path):
+    model = adapted()
+    model.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"init_lora_weights": start}))
+    assert torch.equal(load(base(), tmp_path)(x), model(x))
+
+
+@pytest.mark.parametrize("options", [{"lora_alpha": float("nan")}, {"alpha_pattern": {"2": 1e400}}])
+def test_a_scale_that_is_not_finite_is_refused(options):
+    with pytest.raises(ValueError, match=r"lora_alpha of adapter default is (nan|inf)"):
+        peft.get_peft_model(base(), NdLinearConfig(target_modules=["0", "2"], **options))
+
+
+def test_sharded_layers_are_refused(one_process):
+    fully_shard = getattr(torch.distributed.fsdp, "fully_shard", None)
+    if fully_shard is None:
+        pytest.skip("this torch has no fully_shard")
+    mesh = torch.distributed.init_device_mesh("cpu", (1,))
+    with pytest.raises(ValueError, match="put the adapters on first"):
+        peft.get_peft_model(fully_shard(base(), mesh=mesh), NdLinearConfig(target_modules=["0"]))
