@@ -447,29 +447,19 @@ def compressed(method: str, share: float, calibration: Tensor) -> tuple[nn.Modul
     """The model with its feed-forward matrices replaced; parameters of these before and after.
 
     Args:
-        method: "dense" (nothing is replaced) or one of `fits`.
-        share: parameters at most, as a share of those of the matrix. calibration: token numbers for "low rank, inputs".
+        method: "dense" (nothing is replaced) or one of `fits` or `fits_to_inputs`.
+        share: parameters at most, as a share of those of the matrix. calibration: token numbers for what is fitted to the inputs.
     """
-    model = load()
+    model, kinds = load(), fits() | fits_to_inputs()
     layers = feed_forward(model)
     before = sum(layer.weight.numel() for layer in layers.values())
-    inputs = roots(model, calibration) if method == "low rank, inputs" else {}
+    inputs = roots(model, calibration) if method.endswith("inputs") else {}
     for name, layer in layers.items():
         if method != "dense":
-            fit = fits()[method](share, inputs[name]) if inputs else fits()[method](share)
+            fit = kinds[method](share, inputs[name]) if inputs else kinds[method](share)
             parametrize.register_parametrization(layer, "weight", fit, unsafe=True)
     after = sum(p.numel() for layer in layers.values() for p in layer.parameters())
     return model, before, after
-
-
-def compressed_by_inputs(method: str, share: float, calibration: Tensor) -> tuple[nn.Module, int]:
-    """The model with its feed-forward matrices replaced by one of `fits_to_inputs`; parameters of these."""
-    model = load()
-    layers, inputs = feed_forward(model), roots(model, calibration)
-    for name, layer in layers.items():
-        fit = fits_to_inputs()[method](share, inputs[name])
-        parametrize.register_parametrization(layer, "weight", fit, unsafe=True)
-    return model, sum(p.numel() for layer in layers.values() for p in layer.parameters())
 
 
 def tuned_on_text(
