@@ -93,7 +93,8 @@ def test_rows_that_run_again_show_what_acts_late(
     record("smoke", trained(late=1.1))  # a golden file does not see it
     monkeypatch.setenv("NDL_AGAIN", json.dumps({"made-up": GRID[:1]}))
     monkeypatch.setenv("NDL_AGAIN_TO", str(tmp_path / "again"))
-    record("replay", trained(**change))
+    with pytest.raises(SystemExit):  # no further experiment is asked for
+        record("replay", trained(**change))
     pairs = [json.loads(line) for line in (tmp_path / "again").read_text().splitlines()]
     assert [pair["recorded"]["config"] for pair in pairs] == GRID[:1]
     assert bool(again.judge("made-up", pairs)) == apart
@@ -113,6 +114,33 @@ def test_groups_are_drawn_within_seconds(record, taken_down, tmp_path):
     (tmp_path / "notebook-times.jsonl").touch()
     assert again.drawn(1, seed=0) == again.drawn(1, seed=0)
     assert [len(configs) for configs in again.drawn(1, seed=0).values()] == [1]
+
+
+def test_notebooks_that_a_change_touches_come_first(record, taken_down, tmp_path, monkeypatch):
+    (tmp_path / "notebook-times.jsonl").touch()
+    (tmp_path / "other.jsonl").write_bytes((tmp_path / "made-up.jsonl").read_bytes())
+    golden.sign("other", golden.read("made-up"))
+    here, there = tmp_path / "here.ipynb", tmp_path / "there.ipynb"
+    here.write_text("from lab.chapters import bump"), there.write_text("bumpy")
+    monkeypatch.setattr(again, "owner", lambda name: here if name == "other" else there)
+    for seed in range(6):
+        assert set(again.drawn(1, seed, {here})) == {"other"}
+        assert set(again.drawn(1, seed, {there})) == {"made-up"}
+    monkeypatch.setattr(modes, "chapters", lambda: [here, there])
+    said = {"merge-base": "base", "diff": "notebooks/lab/chapters/bump.py"}
+    monkeypatch.setattr(again, "git", lambda command, *more: said[command])
+    assert again.touched() == {here}
+    said["merge-base"] = ""
+    assert again.touched() == set()
+
+
+def test_rows_whose_data_are_not_here_are_not_drawn(record, taken_down, monkeypatch):
+    row = golden.read("made-up")[0]
+    digits = again.data.checksum("digits")
+    assert again.at_hand([row]) and again.at_hand([row | {"data": {"digits": digits}}])
+    assert not again.at_hand([row | {"data": {"digits": "another form"}}])
+    monkeypatch.setattr(again.data, "find", lambda file: None)
+    assert not again.at_hand([row | {"data": {"cifar10": "0"}}])
 
 
 def test_the_tolerance_is_measured():

@@ -242,9 +242,13 @@ def _smoke_grid(grid: list[dict], overrides: dict, seeds: int) -> list[dict]:
 
 
 def _run_again(experiment: Experiment, rows: list[dict]) -> None:
-    """For `lab again`: run the groups of some recorded rows once more, and write what came out to NDL_AGAIN_TO."""
-    asked = json.loads(os.environ.get("NDL_AGAIN", "{}")).get(experiment.name, [])
-    wanted, recorded = set(map(canonical, asked)), {row["key"]: row for row in rows}
+    """For `lab again`: run the groups of some recorded rows once more, and write what came out to NDL_AGAIN_TO.
+
+    The notebook ends with the last experiment of which rows were asked for.
+    """
+    asked = json.loads(os.environ.get("NDL_AGAIN", "{}"))
+    recorded = {row["key"]: row for row in rows}
+    wanted = recorded.keys() & set(map(canonical, asked.get(experiment.name, [])))
     for group in groups([row["config"] for row in rows] if wanted else [], experiment.together):
         if not wanted & set(map(canonical, group)):
             continue
@@ -254,6 +258,12 @@ def _run_again(experiment: Experiment, rows: list[dict]) -> None:
             for config, row in zip(group, found):
                 pair = {"recorded": recorded[canonical(config)], "again": row}
                 file.write(canonical(pair | {"experiment": experiment.name}) + "\n")
+    if wanted:
+        left = [c for c in asked.pop(experiment.name) if canonical(c) not in wanted]
+        asked |= {experiment.name: left} if left else {}
+        os.environ["NDL_AGAIN"] = json.dumps(asked)
+        if not asked:
+            raise SystemExit(0)
 
 
 # ------------------------------------------------------------------------------------------------------------ the rows

@@ -1,7 +1,8 @@
 """Recorded rows once more: ``python -m lab again [EXPERIMENT [KEY=VALUE ...]] [--seconds S] [--seed N]`` (`make again`).
 
-Without a name, groups of rows are drawn from all experiments until, by their own record, S seconds are full; with one, its groups
-whose configurations have the values named. The notebook that records them runs in replay, and there these groups run.
+Without a name, groups of rows are drawn from all experiments whose data are at hand until, by their own record, S seconds are full,
+first from notebooks that the change since the branch left main touches; N is the commit's number if none is named. With a name, its
+groups whose configurations have the values named. The notebook that records them runs in replay, and there these groups run.
 All numbers of a row must be the recorded ones but for rounding; where the golden file calls an experiment chaotic, they must lie
 where those of other seeds lie. Exit status 1 if one does not.
 """
@@ -9,14 +10,16 @@ where those of other seeds lie. Exit status 1 if one does not.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
 import pathlib
 import random
 import re
+import subprocess
 import tempfile
 
-from .. import modes
+from .. import data, modes
 from ..modes import LabError
 from ..records import golden, store
 from ..stats import interval
@@ -27,6 +30,7 @@ TIMED = re.compile(
     r"speed.*|overhead.*|cnn-(latency|memory)|scaling-.*|structured-time|behaviour.*"
 )
 LONGEST = 10.0  # seconds of a group that is drawn
+OPENING = 5.0  # seconds until a notebook has reached its experiments
 
 
 def owner(experiment: str) -> pathlib.Path:
@@ -50,16 +54,47 @@ def groups(experiment: str) -> dict[str, list[dict]]:
     return found
 
 
-def drawn(seconds: float, seed: int) -> dict[str, list[dict]]:
+def git(*command: str) -> str:
+    """What git says, or "" where there is no git or no such commit."""
+    with contextlib.suppress(OSError, subprocess.CalledProcessError):
+        how = {"cwd": modes.ROOT, "capture_output": True, "text": True, "check": True}
+        return subprocess.run(["git", *command], **how).stdout.strip()
+    return ""
+
+
+def touched() -> set[pathlib.Path]:
+    """Notebooks that changed since the branch left main, and those that name a module of a chapter or of data that did."""
+    base = git("merge-base", "HEAD", "origin/main") or git("merge-base", "HEAD", "main")
+    files = [modes.ROOT / name for name in git("diff", "--name-only", base).split()] if base else []
+    modules = [f.stem for f in files if f.parent.name in ("chapters", "data", "train")]
+    named = re.compile(rf"\b({'|'.join(map(re.escape, modules))})\b" if modules else "(?!)")
+    texts = {path: path.read_text(encoding="utf-8") for path in modes.chapters()}
+    return {path for path, text in texts.items() if path in files or named.search(text)}
+
+
+def at_hand(rows: list[dict]) -> bool:
+    """Whether all data of rows are here, in the form that the rows were made with; nothing is downloaded."""
+    forms = {pair for row in rows for pair in row["data"].items()}
+    layouts = [data.SOURCES[name].layouts for name, _ in forms]
+    here = all(any(all(map(data.find, lay.files)) for lay in each) for each in layouts)
+    return here and all(data.checksum(name) == form for name, form in forms)
+
+
+def drawn(seconds: float, seed: int, first: set[pathlib.Path] = frozenset()) -> dict[str, list]:
     """Experiment -> configurations, one of each group, until so many seconds are full."""
     names = sorted(p.stem for p in modes.RESULTS.glob("*.jsonl") if not TIMED.fullmatch(p.stem))
     names.remove("notebook-times")
-    draw, chosen = random.Random(seed), {}
-    for name in draw.sample(names, len(names)):
+    draw, chosen, opened = random.Random(seed), {}, set()
+    names = draw.sample(names, len(names))
+    for name in sorted(names, key=lambda name: bool(first) and owner(name) not in first):
         cheap = [g for g in groups(name).values() if sum(r["seconds"] for r in g) <= LONGEST]
         for group in draw.sample(cheap, min(1, len(cheap))):
-            chosen.setdefault(name, []).append(group[0]["config"])
+            if not at_hand(group):
+                continue
+            chosen[name] = [group[0]["config"]]
             seconds -= sum(row["seconds"] for row in group)
+            seconds -= 0 if owner(name) in opened else OPENING
+            opened.add(owner(name))
         if seconds <= 0:
             break
     return chosen
@@ -118,10 +153,12 @@ def main(arguments: list[str]) -> int:
     asked.add_argument("experiment", nargs="?")
     asked.add_argument("values", nargs="*", help="KEY=VALUE|VALUE")
     asked.add_argument("--seconds", type=float, default=60)
-    asked.add_argument("--seed", type=int, default=0)
+    asked.add_argument("--seed", type=int, default=int(git("rev-parse", "HEAD")[:6] or "0", 16))
     asked = asked.parse_args(arguments)
-    chosen = drawn(asked.seconds, asked.seed)
-    if asked.experiment:
+    if not asked.experiment:
+        print(f"rows drawn with --seed {asked.seed}")
+        chosen = drawn(asked.seconds, asked.seed, touched())
+    else:
         wanted = dict(value.split("=", 1) for value in asked.values)
         rows = [row for g in groups(asked.experiment).values() for row in g]
         chosen = {asked.experiment: [r["config"] for r in rows if _has(r["config"], wanted)]}
