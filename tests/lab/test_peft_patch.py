@@ -1,6 +1,9 @@
 """The patch for peft: LoKr on linear maps without the Kronecker product, checked against the installed peft."""
 
+import pathlib
+import re
 import shutil
+import subprocess
 
 import pytest
 import torch
@@ -52,6 +55,16 @@ def test_times_and_peaks_of_both(what):
     peaks = found["metrics"]
     assert peaks["peak installed"] > 4 * 256**2 > peaks["peak patched"]
     assert peaks["peak patched"] > peaks["peak frozen map alone"] > 0
+
+
+def test_the_patch_is_made_from_the_newest_version_that_it_is_for():
+    """git names the file that a patch starts from by its hash."""
+    if peft.__version__ != "0.21.2":
+        pytest.skip("made from peft 0.21.2")
+    file = pathlib.Path(peft.__file__).parent / "tuners" / "lokr" / "layer.py"
+    made = subprocess.run(["git", "hash-object", file], capture_output=True, text=True, check=True)
+    index = re.search(r"^index (\w+)\.\.", peft_patch.PATCH.read_text(), re.M)[1]
+    assert made.stdout.startswith(index)
 
 
 def test_another_version_is_refused(monkeypatch):
