@@ -185,19 +185,29 @@ class NdLinearLoRA(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """The weight in effect, (prod H, prod D), made in each access for code that reads it."""
+        """The weight in effect, (prod H, prod D), made in each access; it cannot be written to."""
         base = dense_weight(self.base_layer)
-        return (base + self.alpha * kronecker_weight(self.adapter)).to(base.dtype)
+        return _to_read((base + self.alpha * kronecker_weight(self.adapter)).to(base.dtype))
 
     @property
     def bias(self) -> Tensor | None:
-        """The bias in effect, (prod H,), or None."""
+        """The bias in effect, (prod H,), or None; that of the base layer if the update has none."""
         base = self.base_layer.bias
         if not self.has_bias:
             return base
         update = self.alpha * total_bias(self.adapter).flatten()
         total = update if base is None else base + update
-        return total.to(self.base_layer.weight.dtype)
+        return _to_read(total.to(self.base_layer.weight.dtype))
+
+    @weight.setter
+    def weight(self, value) -> None:
+        raise TypeError(WRITTEN)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """TypeError for a weight or bias, also from torch.nn.utils.prune and its like."""
+        if name.startswith(("weight", "bias")):
+            raise TypeError(WRITTEN)
+        super().register_parameter(name, param)
 
     def merge(self) -> None:
         """Compute with one dense matrix from now on.
@@ -222,6 +232,46 @@ class NdLinearLoRA(nn.Module):
 
     def extra_repr(self) -> str:
         return f"alpha={self.alpha}, merged={self.merged}"
+
+
+WRITTEN = (
+    "the weight of an NdLinearLoRA is made of two others in each access, and what is written to it "
+    "would be lost: write to base_layer.weight, or to adapter.weights"
+)
+
+
+WRITES = {"__set__", "__setitem__"}
+
+
+class _ToRead(Tensor):
+    """A tensor, and its views, that refuse to be written to."""
+
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        name, kwargs = func.__name__, kwargs or {}
+        writes = name in WRITES or (name.endswith("_") and not name.startswith("_"))
+        target = kwargs.get("out", next(iter([*args, *kwargs.values()]), None))
+        if isinstance(target, cls) and (writes or "out" in kwargs):
+            raise TypeError(WRITTEN)
+        with torch._C.DisableTorchFunctionSubclass():
+            made = func(*args, **kwargs)
+        if name == "as_subclass" or not isinstance(target, cls):
+            return made
+        if isinstance(made, (tuple, list)):
+            return type(made)(map(_to_read, made)) if type(made) in (tuple, list) else made
+        views = name in ("detach", "__get__") or (isinstance(made, Tensor) and made._is_view())
+        return _to_read(made) if views else made
+
+    def __reduce_ex__(self, protocol):
+        return self.as_subclass(Tensor).__reduce_ex__(protocol)
+
+    def __deepcopy__(self, memo):
+        return self.as_subclass(Tensor).__deepcopy__(memo)
+
+
+def _to_read(tensor):
+    plain = type(tensor) is Tensor and not torch.compiler.is_compiling()
+    return tensor.as_subclass(_ToRead) if plain else tensor
 
 
 def adaptable(module: nn.Module) -> bool:
@@ -655,7 +705,7 @@ def merge_lora(model: nn.Module) -> nn.Module:
     for layer, (weight, bias) in dense.items():
         base = layer.base_layer
         if base.bias is None and bias is not None:
-            base.bias = nn.Parameter(bias, requires_grad=False)
+            base.bias = nn.Parameter(bias.as_subclass(Tensor), requires_grad=False)
         elif bias is not None:
             base.bias.copy_(bias)
         dense_weight(base).copy_(weight)

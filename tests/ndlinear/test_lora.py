@@ -940,6 +940,49 @@ def test_merge_lora_adds_the_updates_for_good():
     assert len(adapted_names(mixed)) == 2 and torch.equal(mixed[0].base_layer.weight, before)
 
 
+WRITES = {
+    "zeros_": lambda layer: nn.init.zeros_(layer.weight),
+    "kaiming": lambda layer: nn.init.kaiming_uniform_(layer.weight),
+    "copy_": lambda layer: layer.weight.copy_(torch.ones(4, 6)),
+    "data": lambda layer: layer.weight.data.normal_(),
+    "detach": lambda layer: layer.weight.detach().mul_(2),
+    "an entry": lambda layer: layer.weight.__setitem__((0, 0), 1.0),
+    "a view": lambda layer: layer.weight.T[0].fill_(1),
+    "a part": lambda layer: layer.weight.detach().unbind(0)[0].zero_(),
+    "other data": lambda layer: setattr(layer.weight, "data", torch.ones(4, 6)),
+    "out": lambda layer: torch.add(torch.ones(4, 6), 1, out=layer.weight),
+    "a parameter": lambda layer: setattr(layer, "weight", nn.Parameter(torch.ones(4, 6))),
+    "a tensor": lambda layer: setattr(layer, "weight", torch.ones(4, 6)),
+    "bias": lambda layer: nn.init.zeros_(layer.bias),
+    "prune": lambda layer: torch.nn.utils.prune.random_unstructured(layer, "weight", 0.5),
+}
+
+
+@pytest.mark.parametrize("write", WRITES)
+def test_writing_to_the_weight_in_effect_is_refused(write):
+    importlib.import_module("torch.nn.utils.prune")
+    layer = trained(nn.Linear(6, 4), bias=True)
+    before = copy.deepcopy(layer.state_dict())
+    with (
+        torch.no_grad(),
+        pytest.raises(TypeError, match=r"write to base_layer\.weight, or to adapter"),
+    ):
+        WRITES[write](layer)
+    assert all(torch.equal(v, before[k]) for k, v in layer.state_dict().items())
+
+
+def test_the_weight_in_effect_can_be_read_copied_and_differentiated():
+    layer, linear = trained(nn.Linear(6, 4)), nn.Linear(6, 4)
+    wanted = layer.base_layer.weight + torch.kron(*layer.adapter.weights)
+    with torch.no_grad():
+        linear.weight.copy_(layer.weight)
+    assert torch.equal(linear.weight, wanted)
+    assert type(layer.weight + 0) is torch.Tensor
+    assert type(copy.deepcopy(layer.weight.detach())) is torch.Tensor
+    layer.weight.sum().backward()
+    assert layer.adapter.weights[0].grad.abs().sum() > 0
+
+
 # ------------------------------------------------------------------------------------------------- files that belong together
 @pytest.mark.parametrize(
     ("name", "beside"),
