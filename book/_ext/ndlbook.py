@@ -180,7 +180,9 @@ class ClaimsTable(BookDirective):
 
 class ClaimsCounts(BookDirective):
     def content_html(self):
-        return ndltables.claims_counts(ledger.claims(), self.uri("book/claims"))
+        changed = len(ndlcorrections.turned(ndlcorrections.load(self.root)))
+        addresses = self.uri("book/claims"), changed, self.uri("book/corrections")
+        return ndltables.claims_counts(ledger.claims(), *addresses)
 
 
 class VerdictMeanings(BookDirective):

@@ -62,12 +62,18 @@ def order_problems(entries: list[dict], verdicts: dict[str, str]) -> list[str]:
     ]
 
 
-def looks(entries: list[dict], claims: list[dict], table: str) -> str:
-    """For each claim whose verdict changed: its verdicts in their order, how many were given, and the experiments behind it."""
+def turned(entries: list[dict]) -> dict[str, list[str]]:
+    """Each claim whose verdict changed, with its verdicts in their order."""
     paths: dict[str, list[str]] = {}
     for entry in entries:
         if entry["was"] != entry["now"]:
             paths.setdefault(entry["claim"], [entry["was"]]).append(entry["now"])
+    return paths
+
+
+def looks(entries: list[dict], claims: list[dict], table: str) -> str:
+    """For each claim whose verdict changed: its verdicts in their order, how many were given, and the experiments behind it."""
+    paths = turned(entries)
     by_id = {claim["id"]: claim for claim in claims}
     rows = []
     for id, path in sorted(paths.items(), key=lambda item: -len(item[1])):

@@ -5,7 +5,7 @@ Plain functions without Sphinx, as in `ndltables.py`. Every number is counted he
 
 import collections
 
-from lab.page.ledger import OUTCOMES, SIGNS, tally
+from lab.page.ledger import OUTCOMES, SIGNS, headline, tally
 from lab.page.show import cells, grid
 from ndltables import SETTLED, are, escape
 
@@ -121,7 +121,8 @@ def results(claims: list[dict], uses: tuple[str, int]) -> str:
         f"{len(direction) or 'No'} verdicts hold for the direction only, not for the printed size. In {uses[1]} situations with real axes "
         f"NdLinear, against the best recorded model of its size, is {uses[0]}."
     )
-    return f"{grid('Verdicts', ['Outcome', *parts], rows)}<p>{escape(text)}</p>"
+    table = grid("Verdicts", ["Outcome", *parts], rows)
+    return f"<p>{escape(headline(claims))}</p>{table}<p>{escape(text)}</p>"
 
 
 def easy(claims: list[dict]) -> list[str]:

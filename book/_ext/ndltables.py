@@ -23,8 +23,10 @@ from lab.page.ledger import (
     area,
     chapter_of,
     classes,
+    headline,
     label,
     outcome,
+    scale_words,
 )
 from lab.page.show import cells
 
@@ -115,6 +117,7 @@ def origin(claim: dict, page: str) -> str:
         ("Where", place(claim.get("where"))),
         ("Kind", claim.get("kind")),
         ("Scope", claim.get("scope")),
+        ("Scale, ours and printed", scale_words(claim)),
     )
     text = " · ".join(f"{head}: {escape(value)}" for head, value in parts if value)
     own = f'<a href="{escape(page)}">Page to link to</a>'
@@ -187,10 +190,12 @@ def filter_form(claims: list[dict]) -> str:
     )
 
 
-def claims_counts(claims: list[dict], uri: str) -> str:
-    """How many claims have which outcome: a bar and a list whose entries lead to the filtered table."""
+def claims_counts(claims: list[dict], uri: str, changed: int, log: str) -> str:
+    """How many claims have which outcome: a bar and a list whose entries lead to the filtered table.
+
+    `changed` verdicts were turned in the course of the work; `log` is the address of the page that lists them.
+    """
     counts = collections.Counter(map(outcome, claims))
-    total = len(claims)
     shown = [name for name in OUTCOMES if counts[name]]
     bar = "".join(
         f'<span class="ndl-bar-part {style(v)}" style="flex-grow:{counts[v]}"></span>'
@@ -202,10 +207,9 @@ def claims_counts(claims: list[dict], uri: str) -> str:
         f'<span class="ndl-meaning">{MEANING[v]}{direction_count(only[v], uri)}</span></li>'
         for v in shown
     )
-    done, left = total - counts["open"], counts["open"]
-    open_yet = f"; {are(left)} still open" if left else ""
+    turned = f'<a href="{escape(log)}">{changed} verdicts changed</a> in the course of the work'
     return (
-        f'<div class="ndl-counts"><p><b>{done} of {total}</b> claims have a verdict{open_yet}.</p>'
+        f'<div class="ndl-counts"><p><b>{headline(claims)}</b> The others cannot be tested here; {turned}.</p>'
         f'<div class="ndl-bar" aria-hidden="true">{bar}</div><ul>{items}</ul>'
         f"<p>{rules_sentence(claims)}</p></div>"
     )

@@ -157,8 +157,12 @@ def test_the_front_page_counts_every_outcome():
     """Directions alone and rules that were changed later are counted among them."""
     later = WRONG | {"id": "b", "rule": "compare. Amended after the runs."}
     claims = [CLAIM, WRONG, later, DIRECTION, DIRECTION | {"id": "c", "direction_only": ""}]
-    counts = soup(ndltables.claims_counts(claims, "claims.html"))
-    assert "4 of 5" in counts.text and "1 is still open" in counts.text
+    counts = soup(ndltables.claims_counts(claims, "claims.html", 7, "log.html"))
+    told = (
+        "Of 5 claims 4 could be judged: 2 hold, 0 hold under a condition, 2 fail, 0 are undecided."
+    )
+    assert told in counts.text
+    assert counts.select_one("a[href='log.html']").text == "7 verdicts changed"
     assert "1 of 4 rules were written or changed when some results were known" in counts.text
     shown = {li.a["href"]: (int(li.b.text), li.text) for li in counts.select("li")}
     assert shown["claims.html?verdict=refuted"][0] == 2

@@ -51,6 +51,9 @@ class Situation(NamedTuple):
     dense: str = "dense"
     examples: int = 0  # training examples times passes: the largest scale of a task decides
     search: tuple[str, ...] = ()  # where the rates of the models were searched
+    chosen_by: str = (
+        "val_loss"  # what chose a rate in the chapter; an accuracy chooses its highest mean
+    )
     # model: why it is no opponent although it is small enough
     left_out: Mapping = MappingProxyType({})
     error_of: str = ""  # if named, the metric is an error, given in percent of this model's
@@ -91,7 +94,11 @@ def runs(situation: Situation, read=recorded) -> pd.DataFrame:
         return replaced(situation.where["model"], read)
     frame = repeated(_all(situation.records, situation.where, read))
     varied = "lr" in frame and frame.groupby("arm")["lr"].nunique().max() > 1
-    return stats.at_best_rates(frame, ["arm"], "val_loss") if varied else frame
+    if not varied:
+        return frame
+    sign = 1 if situation.chosen_by.endswith("loss") else -1
+    frame = frame.assign(criterion=sign * frame[situation.chosen_by])
+    return stats.at_best_rates(frame, ["arm"], "criterion")
 
 
 def repeated(frame: pd.DataFrame) -> pd.DataFrame:
@@ -255,7 +262,7 @@ def _images() -> list[Situation]:
 def _digits() -> list[Situation]:
     one = Situation(
         "Digits, one layer", LOST, "10_one_layer", ("digits-head",), "1,000 pictures, 200 epochs",
-        left_out={"ndlinear-shuffled": SHUFFLED},
+        left_out={"ndlinear-shuffled": SHUFFLED}, chosen_by="val_accuracy",
     )  # fmt: skip
     return [one] + [
         Situation(

@@ -21,6 +21,8 @@ SIGNS = {
     "open": "○",
 }
 DIRECTION = "direction only"
+SCALES = ("parameters", "data", "budget")  # the fields of `scale`: [ours, printed]
+NEAR = 0.5  # the share of every printed size that runs near the printed scale have
 SHORT_RULE = 300  # characters; a longer rule is folded in the box of its verdict
 # What a settled claim must say beside its rule, notebook and scope.
 ALSO_NEEDS = {
@@ -33,8 +35,8 @@ ALSO_NEEDS = {
 # the condition says what was missing.
 GROUNDS = {
     "refuted": "a proof, a count or the paper's own printed cells contradict it",
-    "not reproduced": "runs at or near the printed scale contradict it; the scope says what differs",
-    "not reproduced at small scale": "runs far below the printed scale contradict it, "
+    "not reproduced": "runs with at least half of the printed parameters, data and training contradict it",
+    "not reproduced at small scale": "runs with less than half of the printed parameters, data or training contradict it, "
     "which says nothing about the printed size",
     "slip": "a matter of rounding, typing or naming, without weight for the message",
 }
@@ -113,13 +115,29 @@ def _problem(entry: dict) -> str | None:
 def ground(claim: dict) -> str:
     """The ground on which a claim fails, from what the verdict rests on: the rule in `GROUNDS`, applied.
 
-    Runs decide where the claim names records, unless its scope is "as printed" and it points to cells of the paper's tables; a
-    scope with the word "reduced" says that they are far below print. All else is decided by pencil: a slip, or refuted.
+    Runs decide where the claim names records, unless its scope is "as printed" and it points to cells of the paper's tables; its
+    `scale` says whether they are far below print. All else is decided by pencil: a slip, or refuted.
     """
-    printed = claim["scope"] == "as printed" and claim.get("cells")
-    if claim.get("records") and not printed:
-        return "not reproduced at small scale" if "reduced" in claim["scope"] else "not reproduced"
+    if by_runs(claim):
+        return "not reproduced" if least_share(claim) >= NEAR else "not reproduced at small scale"
     return "slip" if is_slip(claim) else "refuted"
+
+
+def by_runs(claim: dict) -> bool:
+    """Whether runs decide a claim, not a proof, a count or the paper's own cells."""
+    printed = claim["scope"] == "as printed" and claim.get("cells")
+    return bool(claim.get("records")) and not printed
+
+
+def least_share(claim: dict) -> float:
+    """The smallest of our sizes over the printed ones."""
+    return min(ours / printed for ours, printed in claim["scale"].values())
+
+
+def scale_words(claim: dict) -> str:
+    """Our sizes and the printed ones, such as "parameters 7,088 of 70,000"; "" for a claim without them."""
+    sizes = (claim.get("scale") or {}).items()
+    return "; ".join(f"{name} {ours:,} of {printed:,}" for name, (ours, printed) in sizes)
 
 
 def is_slip(claim: dict) -> bool:
@@ -136,18 +154,30 @@ def is_slip(claim: dict) -> bool:
 def _ground_problem(entry: dict) -> str | None:
     """What is wrong with the field `ground` of one entry, or None."""
     if entry["verdict"] != "fails":
-        stray = [key for key in ("ground", "slip") if key in entry]
+        stray = [key for key in ("ground", "slip", "scale") if key in entry]
         return f"`{stray[0]}` goes with fails, not with {entry['verdict']!r}" if stray else None
     if entry.get("ground") not in GROUNDS:
         return f"a claim that fails needs `ground`: one of {', '.join(GROUNDS)}"
     if not entry.get("scope"):
         return None  # reported as missing
+    if by_runs(entry) and (problem := _scale_problem(entry.get("scale"))):
+        return problem
     found = ground(entry)
     if found != entry["ground"]:
         return (
-            f"`ground` is {entry['ground']!r}; its records, scope, place and slip make it {found!r}"
+            f"`ground` is {entry['ground']!r}; its records, scale, place and slip make it {found!r}"
         )
     return None
+
+
+def _scale_problem(scale: dict | None) -> str | None:
+    """What is wrong with the field `scale` of a claim that fails by runs, or None."""
+    if not scale or set(scale) - set(SCALES):
+        return f"a claim that fails by runs needs `scale`: some of {', '.join(SCALES)}"
+    pairs = all(
+        isinstance(pair, list) and len(pair) == 2 and min(pair) > 0 for pair in scale.values()
+    )
+    return None if pairs else "`scale` has pairs of numbers, ours and the printed one"
 
 
 def _reading_problem(entry: dict) -> str | None:
@@ -207,6 +237,21 @@ def chapter_of(claim: dict) -> str:
 def counts() -> dict[str, int]:
     """How many claims have which verdict."""
     return {verdict: sum(c["verdict"] == verdict for c in claims()) for verdict in VERDICTS}
+
+
+def judged(some: list[dict]) -> list[dict]:
+    """The claims that could be judged: the denominator of every headline."""
+    return [claim for claim in some if claim["verdict"] not in ("untestable", "open")]
+
+
+def headline(some: list[dict]) -> str:
+    """How many claims could be judged, and how; the one sentence of front page, README, report and the page of all claims."""
+    found = [claim["verdict"] for claim in judged(some)]
+    count = {verdict: found.count(verdict) for verdict in VERDICTS}
+    return (
+        f"Of {len(some)} claims {len(found)} could be judged: {count['holds']} hold, {count['holds-if']} hold under a condition, "
+        f"{count['fails']} fail, {count['undecided']} {'is' if count['undecided'] == 1 else 'are'} undecided."
+    )
 
 
 def outcome(claim: dict) -> str:
@@ -318,6 +363,7 @@ def _markup(id: str, entry: dict, note: str) -> str:
             ("Condition.", entry.get("condition")),
             ("Direction only.", entry.get("direction_only")),
             ("Evidence.", note),
+            ("Scale, ours and printed.", scale_words(entry)),
             ("Another reading.", another_reading(entry)),
             ("What would decide it.", entry.get("would_take")),
         )
