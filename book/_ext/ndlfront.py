@@ -63,7 +63,7 @@ def figure(rows: pd.DataFrame, link: str) -> str:
         f"NdLinear in {len(rows)} situations in which each model had a learning rate of its own: difference in percentage "
         f"points with 95 % interval. Minus the dense network it is {tally(rows, 'dense')}; minus the best recorded model of "
         f"its size {tally(rows, 'fair')}. Losses of language models: percent. "
-        f'<a href="{html.escape(link)}">72 · Should you use it?</a> names every situation and model.'
+        f'<a href="{html.escape(link)}">72 · Should you use it?</a> names each of them, its evidence all others too.'
     )
     return (
         f'<figure class="ndl-front" style="max-width: 30rem; margin: 1rem 0"><p class="ndl-caption">{legend}</p>'

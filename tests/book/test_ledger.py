@@ -119,19 +119,20 @@ def superseded(name: str, **where) -> dict[tuple, list[float]]:
 
 def test_superseded_rows_against_a_verdict_are_named_with_their_numbers():
     def gap(one, other, levels):
-        seeds = {seed for what, start, seed in levels if (what, start) == one}
-        values = [np.mean(levels[*one, s]) - np.mean(levels[*other, s]) for s in sorted(seeds)]
-        return "{:.1f}{}[{:.1f}, {:.1f}]".format(
-            *(stats.interval(values)[:1]), "{}", *stats.interval(values)[1:]
-        )
+        """NdLinear's head minus another, or one hidden size minus the other: mean, low, high over seeds."""
+        at = {key: np.mean(values) for key, values in levels.items()}
+        seeds = sorted(seed for *what, seed in at if tuple(what) == one)
+        return stats.interval([at[(*one, seed)] - at[(*other, seed)] for seed in seeds])
 
     sweep = gap(("256,2,2", ""), ("128,4,4", ""), superseded("cnn-sweep", lr=0.001))
     said = ledger.claim("ablation-hyper-lr-0001")["another_reading"]
-    assert sweep.format(" points ") in said["reading"] and said["verdict"] == "fails"
+    assert "{:.1f} points [{:.1f}, {:.1f}]".format(*sweep) in said["reading"]
+    assert said["verdict"] == "fails"
     heads = superseded("cnn-structured") | superseded("cnn-structured-check")
     said = ledger.claim("structured-accuracy")["another_reading"]["reading"]
-    assert gap(("ndlinear", 4.0), ("cp", 0.5), heads).format(" points ") in said
-    assert gap(("ndlinear", 0.5), ("cp", 0.5), heads).format(" ") in said
+    chosen, equal = (gap(("ndlinear", start), ("cp", 0.5), heads) for start in (4.0, 0.5))
+    assert "{:.1f} points [{:.1f}, {:.1f}]".format(*chosen) in said
+    assert "from equal starts {:.1f} [{:.1f}, {:.1f}]".format(*equal) in said
 
 
 def test_the_factor_beside_the_entangled_samples_is_that_of_the_records():
