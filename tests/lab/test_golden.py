@@ -126,7 +126,8 @@ def test_notebooks_that_a_change_touches_come_first(record, taken_down, tmp_path
     for seed in range(6):
         assert set(again.drawn(1, seed, {here})) == {"other"}
         assert set(again.drawn(1, seed, {there})) == {"made-up"}
-    monkeypatch.setattr(modes, "chapters", lambda: [here, there])
+    texts = {path: path.read_text() for path in (here, there)}
+    monkeypatch.setattr(again, "_texts", lambda: texts)
     said = {"merge-base": "base", "diff": "notebooks/lab/chapters/bump.py"}
     monkeypatch.setattr(again, "git", lambda command, *more: said[command])
     assert again.touched() == {here}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import math
 import pathlib
@@ -33,13 +34,19 @@ LONGEST = 10.0  # seconds of a group that is drawn
 OPENING = 5.0  # seconds until a notebook has reached its experiments
 
 
+@functools.cache
+def _texts() -> dict[pathlib.Path, str]:
+    return {path: path.read_text(encoding="utf-8") for path in modes.chapters()}
+
+
+@functools.cache
 def owner(experiment: str) -> pathlib.Path:
     """The notebook that records an experiment: the evidence whose code has the longest beginning of its name."""
     words = experiment.split("-")
     for count in range(len(words), 0, -1):
         begin = "-".join(words[:count])
-        for path in reversed(modes.chapters()):
-            if f'\\"{begin}' in path.read_text(encoding="utf-8"):
+        for path, text in reversed(_texts().items()):
+            if f'\\"{begin}' in text:
                 return path
     raise LabError(f"no notebook names the experiment {experiment!r}")
 
@@ -68,8 +75,7 @@ def touched() -> set[pathlib.Path]:
     files = [modes.ROOT / name for name in git("diff", "--name-only", base).split()] if base else []
     modules = [f.stem for f in files if f.parent.name in ("chapters", "data", "train")]
     named = re.compile(rf"\b({'|'.join(map(re.escape, modules))})\b" if modules else "(?!)")
-    texts = {path: path.read_text(encoding="utf-8") for path in modes.chapters()}
-    return {path for path, text in texts.items() if path in files or named.search(text)}
+    return {path for path, text in _texts().items() if path in files or named.search(text)}
 
 
 def at_hand(rows: list[dict]) -> bool:
