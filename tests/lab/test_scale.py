@@ -1,5 +1,7 @@
 """Which rows decide and which are shown: a larger scale only as a whole, devices apart from each other."""
 
+import json
+
 import lab
 import pandas as pd
 import pytest
@@ -69,6 +71,29 @@ def test_rows_of_two_kinds_of_device_and_stale_and_failed_ones_decide_nothing(re
         assert not decides()[0], worse
         relabel(path, 1, tf32=None, code="1", status="ok")
         assert decides()[0]
+
+
+def test_rows_of_a_larger_scale_run_again_too(results, monkeypatch, tmp_path_factory):
+    records.record("large", grid(3), double)
+    target = tmp_path_factory.mktemp("again") / "rows"
+    monkeypatch.setenv("NDL_MODE", "replay")
+    monkeypatch.setenv("NDL_AGAIN_TO", str(target))
+    monkeypatch.setenv("NDL_AGAIN", json.dumps({"large": grid(3)[1:2], "other": grid(1)}))
+    assert decides()[0], "another experiment is still to come"
+    pair = json.loads(target.read_text())
+    assert pair["recorded"]["config"] == grid(3)[1] and pair["again"]["metrics"] == {"y": 2.0}
+    monkeypatch.setenv("NDL_AGAIN", json.dumps({"large": grid(3)[1:2]}))
+    with pytest.raises(SystemExit):
+        decides()
+
+
+def test_the_larger_scale_runs_small_where_it_says_how(results, monkeypatch):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    ran = []
+    run = lambda config: ran.append(config) or double(config)  # noqa: E731
+    small = {"smoke": {"x": 7}, "smoke_seeds": 1}
+    assert lab.at_scale("large", grid(3), run, otherwise=SMALL, **small) == (False, SMALL)
+    assert ran == [{"x": 7, "seed": 0}]
 
 
 def test_the_larger_scale_is_run_only_when_asked_for(results, monkeypatch):

@@ -35,7 +35,7 @@ def at_scale(
         if "smoke" in options:  # small runs of it, for its golden file
             record(name, grid[:2], run, **options)
         return False, otherwise
-    rows = runs.recorded_part(name, grid)
+    rows = runs.recorded_part(name, grid, run, **options)
     if len(rows) == len(grid) and _alike(rows):
         return True, runs.frame(rows)
     say(
@@ -72,7 +72,7 @@ def on_devices(
     found = {}
     for there, device in _devices(name):
         grid = grid_of(there, device)
-        rows = runs.recorded_part(name, grid)
+        rows = runs.recorded_part(name, grid, run, **options)
         if len(rows) < len(grid):
             say(f"{there}: {len(rows)} of {len(grid)} rows of `{name}` are recorded.")
         if rows:
@@ -101,7 +101,7 @@ def whole(name: str, grid: list[dict], run: Callable, **options) -> pd.DataFrame
     nothing."""
     if mode() != "replay":
         return record(name, grid, run, **options)
-    rows = runs.recorded_part(name, grid)
+    rows = runs.recorded_part(name, grid, run, **options)
     if len(rows) == len(grid):
         return runs.frame(rows)
     say(

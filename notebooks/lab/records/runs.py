@@ -281,12 +281,18 @@ def _sign(path: pathlib.Path, rows: list[dict]) -> None:
         golden.sign(path.stem, rows)
 
 
-def recorded_part(name: str, grid: list[dict]) -> list[dict]:
-    """The rows of a grid that are recorded and current, in the grid's order; what is missing is left out."""
+def recorded_part(name: str, grid: list[dict], run: Callable, **options) -> list[dict]:
+    """The rows of a grid that are recorded and current, in the grid's order; what is missing is left out.
+
+    Args:
+        name, grid, run, options: as for `record`.
+    """
     path = new_rows_folder() / f"{name}.jsonl"
     found = golden.current(name, _known(path))
     chosen = [found[canonical(config)] for config in grid if canonical(config) in found]
     check_origin(name, chosen)
+    together = options.get("together", False)
+    _run_again(Experiment(name, run, together=together), chosen)
     return chosen
 
 

@@ -115,7 +115,8 @@ def run(chosen: dict[str, list[dict]]) -> list[dict]:
         target = pathlib.Path(folder, "again.jsonl")
         for path, asked in notebooks.items():
             settings = {"NDL_AGAIN": json.dumps(asked), "NDL_AGAIN_TO": str(target)}
-            scripts.run(path, "replay", OMP_NUM_THREADS="1", **settings)
+            if scripts.run(path, "replay", OMP_NUM_THREADS="1", **settings):
+                raise LabError(f"{modes.slug(path)} fails in replay, see above")
         lines = target.read_text(encoding="utf-8").splitlines() if target.is_file() else []
     return [json.loads(line) for line in lines]
 
@@ -174,7 +175,7 @@ def main(arguments: list[str]) -> int:
         for pair in (p for p in found if p["experiment"] == name):
             kinds.setdefault(_kind(pair["recorded"]), []).append(pair)
         problems = [text for pairs in kinds.values() for text in judge(name, pairs)]
-        problems += [] if kinds else ["its record was not reached"]
+        kinds or print(f"{name}: these rows are in no grid of its notebook any more")
         problems += [
             p["again"]["error"] for ps in kinds.values() for p in ps if "error" in p["again"]
         ][:1]
