@@ -1,6 +1,6 @@
 """The second Sphinx extension of the book: what is made for readers from the sources, beside the pages that they wrote.
 
-    {take-with-you} ndlinear | lr_groups | …   a link to a file, with version and checksum
+    {take-with-you} ndlinear | lr_groups | …   a link to a file, with version and checksum; "clone": the lines in it, with the address
     {cite-this}                            BibTeX, from CITATION.cff
     {results-figure}                       the situations of chapter 72 in one figure
     {reproducibility-report}               one page, from ledger and records
@@ -24,8 +24,13 @@ from ndlbook import TIMES, BookDirective
 
 
 class TakeWithYou(BookDirective):
+    has_content = True  # what is shown where nobody renders it, on GitHub
+
     def content_html(self):
         key = (self.arguments or ["ndlinear"])[0]
+        if key == "clone":
+            text = ndltake.commands("\n".join(self.content), ndlbuild.repository_url(self.root))
+            return [nodes.literal_block(text, text, language="bash")]
         return ndltake.link(self.root, key, self.uri("./"))
 
 

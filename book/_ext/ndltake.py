@@ -64,6 +64,11 @@ def link(root: pathlib.Path, key: str, folder: str) -> str:
     )
 
 
+def commands(text: str, url: str) -> str:
+    """Commands with the repository's address in place of the word ADDRESS, where it is known."""
+    return text.replace("ADDRESS", url) if url else text
+
+
 def line(root: pathlib.Path, folder: str) -> str:
     """The same link in one line, for the end of a chapter."""
     file = FILES["ndlinear"]
