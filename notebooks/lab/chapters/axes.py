@@ -170,10 +170,7 @@ def narrow(shape: tuple[int, ...], outputs: int) -> int:
     """The width of a dense network with at most as many parameters as the NdLinear network; at least one."""
     with torch.random.fork_rng():
         most = size_of(network("ndlinear", shape, outputs))
-    inputs = math.prod(shape)
-    # width: (inputs + 1) w + (w + 1) w + (w + 1) outputs <= most
-    linear = inputs + 2 + outputs
-    return max(1, int((math.sqrt(linear**2 + 4 * (most - outputs)) - linear) / 2))
+    return max(1, layers.narrow(math.prod(shape), outputs, most, hidden=2))
 
 
 def train(configs: list[dict], table: Table) -> list[dict]:
