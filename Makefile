@@ -17,6 +17,7 @@ $(VENV)/book.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch
 	$(INSTALL) -e ".[notebooks,book,experiments]"
+	$(if $(SPHINX),$(RUN) -m pip install -q $(SPHINX))  # beyond what jupyter-book asks for, which pip only says
 	touch $@
 
 $(VENV)/test.installed: $(VENV)/book.installed

@@ -130,6 +130,7 @@ def on_finish(app, exception) -> None:
     if exception or app.builder.format != "html":
         return
     ndlbuild.copy_mathjax(pathlib.Path(app.outdir) / "_static" / "mathjax")
+    ndlbuild.copy_toggle(pathlib.Path(app.outdir) / "_static")
     ndlclaims.write(app, ledger.claims())
     ndloverview.write(app)
     ndlpreviews.write(app, ledger.claims())

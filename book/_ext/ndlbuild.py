@@ -146,6 +146,14 @@ def link_repository(options: dict, url: str) -> None:
     options["launch_buttons"] = {"colab_url": "https://colab.research.google.com"} if url else {}
 
 
+def copy_toggle(target: pathlib.Path) -> None:
+    """Copy the styles of folded cells, which Sphinx from version 8 on leaves out, where they are missing."""
+    spec = importlib.util.find_spec("sphinx_togglebutton")
+    for file in (pathlib.Path(spec.origin).parent / "_static").glob("*.*"):
+        if not (target / file.name).exists():
+            shutil.copy2(file, target / file.name)
+
+
 # --- mathematics --------------------------------------------------------------------------------------------------
 
 

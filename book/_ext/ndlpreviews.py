@@ -46,7 +46,9 @@ def chapter_preview(article: Tag) -> str:
 def theorems(article: Tag) -> dict[str, str]:
     """Anchor of a theorem -> its statement, without the idea of the proof."""
     found = {}
-    for target in article.select('span[id^="thm-"]'):
+    for target in article.select(
+        '[id^="thm-"]'
+    ):  # from Sphinx 8 on the section, before that a span
         text = ""
         for element in target.find_next("h3").find_next_siblings():
             if element.name == "section" or element.text.startswith("Idea."):

@@ -220,9 +220,11 @@ def test_previews_are_cut_from_the_pages():
         '<section id="a"><span id="thm-11-1"></span><h3>Theorem 11.1: rank<a href="#a">#</a></h3><p>It <a href="b">is</a>.</p>'
         '<div class="math" id="m">x</div><p><em>Idea.</em> No.</p></section>'
     )
-    assert ndlpreviews.theorems(soup(theorem)) == {
-        "thm-11-1": '<p><b>Theorem 11.1: rank</b></p><p>It is.</p><div class="math">x</div>'
-    }
+    newer = theorem.replace('id="a"><span id="thm-11-1"></span>', 'id="thm-11-1">')
+    for page in (theorem, newer):
+        assert ndlpreviews.theorems(soup(page)) == {
+            "thm-11-1": '<p><b>Theorem 11.1: rank</b></p><p>It is.</p><div class="math">x</div>'
+        }
     term = (
         '<dl class="glossary"><dt id="term-x">x</dt><dt id="term-y">y</dt><dd><p>A.</p></dd></dl>'
     )
@@ -340,6 +342,13 @@ def tree(tmp_path):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text("one")
     return tmp_path
+
+
+def test_styles_of_folded_cells_are_there_whatever_sphinx_copies(tmp_path):
+    (tmp_path / "togglebutton.js").write_text("kept")
+    ndlbuild.copy_toggle(tmp_path)
+    assert "toggle" in (tmp_path / "togglebutton.css").read_text(encoding="utf8")
+    assert (tmp_path / "togglebutton.js").read_text() == "kept"
 
 
 def test_cache_key_follows_every_source_name_and_version(tree, monkeypatch):
