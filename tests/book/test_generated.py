@@ -68,7 +68,8 @@ def test_a_recipe_runs_alone_with_what_it_names(name, tmp_path):
     libraries = sysconfig.get_path("purelib")
     before = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {libraries!r}]"
     before += f"; sys.modules.update(dict.fromkeys({sorted(absent)}))\n"
-    how = {"cwd": tmp_path, "env": {"PATH": "", "HF_HUB_OFFLINE": "1"}, "timeout": 300}
+    alone = {"PATH": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    how = {"cwd": tmp_path, "env": alone, "timeout": 600}
     how |= {"capture_output": True, "text": True}
     done = subprocess.run([sys.executable, "-S", "-c", before + code], **how)
     assert done.returncode == 0, done.stderr
