@@ -10,14 +10,14 @@ COMMANDS = {
     "merge": "DIR: check the rows of such a folder and append them to the records",
     "again": "[EXPERIMENT [KEY=VALUE ...]] [--seconds S]: recorded rows once more, against their record",
     "golden": "NOTEBOOK ... [--only EXPERIMENT ...] [--same WHY]: the numbers of small runs anew",
-    "bench": "time the layer and its peers on this machine, and add the rows",
+    "bench": "[FILE.py:LAYER [--sets SET ...] [--quick]]: your layer in the benchmark; without one, times on this machine",
     "report": "PAGE PDF: the reproducibility report as one sheet",
     "pdf": "HTML PDF: the built book as one file",
     "stamp": "URL: the repository's address into every setup cell",
     "environment": "environment.yml from pyproject.toml",
     "times": "the seconds of every notebook, recorded",
 }
-MODULES = {"bench": "chapters.speed", "stamp": "tools.upkeep", "environment": "tools.upkeep"}
+MODULES = {"stamp": "tools.upkeep", "environment": "tools.upkeep"}
 MODULES |= {"times": "tools.upkeep"}
 NAMED = {"stamp", "environment", "times"}  # one module for several commands: it is told which
 

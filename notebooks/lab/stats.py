@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import math
+from typing import NamedTuple
+
 import numpy as np
 import pandas as pd
+import scipy.optimize
 from scipy.special import stdtr, stdtrit
 
 from .modes import LabError
@@ -127,6 +131,52 @@ def paired(
 ) -> tuple[float, float, float]:
     """Mean and t interval (mean, low, high) of `differences`."""
     return interval(differences(runs, metric, arm, baseline, by=by), level=level)
+
+
+# ------------------------------------------------------------------------------------------------------ many data sets
+class Pooled(NamedTuple):
+    """A mean over data sets with its interval, the deviation between sets, and where a new set is expected."""
+
+    mean: float
+    low: float
+    high: float
+    between: float
+    new_low: float
+    new_high: float
+
+
+def pooled(values, errors) -> Pooled:
+    """Random effects of a mean for each set with its standard error: restricted maximum likelihood for the variance between sets,
+    Hartung and Knapp's interval at 95 %."""
+    values, own = np.asarray(values, float), np.square(np.asarray(errors, float))
+
+    def loss(between):
+        weight = 1 / (own + between)
+        mean = weight @ values / weight.sum()
+        spread = weight @ np.square(values - mean)
+        return (np.log(own + between).sum() + math.log(weight.sum()) + spread) / 2
+
+    most = 10 * values.var(ddof=1) + 1e-12
+    between = float(scipy.optimize.minimize_scalar(loss, bounds=(0, most), method="bounded").x)
+    if loss(0.0) <= loss(between):
+        between = 0.0
+    weight = 1 / (own + between)
+    mean = float(weight @ values / weight.sum())
+    sets = len(values)
+    error = math.sqrt(weight @ np.square(values - mean) / (sets - 1) / weight.sum())
+    half = float(stdtrit(sets - 1, 0.975)) * error
+    reach = float(stdtrit(sets - 2, 0.975)) * math.sqrt(between + error**2)
+    return Pooled(mean, mean - half, mean + half, math.sqrt(between), mean - reach, mean + reach)
+
+
+def outside(values, errors) -> float:
+    """The share of sets whose mean lies outside the prediction interval of all others, each left out in turn; four sets at least."""
+    values, errors = np.asarray(values, float), np.asarray(errors, float)
+    found = []
+    for i, value in enumerate(values):
+        others = pooled(np.delete(values, i), np.delete(errors, i))
+        found.append(not others.new_low <= value <= others.new_high)
+    return float(np.mean(found))
 
 
 # --------------------------------------------------------------------------------------------------- several comparisons

@@ -83,6 +83,9 @@ class Tables:
     def __init__(self, sentences: Callable[[str], Table]):
         self.sentences, self.read = sentences, {}
 
+    def __getstate__(self) -> dict:
+        return self.__dict__ | {"read": {}}  # a worker reads by itself
+
     def __call__(self, name: str, cut: int = 0) -> Table:
         if name == "turned":
             return turned(self("teacher 0"), cut)
@@ -216,6 +219,7 @@ CELL = ["data", "size", "layer", "budget", "order"]
 LADDER = [float(f"{m}e{k}") for k in range(-7, 1) for m in (1, 3)]  # rates, by which the five grow
 
 
+@functools.cache
 def fits(kind: str, name: str, budget: str) -> bool:
     """Whether a layer stands beside others on a set: small enough, and a convolution only where neighbours are alike."""
     with torch.random.fork_rng(devices=[]):

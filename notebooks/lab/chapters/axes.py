@@ -10,7 +10,6 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -39,7 +38,7 @@ from ..data.with_axes import (  # noqa: F401  (the notebooks call some of them b
     turned,
 )
 from ..page import figures
-from ..stats import at_best_rates, over_cuts
+from ..stats import Pooled, at_best_rates, over_cuts, pooled
 from ..train import Split, stacked
 
 MOST = 2000  # training cases of the largest sample
@@ -233,41 +232,6 @@ def effects(found: pd.DataFrame) -> pd.DataFrame:
         error = (high - mean) / float(stdtrit(len(each) - 1, 0.975))
         rows.append({"data": data, "gain": mean, "low": low, "high": high, "error": error})
     return pd.DataFrame(rows)
-
-
-class Pooled(NamedTuple):
-    """A mean over data sets with its interval, the deviation between sets, and where a new set is expected."""
-
-    mean: float
-    low: float
-    high: float
-    between: float
-    new_low: float
-    new_high: float
-
-
-def pooled(values, errors) -> Pooled:
-    """Random effects of a mean for each set with its standard error: restricted maximum likelihood for the variance between sets,
-    Hartung and Knapp's interval at 95 %."""
-    values, own = np.asarray(values, float), np.square(np.asarray(errors, float))
-
-    def loss(between):
-        weight = 1 / (own + between)
-        mean = weight @ values / weight.sum()
-        spread = weight @ np.square(values - mean)
-        return (np.log(own + between).sum() + math.log(weight.sum()) + spread) / 2
-
-    most = 10 * values.var(ddof=1) + 1e-12
-    between = float(scipy.optimize.minimize_scalar(loss, bounds=(0, most), method="bounded").x)
-    if loss(0.0) <= loss(between):
-        between = 0.0
-    weight = 1 / (own + between)
-    mean = float(weight @ values / weight.sum())
-    sets = len(values)
-    error = math.sqrt(weight @ np.square(values - mean) / (sets - 1) / weight.sum())
-    half = float(stdtrit(sets - 1, 0.975)) * error
-    reach = float(stdtrit(sets - 2, 0.975)) * math.sqrt(between + error**2)
-    return Pooled(mean, mean - half, mean + half, math.sqrt(between), mean - reach, mean + reach)
 
 
 def over_all(found: pd.DataFrame) -> Pooled:

@@ -1,0 +1,95 @@
+"""`python -m lab bench FILE.py:LAYER`: a toy layer trains, its rows stay, a second call adds nothing, and what is wrong is said."""
+
+import numpy as np
+import pandas as pd
+import pytest
+from lab.benchmark import protocol, reading
+from lab.benchmark.models import QUARTER, SMALL
+from lab.modes import LabError
+from lab.records import store
+from lab.tools import bench
+
+TOY = """
+import math
+
+from torch import nn
+
+
+def Toy(axes, hidden, most):
+    inputs, outputs = math.prod(axes), math.prod(hidden)
+    rank = (most - outputs) // (inputs + outputs)
+    if rank < 1:
+        return None
+    parts = nn.Flatten(), nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs)
+    return nn.Sequential(*parts)
+"""
+
+
+def incomplete():
+    raise LabError("rows are missing")
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    path = tmp_path / "toy.py"
+    path.write_text(TOY)
+    monkeypatch.setenv("NDL_RESULTS", str(tmp_path / "rows"))
+    monkeypatch.setenv("NDL_MODE", "full")
+    monkeypatch.setattr(protocol, "STEPS", 3)
+    monkeypatch.setattr(protocol, "RATES", (1e-3, 3e-3, 1e-2))
+    monkeypatch.setattr(protocol, "LADDER", list(protocol.RATES))
+    monkeypatch.setattr(reading, "rows_on_disk", incomplete)
+    return path
+
+
+def test_a_toy_layer_trains_once_and_its_rows_stay(toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(protocol, "CUTS", range(2))
+    monkeypatch.setattr(protocol, "TRIAL_CUTS", range(1))
+    monkeypatch.setattr(protocol, "SIZES", ("small",))
+    asked = [f"{toy}:Toy", "--sets", "breast-cancer"]
+    bench.main(asked)
+    said = capsys.readouterr().out
+    assert "a quarter, small samples: fits 1 of 1 sets" in said and "test loss" in said
+    assert "No other layers beside it yet" in said
+    files = {n: tmp_path / "rows" / f"benchmark-{n}.jsonl" for n in ("toy", "toy-rates")}
+    rows, _ = store.parse(files["toy"])
+    assert {r["config"]["seed"] for r in rows} == {0, 1} and all(r["status"] == "ok" for r in rows)
+    assert {r["config"]["budget"] for r in rows} <= {SMALL, QUARTER}
+    assert all("source" in r["config"] and r["data"] for r in rows)
+    before = {n: path.read_bytes() for n, path in files.items()}
+    bench.main(asked)
+    assert {n: path.read_bytes() for n, path in files.items()} == before
+    toy.write_text(TOY + "# another layer\n")
+    bench.main(asked)
+    assert len(store.parse(files["toy"])[0]) == 2 * len(rows)
+
+
+def test_a_quick_look_keeps_nothing(toy, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(bench, "QUICK", ("breast-cancer",))
+    monkeypatch.setenv("NDL_RESULTS", str(tmp_path / "rows"))
+    bench.main([f"{toy}:Toy", "--quick"])
+    assert "breast-cancer" in capsys.readouterr().out and not (tmp_path / "rows").exists()
+
+
+def test_what_is_no_layer_is_said(toy):
+    for text in (f"{toy}", f"{toy}:not a name", "nowhere.py:Toy"):
+        with pytest.raises(LabError, match="name a file and what is in it"):
+            bench.layer_of(text)
+    with pytest.raises(LabError, match="has no class or function Other"):
+        bench.layer_of(f"{toy}:Other")((8, 8), (16, 16), 1000)
+    with pytest.raises(LabError, match="give yours another one"):
+        bench.layer_of(f"{toy}:NdLinear")
+
+
+def test_standings_are_ratios_to_the_narrowed_dense_layer():
+    losses = {"narrow": [1.0, 4.0], "mine": [0.5, 8.0], "other": [2.0, np.nan]}
+    rows = [
+        {"data": data, "size": "small", "seed": 0, "layer": layer, "budget": SMALL}
+        | {"order": "in place", "parameters": 7, "test_loss": loss}
+        for layer, each in losses.items()
+        for data, loss in zip("ab", each)
+        if loss == loss
+    ]
+    found = reading.standings(pd.DataFrame(rows), SMALL).set_index("layer")
+    assert found["ratio"].to_dict() == pytest.approx({"narrow": 1, "mine": 1, "other": 2})
+    assert found["sets"].to_dict() == {"narrow": 2, "mine": 2, "other": 1}
