@@ -128,7 +128,7 @@ def test_zeros_behind_the_inputs_change_nothing_but_the_size():
     assert torch.equal(layer(x), inner(torch.cat([x, torch.zeros(4, 1)], 1)))
 
 
-def test_a_convolution_does_not_depend_on_what_is_far_away_and_shares_its_kernel():
+def test_a_convolution_goes_along_the_times_at_every_second_one():
     net = models.Convolution(Shape((24, 7), 3, 1), 4)
     x = torch.randn(1, 24, 7)
     by_hand = torch.nn.functional.conv1d(x.mT, net.first.weight, net.first.bias, 2, 1)

@@ -315,11 +315,10 @@ def _foreign(factory: Factory, shape: Shape, budget: str) -> nn.Module | None:
         layer = factory(axes, hidden, most)
         if layer is None or size_of(layer) > most:
             return None
+        answer = tuple(layer(torch.zeros(2, *axes)).shape)
+        if answer[0] != 2 or math.prod(answer[1:]) != WIDTH:
+            raise LabError(
+                f"the layer turns two cases {axes} into {answer} in place of {WIDTH} numbers each"
+            )
         parts.append(nn.Sequential(nn.Unflatten(-1, axes), layer, nn.Flatten()))
-    net = _stack(*parts, WIDTH, shape.outputs)
-    answer = tuple(net(torch.zeros(2, shape.inputs)).shape)
-    if answer != (2, shape.outputs):
-        raise LabError(
-            f"the layer turns cases {shape.axes} into {answer[1:]} numbers in place of {WIDTH}"
-        )
-    return net
+    return _stack(*parts, WIDTH, shape.outputs)

@@ -109,9 +109,9 @@ def others(own: pd.DataFrame) -> pd.DataFrame | None:
 
 def shown(own: pd.DataFrame) -> None:
     """The layer's runs by set, and its row among those of all layers."""
-    by = own.groupby(["budget", "size", "data"], sort=False)
-    means = by.agg(lr=("lr", "first"), parameters=("parameters", "first"))
-    means["test loss"] = np.exp(np.log(own["test_loss"]).groupby([own[k] for k in by.keys]).mean())
+    by = own.assign(log=np.log(own["test_loss"])).groupby(["budget", "size", "data"], sort=False)
+    means = by.agg(lr=("lr", "first"), parameters=("parameters", "first"), log=("log", "mean"))
+    means["test loss"] = np.exp(means.pop("log"))
     print(means.to_string(float_format="{:.4g}".format))
     beside = others(own)
     for budget in own["budget"].unique() if beside is not None else []:
