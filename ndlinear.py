@@ -20,7 +20,10 @@ Modes are counted 1..N in text, 0..N-1 in code. 1 multiply-add (MAC) is 2 FLOPs.
 
 Source: "NdLinear: Preserving Multi-Dimensional Structure for Parameter-Efficient Neural Networks",
 arXiv:2503.17353. Checkpoints, seeded weights and values agree with its released package
-`ndlinear` 1.0.0. Needs torch only. Adapters stand in `ndlinear_lora.py`, a second file.
+`ndlinear` 1.0.0. Needs torch only. Adapters stand in `ndlinear_lora.py`, a second file. Without
+part 3, which may be deleted, every call runs Algorithm 1.
+
+Version 0.1.0 of the file `ndlinear.py` of the NdLinear book. Licence: Apache-2.0.
 
 What it does not do: put activations between modes; keep the channels_last layout; record the order
 of the biases in a checkpoint (load with the same `transform_outer`); torch.jit.script.
@@ -96,7 +99,7 @@ def mode_product(x: Tensor, weight: Tensor, mode: int, bias: Tensor | None = Non
             f"axis {mode} of input {tuple(x.shape)} does not fit weight {tuple(weight.shape)} "
             f"and bias {given}; give (H, axis size) and (H,)"
         )
-    return F.linear(x.movedim(mode, -1), weight, bias).movedim(-1, mode)
+    return F.linear(x.transpose(mode, -1), weight, bias).transpose(mode, -1)
 
 
 def ndlinear(
@@ -173,6 +176,7 @@ class NdLinear(nn.Module):
     """
 
     approximation: KroneckerFit | None = None
+    _rank = 1  # of the sum whose term it is
 
     def __init__(
         self,
@@ -213,18 +217,29 @@ class NdLinear(nn.Module):
         weights, biases, as_made = _gather(self, compiling)
         if isinstance(x, fx.Proxy):
             return self._algorithm_1(x)
-        _check_input(x, self.input_dims, weights, compiling)
+        # a mode that is called may bring its numbers only then: hooks move, cast and gather them
+        _check_input(x, self.input_dims, weights if as_made else (), compiling)
         if not as_made or self.execution == "sequential":
             return self._algorithm_1(x)
-        if not compiling and _functorch_is_active() and _is_one_sample(x, self.input_dims):
-            return self._algorithm_1(x)  # vmap over samples is slow with many matrices
-        return _planned(self, x, weights, biases, compiling)  # part 3
+        return self._planned(x, weights, biases, compiling)
+
+    def _planned(
+        self, x: Tensor, weights: Sequence[Tensor], biases: Tensors, compiling: bool
+    ) -> Tensor:
+        """Part 3 puts its engine in this place, and what that needs in the next one."""
+        return self._algorithm_1(x)
+
+    _plans: dict[tuple[int, bool, bool, bool], Plan]
+    _plans_for_any: list[Plan]
+
+    def _plan_ahead(self) -> None:
+        pass
 
     def _algorithm_1(self, x: Tensor) -> Tensor:
         """Mode after mode through its module, whatever someone has made of it."""
         for k in self.order:
             axis = k - len(self.order)
-            x = self.align_layers[k](x.movedim(axis, -1)).movedim(-1, axis)
+            x = self.align_layers[k](x.transpose(axis, -1)).transpose(axis, -1)
         return x.contiguous()
 
     def reset_parameters(self) -> None:
@@ -235,12 +250,23 @@ class NdLinear(nn.Module):
     @property
     def weights(self) -> list[Tensor]:
         """The weights of the modes, (H_k, D_k) each."""
-        return [layer.weight for layer in self.align_layers]
+        own = [mode.weight for mode in self.align_layers]
+        if not all(isinstance(weight, Tensor) for weight in own):  # torch.ao has methods there
+            return [weight for weight, _ in _numbers(self)]
+        return own
 
     @property
     def biases(self) -> list[Tensor | None]:
         """The biases of the modes, (H_k,) each, or None."""
-        return [getattr(layer, "bias", None) for layer in self.align_layers]
+        own = [getattr(mode, "bias", None) for mode in self.align_layers]
+        if not all(bias is None or isinstance(bias, Tensor) for bias in own):
+            return [bias for _, bias in _numbers(self)]
+        return own
+
+    @property
+    def num_layers(self) -> int:
+        """The number of modes, as the released package calls it."""
+        return len(self.input_dims)
 
     @property
     def terms(self) -> list[NdLinear]:
@@ -285,22 +311,20 @@ class NdLinear(nn.Module):
         >>> layer.plan(64, device="cuda").groups  # each by itself, in the cheapest order
         ((1,), (2,), (0,))
         """
-        if device is None:
-            device = next((p.device for p in self.parameters()), "cpu")
-        key = (batch.bit_length(), needs_grad, torch.device(device).type == "cuda")
-        if key not in self._plans:
-            sizes = (self.input_dims, self.hidden_size, self.order)
-            self._plans[key] = _search(*sizes, *key, _has_bias(self))
-        return self._plans[key]
+        own = next(self.parameters(), torch.empty(0))
+        cuda = torch.device(own.device if device is None else device).type == "cuda"
+        return _plan_for(self, (batch.bit_length(), needs_grad, cuda, own.dtype.itemsize == 2))
 
     def _prepare(self) -> None:
         """What `forward` needs beside the parameters. It is made here: compilers then find it."""
         self._shapes = tuple(zip(self.hidden_size, self.input_dims))
-        self._plans: dict[tuple[int, bool, bool], Plan] = {}
-        self._plans_for_any = [self.plan(device=device) for device in ("cpu", "cuda")]
-        for mode in self.align_layers:
-            if type(mode) is nn.Linear and "reset_parameters" not in mode.__dict__:
-                mode.__dict__["reset_parameters"] = partial(_draw, mode, self.init)
+        self._plan_ahead()
+        for k, mode in enumerate(self.align_layers):
+            own: Any = mode.__dict__.get("reset_parameters", _Draw(_draw))
+            again = type(own) is _Draw or own.func is nn.Linear.reset_parameters
+            if type(mode) is nn.Linear and again:
+                shrink = math.sqrt(self._rank) if k == 0 else 1.0
+                mode.__dict__["reset_parameters"] = _Draw(_draw, mode, self.init, shrink)
 
     def __getstate__(self) -> dict[str, Any]:
         made = ("_shapes", "_plans", "_plans_for_any")
@@ -349,12 +373,20 @@ def _draw(mode: nn.Linear, init: str, over: float = 1.0) -> None:
     mode.weight.div_(over)
 
 
+class _Draw(partial):  # type: ignore[type-arg]
+    """`_draw` as the reset of a mode. In the pickle of a mode alone, which is then read without
+    this file, it becomes that of nn.Linear; a layer that is read puts it back."""
+
+    def __reduce__(self) -> Any:
+        return partial, (nn.Linear.reset_parameters, self.args[0])
+
+
 class FlatNdLinear(NdLinear):
     """An NdLinear in place of a torch.nn.Linear: (..., prod D) -> (..., prod H).
 
     Parameters, arguments, `from_linear` and costs are those of NdLinear. Code that reads `weight`
     and `bias`, as nn.TransformerEncoderLayer in evaluation and nn.MultiheadAttention do, gets those
-    of the dense layer, made in each access.
+    of the dense layer, made in each access; TypeError where someone writes to them.
 
     >>> layer = FlatNdLinear((4, 5), (3, 2))
     >>> layer(torch.randn(7, 20)).shape, layer.in_features, layer.out_features
@@ -367,8 +399,9 @@ class FlatNdLinear(NdLinear):
             raise ValueError(
                 f"expected input of shape (..., {self.in_features}), got {tuple(x.shape)}"
             )
-        folded = torch.unflatten(x, -1, self.input_dims)
-        return super().forward(folded).flatten(-len(self.hidden_size))
+        sizes = (self.out_features,)
+        y = super().forward(x.reshape(x.shape[:-1] + self.input_dims))
+        return y.reshape(x.shape[:-1] + sizes)  # exporters and tracers see that they are free
 
     @property
     def in_features(self) -> int:
@@ -382,13 +415,55 @@ class FlatNdLinear(NdLinear):
 
     @property
     def weight(self) -> Tensor:
-        """The dense weight, (prod H, prod D); differentiable."""
-        return kronecker_weight(self)
+        """The dense weight, (prod H, prod D); differentiable, read only."""
+        return _read_only(kronecker_weight(self))
 
     @property
     def bias(self) -> Tensor | None:
-        """The dense bias, (prod H,), or None; differentiable."""
-        return total_bias(self).flatten() if _has_bias(self) else None
+        """The dense bias, (prod H,), or None; differentiable, read only."""
+        return _read_only(total_bias(self).flatten()) if _has_bias(self) else None
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Refuses a dense weight or bias, also from torch.nn.utils.prune and its like."""
+        if name.startswith(("weight", "bias")):
+            raise TypeError(_WRITTEN)
+        super().register_parameter(name, param)
+
+
+_WRITTEN = (
+    "the dense weight and bias are made of those of the modes in each access, so what is written "
+    "to them is lost: change `align_layers`, for example prune each mode, or zero the one that is "
+    "executed last, layer.align_layers[layer.order[-1]]; layer.reset_parameters() draws them anew; "
+    "from_linear makes a layer of a dense one, and weight.clone() is a tensor of one's own"
+)
+
+
+class _ReadOnly(Tensor):
+    """A tensor made for reading, and its views: whatever would change them is refused."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func.__name__
+        in_place = name.endswith("_") and not name.endswith("__")
+        if in_place or name in _WRITES or (kwargs or {}).get("out") is not None:
+            raise TypeError(_WRITTEN)
+        with torch._C.DisableTorchFunctionSubclass():
+            y = func(*args, **(kwargs or {}))
+        if isinstance(y, Tensor) and name != "as_subclass":
+            return y.as_subclass(cls) if y._is_view() or name in ("detach", "__get__") else y
+        return y
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        plain: Any = self.as_subclass(Tensor)
+        return plain.__reduce_ex__(protocol)
+
+
+_WRITES = ("__setitem__", "__set__")
+
+
+def _read_only(tensor: Tensor) -> Tensor:
+    plain = type(tensor) is Tensor and not torch.compiler.is_compiling()
+    return tensor.as_subclass(_ReadOnly) if plain else tensor
 
 
 # ==== Part 2: exact algebra and costs ===========================================================
@@ -413,7 +488,13 @@ def kronecker_weight(layer: NdLinear | NdLinearSum) -> Tensor:
     >>> torch.allclose(layer(x).flatten(), kronecker_weight(layer) @ x.flatten(), atol=1e-6)
     True
     """
-    return reduce(torch.add, [reduce(torch.kron, term.weights) for term in layer.terms])
+    products = [reduce(_kron, [w for w, _ in _numbers(term)]) for term in layer.terms]
+    return reduce(torch.add, products)
+
+
+def _kron(a: Tensor, b: Tensor) -> Tensor:
+    (h, d), (k, e) = a.shape, b.shape
+    return (a.reshape(h, 1, d, 1) * b.reshape(k, 1, e)).reshape(h * k, d * e)
 
 
 def total_bias(layer: NdLinear | NdLinearSum) -> Tensor:
@@ -424,9 +505,33 @@ def total_bias(layer: NdLinear | NdLinearSum) -> Tensor:
     True
     """
     if isinstance(layer, NdLinear):
-        return _total_bias(layer.weights, layer.biases, layer.order)
-    weight = layer.terms[0].weights[0]
-    return weight.new_zeros(layer.hidden_size) if layer.bias is None else layer.bias
+        weights, biases = zip(*_numbers(layer))
+        return _total_bias(weights, biases, layer.order)
+    weight, _ = _numbers(layer.terms[0])[0]
+    if layer.bias is None or "forward" in layer.__dict__:  # what was put there may bring the bias
+        zeros = weight.new_zeros(layer.hidden_size if layer.bias is None else layer.input_dims)
+        return zeros if layer.bias is None else layer(zeros)
+    return layer.bias
+
+
+def _numbers(layer: NdLinear) -> list[tuple[Tensor, Tensor | None]]:
+    """Weight and bias of each mode; of one that is no plain nn.Linear, as it computes them."""
+    return [_affine(mode, d) for mode, d in zip(layer.align_layers, layer.input_dims)]
+
+
+def _affine(mode: nn.Module, d: int) -> tuple[Tensor, Tensor | None]:
+    """What a quantised, wrapped or offloaded mode does to a unit matrix and to zeros."""
+    weight: Any = getattr(mode, "weight", None)
+    plain = isinstance(mode, nn.Linear) and "forward" not in mode.__dict__
+    if plain and isinstance(weight, Tensor) and type(weight).dequantize is Tensor.dequantize:
+        if weight.dtype in _NO_ARITHMETIC:
+            raise _unusable(weight)
+        return weight, cast("Tensor | None", mode.bias)
+    own = next((p for p in mode.parameters() if _computes(p.dtype)), None)
+    device = "cpu" if own is None or own.is_meta else own.device
+    unit = torch.eye(d, device=device, dtype=None if own is None else own.dtype)
+    bias = mode(unit.new_zeros(1, d))  # torch.ao takes no single vector
+    return (mode(unit) - bias).t(), bias.squeeze(0)
 
 
 def _total_bias(weights: Sequence[Tensor], biases: Tensors, order: Shape) -> Tensor:
@@ -448,8 +553,8 @@ def _total_bias(weights: Sequence[Tensor], biases: Tensors, order: Shape) -> Ten
 
 
 def _has_bias(layer: NdLinear | NdLinearSum) -> bool:
-    if isinstance(layer, NdLinear):
-        return any(bias is not None for bias in layer.biases)
+    if isinstance(layer, NdLinear):  # a wrapped mode may have one inside
+        return any(not hasattr(m, "bias") or m.bias is not None for m in layer.align_layers)
     return layer.bias is not None
 
 
@@ -521,9 +626,9 @@ class NdLinearSum(nn.Module):
             self.bias = nn.Parameter(torch.empty(self.hidden_size, device=device, dtype=dtype))
             self._draw_bias()
         for term in terms:
-            mode = term.align_layers[0]
-            mode.weight.data.div_(math.sqrt(rank))
-            mode.__dict__["reset_parameters"] = partial(_draw, mode, init, math.sqrt(rank))
+            term.weights[0].data.div_(math.sqrt(rank))
+            term._rank = rank
+            term._prepare()
 
     def _draw_bias(self) -> None:
         if self.bias is not None:
@@ -538,10 +643,14 @@ class NdLinearSum(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., D_1, ..., D_N) -> (..., H_1, ..., H_N)."""
-        y = _summed(self, x)  # part 3: all terms of two modes at once
+        y = self._summed(x)
         if y is None:
             y = reduce(torch.add, [term(x) for term in self.terms])
         return y if self.bias is None else y + self.bias.to(y.dtype)
+
+    def _summed(self, x: Tensor) -> Tensor | None:
+        """Part 3 computes all terms of two modes at once, where it can."""
+        return None
 
     @classmethod
     def from_linear(
@@ -702,11 +811,12 @@ def _nearest(
             f"an NdLinear is one term, got rank={rank}; a sum of {rank} terms is "
             f"NdLinearSum.from_linear(linear, {dims}, {hidden}, rank={rank})"
         )
-    weight: Any = getattr(linear, "weight", None)
     bias: Any = getattr(linear, "bias", None)
     if type(linear).__name__ == "Conv1D" and hasattr(linear, "nf"):  # of transformers: (D, H)
-        weight = weight.t()
-    elif not isinstance(linear, nn.Linear):
+        weight: Any = linear.weight.t()
+    elif isinstance(linear, nn.Linear):
+        weight, bias = _affine(linear, math.prod(dims))
+    else:
         raise TypeError(
             f"from_linear needs a torch.nn.Linear, got {type(linear).__name__}; "
             "of other layers it takes the Conv1D of transformers"
@@ -832,6 +942,7 @@ class Plan:
     order: Sizes  # all modes in a row
     inline: bool  # each bias right after the product of its mode, else their total after the last
     seconds: float  # the estimate for all samples
+    sequential: bool = False  # mode after mode through its module, as execution="sequential"
 
     @property
     def groups(self) -> tuple[Sizes, ...]:
@@ -862,43 +973,57 @@ class Plan:
 class _Cost:
     """Seconds that the parts of a plan take on a CPU; they decide which one runs.
 
-    Fitted by hand to times of single products and of the layers of the paper, in float32 on two
-    cores of an AMD EPYC (torch 2.13, November 2026). "Matrix": where axes follow the mode, a
+    Fitted by hand to times of single products, of the layers of the paper and of random layers, in
+    one thread of an AMD EPYC (torch 2.13, November 2026). "Matrix": where axes follow the mode, a
     product is one of many matrices (dim, right), unless it is thin, see `_is_thin`.
     """
 
-    PRODUCT = 1e-5  # to start a product, and again for each factor merged into its matrix
-    BATCHED = 5e-6  # more to start a product of many matrices
-    BIAS = 9e-6  # to start what adds one bias to the total bias
+    MODULE = 2.3e-5  # to call the module of a mode
+    PLAN = 8e-6  # to begin anything else
+    PRODUCT = 1e-5  # to start a product
+    BATCHED = 6e-6  # more to start a product of many matrices
+    MERGE = 1.4e-5  # to start what merges one more weight into a matrix
+    BIAS = 1e-5  # to start what adds one bias to the total bias
     MULTIPLY_ADD = 1.6e-11
     ROW = 3e-9  # one matrix: for each row
     MATRIX = 6e-8  # many matrices: for each one
     NUMBER = 1e-10  # for each number of both, but
-    THIN_NUMBER = 1e-9  # of a thin one
-    MERGED_NUMBER = 1e-9  # for each entry of a merged matrix
-    MATRIX_BIAS = 2e-10  # with gradients: for each number to which a product of many adds a bias
-    NARROW_NUMBER = 7e-10  # with gradients: for each result of fewer than 12 numbers
+    COPIED_NUMBER = 1e-9  # where it is copied, as those of a thin product are
+    MERGED_NUMBER = 2e-9  # for each entry of a merged matrix
+    NARROW_NUMBER = 7e-10  # with gradients: for each result of 2 to 11 numbers
     PAGE_NUMBER = 4e-10  # for each result in rows of a multiple of 1024: one column, one cache set
-    BACKWARD_STARTS = 6  # forward and backward start as many times more operations
+    BACKWARD_STARTS = 5  # forward and backward start as many times more operations
     BACKWARD_WORK = 3  # and do as many times more work
+    HALF_MULTIPLY = 20  # numbers of 16 bits: a multiply-add costs as many times more,
+    HALF_MATRIX = 100  # as many times in many matrices,
+    HALF = 2  # and all work as many times more again
+    GAIN = 0.85  # a plan must promise to take no more than this part of a simpler one's time
 
 
 @lru_cache(4096)
 def _search(
-    dims: Sizes, hidden: Sizes, order: Sizes, bits: int, grad: bool, on_cuda: bool, bias: bool
+    dims: Sizes,
+    hidden: Sizes,
+    order: Sizes,
+    bias: bool,
+    bits: int,
+    grad: bool,
+    cuda: bool,
+    half: bool,
 ) -> Plan:
     """The fastest plan by estimate for about 2^bits samples; on CUDA, the fewest multiply-adds.
 
-    Candidates are Algorithm 1 and, in the cheapest order, neighbours merged in all ways (up to
-    eight modes), but for those that keep more for backward than Algorithm 1 does.
+    Candidates are Algorithm 1, through the modules or not, and, in the cheapest order, neighbours
+    merged in all ways (up to eight modes), but for those that keep more for backward than
+    Algorithm 1 does. What is not much faster than something simpler is not taken.
     """
     n = len(dims)
-    estimate = partial(_estimate, dims, hidden, samples=0.75 * 2**bits, grad=grad, bias=bias)
-    literal = estimate(True, [(k,) for k in order])
-    if on_cuda:  # nothing was measured there
-        least = estimate(False, [(k,) for k in cheapest_order(dims, hidden)])
+    estimate = partial(_estimate, dims, hidden, bias, 0.75 * 2**bits, grad, half)
+    literal = estimate([(k,) for k in order], True)
+    if cuda:  # nothing was measured there
+        least = estimate([(k,) for k in cheapest_order(dims, hidden)], False)
         return least if least.macs < literal.macs else literal
-    plans = [literal]
+    plans = []
     all_cuts = itertools.product((True, False), repeat=n - 1)
     for cuts in itertools.islice(all_cuts, 128 if n <= 8 else 1):
         edges = [0, *(k for k, cut in enumerate(cuts, 1) if cut), n]
@@ -907,24 +1032,37 @@ def _search(
         merged_dims = [math.prod(dims[k] for k in group) for group in groups]
         merged_hidden = [math.prod(hidden[k] for k in group) for group in groups]
         order = cheapest_order(merged_dims, merged_hidden)
-        plans.append(estimate(False, [groups[k] for k in order]))
-    return min((p for p in plans if p.saved <= literal.saved), key=lambda plan: plan.seconds)
+        plans.append(estimate([groups[k] for k in order], False))
+    best = estimate([(k,) for k in literal.order], True, True)
+    for ahead in (literal, *sorted(plans, key=lambda plan: plan.seconds)):
+        if ahead.seconds <= _Cost.GAIN * best.seconds and ahead.saved <= literal.saved:
+            best = ahead
+    return best
+
+
+def _plan_for(layer: NdLinear, key: tuple[int, bool, bool, bool]) -> Plan:
+    if key not in layer._plans:
+        sizes = (layer.input_dims, layer.hidden_size, layer.order)
+        layer._plans[key] = _search(*sizes, _has_bias(layer), *key)
+    return layer._plans[key]
 
 
 def _estimate(
     dims: Sizes,
     hidden: Sizes,
-    inline: bool,
-    groups: Sequence[Sizes],
+    bias: bool,
     samples: float,
     grad: bool,
-    bias: bool,
+    half: bool,
+    groups: Sequence[Sizes],
+    inline: bool,
+    sequential: bool = False,
 ) -> Plan:
     """The plan that runs these groups one after the other, and how long that should take."""
     cost = _Cost
     sizes = list(dims)
     steps = []
-    starts = 0.0 if inline or not bias else cost.BIAS * len(dims)
+    starts = 0.0 if sequential else cost.PLAN + cost.BIAS * len(dims) * (bias and not inline)
     work = 0.0
     for group in groups:
         first = group[0]
@@ -933,62 +1071,29 @@ def _estimate(
         h = math.prod(hidden[first:behind])
         left = math.prod(sizes[:first])
         right = math.prod(sizes[behind:])
-        thin = right > 1 and _is_thin(h, d, right)
-        number = cost.THIN_NUMBER if thin else cost.NUMBER
-        moved = number * right * (d + h) + (cost.ROW if right == 1 else cost.MATRIX)
-        if grad and bias and right > 1:
-            moved += cost.MATRIX_BIAS * right * h
-        if grad and right == 1 and d < 12:
+        batched = right > 1 and not sequential
+        copied = right > 1 and (sequential or _is_thin(h, d, right, grad))
+        number = cost.COPIED_NUMBER if copied else cost.NUMBER
+        moved = number * right * (d + h)
+        moved += cost.MATRIX if batched else cost.ROW * right
+        if grad and right == 1 and 1 < d < 12:
             moved += cost.NARROW_NUMBER * h
         if right == 1 and h % 1024 == 0:
             moved += cost.PAGE_NUMBER * h
-        starts += cost.PRODUCT * len(group) + cost.BATCHED * (right > 1)
-        work += samples * left * (cost.MULTIPLY_ADD * d * h * right + moved)
+        macs = d * h * right
+        if half:  # many matrices are multiplied one number after the other
+            macs *= cost.HALF_MATRIX if batched and not copied else cost.HALF_MULTIPLY
+        starts += cost.MODULE if sequential else cost.PRODUCT + cost.BATCHED * batched
+        starts += cost.MERGE * (len(group) - 1)
+        work += samples * left * (cost.MULTIPLY_ADD * macs + moved)
         work += cost.MERGED_NUMBER * d * h * (len(group) > 1)
         shape = (-1, d) if right == 1 else (-1, d, right)
         steps.append(Step(group, left, d, h, right, shape))
         sizes[first:behind] = hidden[first:behind]
-    seconds = starts + work
-    if grad:
-        seconds = cost.BACKWARD_STARTS * starts + cost.BACKWARD_WORK * work
+    seconds = (cost.BACKWARD_STARTS if grad else 1) * starts
+    seconds += (cost.BACKWARD_WORK if grad else 1) * (cost.HALF if half else 1) * work
     order = tuple(k for group in groups for k in group)
-    return Plan(tuple(steps), order, inline, seconds)
-
-
-def _gather(layer: NdLinear, compiling: bool) -> tuple[list[Tensor], Tensors, bool]:
-    """The weights and biases of the modes, and whether the modes are what NdLinear made.
-
-    They are not if someone quantised, wrapped, pruned or hooked one. Raises ValueError for one of
-    other sizes. This runs in every call, so it reads the dictionaries of the modules.
-    """
-    weights: list[Any] = []
-    biases: list[Tensor | None] = []
-    as_made = compiling or not any(_GLOBAL_HOOKS) or not _is_watched()
-    modes: Any = layer._modules["align_layers"]
-    for mode, shape in zip(modes._modules.values(), layer._shapes):
-        parameters = mode._parameters
-        weight = parameters.get("weight")
-        bias = parameters.get("bias")
-        weights.append(weight)
-        biases.append(bias)
-        if (
-            type(mode) is not nn.Linear
-            or mode._forward_hooks
-            or mode._forward_pre_hooks
-            or mode._backward_hooks
-            or mode._backward_pre_hooks
-            or "forward" in mode.__dict__
-            or weight is None
-            or not (compiling or type(weight) in _PLAIN)
-            or (bias is None) != (biases[0] is None)
-        ):
-            as_made = False
-        elif weight.shape != shape:
-            raise ValueError(
-                f"mode {len(weights)} of {layer.input_dims} -> {layer.hidden_size} needs a weight "
-                f"{shape}, got {tuple(weight.shape)}; build a new NdLinear for other sizes"
-            )
-    return weights, biases, as_made
+    return Plan(tuple(steps), order, inline, seconds, sequential)
 
 
 def _planned(
@@ -996,13 +1101,16 @@ def _planned(
 ) -> Tensor:
     """Choose the plan for this call and run it."""
     batch = x.shape[: -len(weights)]
+    if not compiling and _functorch_is_active() and batch.numel() == 1:
+        return layer._algorithm_1(x)  # vmap over samples is slow with many matrices
     ordinary = not compiling and _is_ordinary(x)
     trains = ordinary and torch.is_grad_enabled() and _any_requires_grad(x, *weights, *biases)
     product = _product
     if ordinary and not _any_autocast():
-        samples = batch.numel()
-        plan = layer._plans.get((samples.bit_length(), trains, x.is_cuda))
-        plan = plan or layer.plan(samples, trains, x.device)
+        bits = batch.numel().bit_length()
+        plan = _plan_for(layer, (bits, trains, x.is_cuda, x.dtype.itemsize == 2))
+        if plan.sequential and layer.execution == "planned":
+            return layer._algorithm_1(x)
         product = _trained_product if trains else _fast_product
     else:
         plan = layer._plans_for_any[int(x.is_cuda)]
@@ -1081,11 +1189,6 @@ def _operands(
     return operands
 
 
-def _kron(a: Tensor, b: Tensor) -> Tensor:
-    (h, d), (k, e) = a.shape, b.shape
-    return (a.reshape(h, 1, d, 1) * b.reshape(k, 1, e)).reshape(h * k, d * e)
-
-
 def _run(plan: Plan, product: Callable[..., Tensor], x: Tensor, *operands: Tensor | None) -> Tensor:
     """The products of a plan: prod H numbers per sample, in some shape."""
     for step, matrix, bias in zip(plan.steps, operands, operands[len(plan.steps) :]):
@@ -1093,10 +1196,12 @@ def _run(plan: Plan, product: Callable[..., Tensor], x: Tensor, *operands: Tenso
     return x
 
 
-def _is_thin(h: int, d: int, right: int) -> bool:
+def _is_thin(h: int, d: int, right: int, grad: bool) -> bool:
     """Whether a product of many matrices (d, right) is done as one, of a copy with axes swapped:
-    the gradient of the weight, (h, d) for each of the many, is then never far above the data."""
-    return right < h and (right < 16 or 4 * right * (h + d) < h * d)
+    the gradient of the weight, (h, d) for each of the many, is then never far above the data, nor
+    are there many tiny products."""
+    tiny = grad and (min(h, d) == 1 or h * d <= 16)
+    return tiny or (right < h and (right < 16 or 4 * right * (h + d) < h * d))
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -1112,7 +1217,7 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     left, d, right = x.shape
     h = weight.shape[0]
     whole = bias is not None and bias.ndim == 2
-    if left > 1 and _is_thin(h, d, right):  # many thin matrices: one product of a copy
+    if left > 1 and _is_thin(h, d, right, torch.is_grad_enabled()):  # one product of a copy
         y = F.linear(x.transpose(1, 2).reshape(-1, d), weight, None if whole else bias)
         y = y.view(left, right, h).transpose(1, 2)
         return (y if bias is None or not whole else y + bias.to(y.dtype)).contiguous()
@@ -1139,11 +1244,9 @@ def _fast_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tens
         if bias is None:
             return x * column
         return torch.addcmul(bias if bias.ndim == axes - 1 else bias.unsqueeze(1), x, column)
-    if axes == 3:
-        return _product(x, weight, bias)
-    if _is_much(x, h):
+    if axes == 2 and _is_much(x, h):
         return cast("Tensor", _onednn_linear(x, weight.contiguous(), bias, "none", [], ""))
-    return F.linear(x, weight, bias)
+    return _product(x, weight, bias)
 
 
 def _is_much(x: Tensor, h: int) -> bool:
@@ -1181,28 +1284,6 @@ def _trained_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> T
     return _product(x, weight, bias)
 
 
-# Private names of torch: where one is missing, its stand-in sends every call down the plain path.
-def _private(path: str, stand_in: Any) -> Any:
-    """torch.<path>, or the stand-in where torch has no such name."""
-    found: Any = torch
-    for name in path.split("."):
-        found = getattr(found, name, None)
-    return stand_in if found is None else found
-
-
-_functorch_is_active = _private("_C._are_functorch_transforms_active", lambda: True)
-_tracing_state = _private("_C._get_tracing_state", lambda: True)
-_any_autocast = _private("_C._is_any_autocast_enabled", lambda: True)
-_dispatch_modes = _private("_C._len_torch_dispatch_stack", lambda: True)  # they count operations
-_onednn_linear = _private("ops.mkldnn._linear_pointwise", None)
-_GLOBAL_HOOKS = [
-    _private(f"nn.modules.module._global_{kind}_hooks", {})
-    for kind in ("forward", "forward_pre", "backward", "backward_pre")
-]
-_PLAIN = (Tensor, nn.Parameter)
-_REAL = frozenset([torch.float16, torch.bfloat16, torch.float32, torch.float64])
-
-
 def _is_ordinary(x: Tensor) -> bool:
     """Whether this is an ordinary call: real numbers, and nothing traces or transforms."""
     return (
@@ -1214,14 +1295,15 @@ def _is_ordinary(x: Tensor) -> bool:
     )
 
 
-def _is_one_sample(x: Tensor, dims: Sizes) -> bool:
-    return math.prod(x.shape[: -len(dims)]) == 1
+def _plan_ahead(layer: NdLinear) -> None:
+    """What every call needs is made with the layer: compilers then find it."""
+    layer._plans = {}
+    keys = [(9, True, cuda, False) for cuda in (False, True)]
+    layer._plans_for_any = [_plan_for(layer, key) for key in keys]
 
 
-def _is_watched() -> bool:
-    """Whether hooks on all modules want to see the modes; those of torch's FLOP counter do not."""
-    owners = [getattr(hook, "__self__", None) for hooks in _GLOBAL_HOOKS for hook in hooks.values()]
-    return any(type(owner).__name__ != "ModuleTracker" for owner in owners)
+for _kind, _method in ((NdLinear, _planned), (NdLinear, _plan_ahead), (NdLinearSum, _summed)):
+    setattr(_kind, _method.__name__, _method)
 
 
 # ==== Checks: what every part asks of its arguments =============================================
@@ -1250,6 +1332,10 @@ def _order(order: Shape | None, n: int) -> Shape:
     return order
 
 
+def _computes(dtype: torch.dtype) -> bool:
+    return (dtype.is_floating_point or dtype.is_complex) and dtype not in _NO_ARITHMETIC
+
+
 _NO_ARITHMETIC = frozenset(
     getattr(torch, name) for name in dir(torch) if name.startswith(("float8_", "float4_"))
 )
@@ -1272,8 +1358,9 @@ def _check_input(x: Tensor, dims: Sizes, weights: Tensors, compiling: bool = Fal
     for weight in weights:
         if weight is not None and weight.dtype is not dtype:
             _check_mixed(x, weight)
-    if weights[0] is not None and x.device != weights[0].device:
-        _check_mixed(x, weights[0])
+    first = weights[0] if weights else None
+    if first is not None and x.device != first.device:
+        _check_mixed(x, first)
 
 
 def _unusable(x: Tensor) -> TypeError:
@@ -1298,3 +1385,67 @@ def _check_mixed(x: Tensor, weight: Tensor) -> None:
         ours, theirs = (f"{tuple(t.shape)} {t.dtype} on {t.device}" for t in (x, weight))
         cure = ".to(), or use torch.autocast" if floats and x.device == weight.device else ".to()"
         raise TypeError(f"input {ours} and weight {theirs} do not mix: convert one with {cure}")
+
+
+def _gather(layer: NdLinear, compiling: bool) -> tuple[list[Tensor], Tensors, bool]:
+    """The weights and biases of the modes, and whether the modes are what NdLinear made.
+
+    They are not if someone quantised, wrapped, pruned or hooked one. Raises ValueError for one of
+    other sizes. This runs in every call, so it reads the dictionaries of the modules.
+    """
+    weights: list[Any] = []
+    biases: list[Tensor | None] = []
+    as_made = compiling or not any(_GLOBAL_HOOKS) or not _is_watched()
+    modes: Any = layer._modules["align_layers"]
+    for mode, shape in zip(modes._modules.values(), layer._shapes):
+        parameters = mode._parameters
+        weight = parameters.get("weight")
+        bias = parameters.get("bias")
+        weights.append(weight)
+        biases.append(bias)
+        if (
+            type(mode) is not nn.Linear
+            or mode._forward_hooks
+            or mode._forward_pre_hooks
+            or mode._backward_hooks
+            or mode._backward_pre_hooks
+            or "forward" in mode.__dict__
+            or weight is None
+            or not (compiling or type(weight) in _PLAIN)
+            or (bias is None) != (biases[0] is None)
+        ):
+            as_made = False
+        elif weight.shape != shape:
+            raise ValueError(
+                f"mode {len(weights)} of {layer.input_dims} -> {layer.hidden_size} needs a weight "
+                f"{shape}, got {tuple(weight.shape)}; build a new NdLinear for other sizes"
+            )
+    return weights, biases, as_made
+
+
+def _is_watched() -> bool:
+    """Whether hooks on all modules want to see the modes; those of torch's FLOP counter do not."""
+    owners = [getattr(hook, "__self__", None) for hooks in _GLOBAL_HOOKS for hook in hooks.values()]
+    return any(type(owner).__name__ != "ModuleTracker" for owner in owners)
+
+
+# Private names of torch: where one is missing, its stand-in sends every call down the plain path.
+def _private(path: str, stand_in: Any) -> Any:
+    """torch.<path>, or the stand-in where torch has no such name."""
+    found: Any = torch
+    for name in path.split("."):
+        found = getattr(found, name, None)
+    return stand_in if found is None else found
+
+
+_functorch_is_active = _private("_C._are_functorch_transforms_active", lambda: True)
+_tracing_state = _private("_C._get_tracing_state", lambda: True)
+_any_autocast = _private("_C._is_any_autocast_enabled", lambda: True)
+_dispatch_modes = _private("_C._len_torch_dispatch_stack", lambda: True)  # they count operations
+_onednn_linear = _private("ops.mkldnn._linear_pointwise", None)
+_GLOBAL_HOOKS = [
+    _private(f"nn.modules.module._global_{kind}_hooks", {})
+    for kind in ("forward", "forward_pre", "backward", "backward_pre")
+]
+_PLAIN = (Tensor, nn.Parameter)
+_REAL = frozenset([torch.float16, torch.bfloat16, torch.float32, torch.float64])

@@ -17,30 +17,39 @@ from .stats import interval
 
 
 # ------------------------------------------------------------------------------------------------------------ the times
-def time_calls(call: Callable[[], object], repeat: int, device: str = "cpu") -> float:
+def time_calls(
+    call: Callable[[], object], repeat: int, device: str = "cpu", clock=time.perf_counter
+) -> float:
     """Seconds per call, averaged over ``repeat`` calls in a row."""
     wait = torch.cuda.synchronize if torch.device(device).type == "cuda" else lambda: None
     wait()
-    began = time.perf_counter()
+    began = clock()
     for _ in range(repeat):
         call()
     wait()
-    return (time.perf_counter() - began) / repeat
+    return (clock() - began) / repeat
 
 
 def rounds(
-    calls: dict[str, Callable], n: int, *, seed=0, at_least=2e-3, device="cpu"
+    calls: dict[str, Callable],
+    n: int,
+    *,
+    seed=0,
+    at_least=2e-3,
+    device="cpu",
+    clock=time.perf_counter,
 ) -> dict[str, list[float]]:
     """Seconds per call of every candidate in each of ``n`` rounds.
 
     Each round times all candidates once, in a new random order, so that whatever disturbs the machine hits them alike. A fast one is
-    called so often in a row that a timing takes ``at_least`` seconds, after one call that does not count.
+    called so often in a row that a timing takes ``at_least`` seconds, after one call that does not count. With ``clock=time.process_time``
+    the seconds are those that this process computed, whatever else runs on the machine.
     """
     repeat = {}
     for name, call in calls.items():
-        once = time_calls(call, 1, device)
+        once = time_calls(call, 1, device, clock)
         if once < 10 * at_least:  # else one call is warm-up enough
-            once = min(time_calls(call, 1, device) for _ in range(4))
+            once = min(time_calls(call, 1, device, clock) for _ in range(4))
         repeat[name] = max(1, math.ceil(at_least / max(once, 1e-9)))
     order, shuffle, found = list(calls), random.Random(seed), {name: [] for name in calls}
     gc.collect()
@@ -51,7 +60,7 @@ def rounds(
             for name in order:
                 if repeat[name] > 1:
                     calls[name]()
-                found[name].append(time_calls(calls[name], repeat[name], device))
+                found[name].append(time_calls(calls[name], repeat[name], device, clock))
     finally:
         gc.enable()
     return found

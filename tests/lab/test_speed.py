@@ -125,6 +125,29 @@ def test_rounds_are_fair(monkeypatch):
     assert len(set(orders)) > 1
 
 
+def test_small_configurations_and_their_ratios(monkeypatch):
+    drawn = [bench.small_configs(40, seed, device="cpu", rounds=2) for seed in (1, 1, 2)]
+    assert drawn[0] == drawn[1] != drawn[2]
+    assert {c["dtype"] for c in drawn[0]} == {"float32", "float64", "bfloat16", "float16"}
+    for c in drawn[0]:
+        dims, hidden = bench.sizes(c["dims"]), bench.sizes(c["hidden"])
+        assert 2 <= len(dims) <= 4 and max(dims + hidden) <= 64 and c["batch"] <= 4096
+        p = bench.problem(c | {"batch": 3})
+        loop = bench.in_functions(p.layer)(p.x)
+        torch.testing.assert_close(loop, bench.peer(p, "sequential").call(p.x))
+    monkeypatch.setattr(timing, "rounds", lambda calls, n, **how: dict(zip(calls, times.pop())))
+    times = [[[1e-6, 2e-6], [3e-6, 4e-6], [1e-6, 1e-6]], [[1e-6] * 2, [9e-7] * 2, [2e-6] * 2]]
+    metrics = bench.beside_algorithm_1(drawn[0][0])["metrics"]
+    assert (metrics["sequential 1"], metrics["sequential 2"]) == (0.9, 2.5)
+    assert (metrics["loop 1"], metrics["loop 2"], metrics["us 2"]) == (2.0, 0.75, 1.5)
+
+
+def test_processor_time_does_not_count_sleep():
+    slept = {"sleep": lambda: time.sleep(0.02)}
+    assert timing.rounds(slept, 1)["sleep"][0] > 0.02
+    assert timing.rounds(slept, 1, clock=time.process_time)["sleep"][0] < 0.01
+
+
 def test_a_very_slow_call_is_not_made_twice():
     made = []
     timing.rounds({"slow": lambda: (made.append(1), time.sleep(0.03))}, 2, at_least=1e-3)

@@ -72,7 +72,7 @@ def to_cuda(layer, cuda):
 def planned_for_cuda(layer, batch):
     """The layer that runs on the CPU what was planned for CUDA."""
     for grad in (True, False):
-        layer._plans[batch.bit_length(), grad, False] = layer.plan(batch, grad, "cuda")
+        layer._plans[batch.bit_length(), grad, False, False] = layer.plan(batch, grad, "cuda")
     layer._plans_for_any = [layer.plan(device="cuda")] * 2
     return layer
 

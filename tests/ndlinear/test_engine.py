@@ -87,11 +87,11 @@ def test_all_candidates_of_the_search_agree(dims, hidden, bias, monkeypatch):
     monkeypatch.setattr(nd, "_estimate", note)
     for order in ((0, 1, 2)[: len(dims)], (2, 1, 0)[-len(dims) :]):
         plans.clear()
-        nd._search.__wrapped__(dims, hidden, order, 5, True, False, bias)
+        nd._search.__wrapped__(dims, hidden, order, bias, 5, True, False, False)
         assert len(plans) >= 3
         layer, reference = pair(dims, hidden, order[0] == 0, bias)
         for plan in plans:
-            layer._plans = {(3, True, False): plan, (3, False, False): plan}
+            layer._plans = {(3, grad, False, False): plan for grad in (True, False)}
             assert_same(layer, reference, (5,))
             assert sorted(plan.order) == list(range(len(dims))) and plan.macs > 0
 

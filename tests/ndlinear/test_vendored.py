@@ -1,11 +1,19 @@
 """The file as a project of someone else has it: a copy beside the code, no book, strict tools."""
 
+import doctest
+import importlib.util
+import inspect
 import os
+import pathlib
+import re
 import shutil
 import subprocess
 import sys
 
+import ndlinear_cases
 import pytest
+import test_algebra
+import test_layer
 import torch
 from torch import nn
 
@@ -80,3 +88,44 @@ print(model[0])
     done = run(project, "-W", "error", "-OO", "-c", read)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("64") and "NdLinearSum((8, 8), (8, 8)" in done.stdout
+
+
+def without_the_engine(folder):
+    """The module as it is after someone has deleted part 3."""
+    source = pathlib.Path(nd.__file__).read_text(encoding="utf-8")
+    kept, count = re.subn(r"# ==== Part 3.*?(?=# ==== Checks)", "", source, flags=re.DOTALL)
+    assert count == 1 and len(kept) < 0.8 * len(source)
+    (folder / "without_engine.py").write_text(kept, encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("without_engine", folder / "without_engine.py")
+    module = importlib.util.module_from_spec(spec)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "without_engine", module)
+        spec.loader.exec_module(module)
+    return module
+
+
+def test_it_computes_the_same_where_part_3_is_deleted(tmp_path, monkeypatch):
+    module = without_the_engine(tmp_path)
+    del module.NdLinear.plan  # all that asks for part 3
+    for tests in (ndlinear_cases, test_layer, test_algebra):
+        monkeypatch.setattr(tests, "nd", module)
+    ran = 0
+    for tests in (test_layer, test_algebra):
+        for name, test in vars(tests).items():
+            if name.startswith("test_") and not inspect.signature(test).parameters:
+                marks = [mark.name for mark in getattr(test, "pytestmark", [])]
+                if "parametrize" not in marks:
+                    test()
+                    ran += 1
+    examples = doctest.testmod(module)
+    assert ran >= 10 and examples.attempted > 40 and not examples.failed
+    layer = module.NdLinear((4, 5), (3, 2), execution="recompute")
+    x = torch.randn(7, 4, 5)
+    torch.testing.assert_close(layer(x), module.ndlinear(x, layer.weights, layer.biases))
+
+
+def test_each_file_names_its_licence_and_version():
+    for name in ("ndlinear", "ndlinear_lora", "ndlinear_lokr", "ndlinear_peft"):
+        head = pathlib.Path(nd.__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
+        head = head.split('"""')[1]
+        assert "Apache-2.0" in head and f"ersion {nd.__version__}" in head, name

@@ -14,6 +14,7 @@ import os
 import pathlib
 import random
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -27,7 +28,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import ndlinear
 
-from .. import memory
+from .. import memory, timing
 from ..counts import sizes
 from ..data import folder
 from ..machine import module_digest, require
@@ -47,6 +48,7 @@ DTYPES = {
     "float32": torch.float32,
     "tf32": torch.float32,
     "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
     "autocast": torch.float32,
     "float64": torch.float64,
 }
@@ -138,6 +140,40 @@ def random_cases(n: int, seed: int) -> list[Case]:
             tuple(round(2 ** draw.uniform(0, 12 / modes)) for _ in range(modes)) for _ in "DH"
         )
         made.append(Case(f"random{i}", dims, hidden, 2 ** draw.randint(3, 8), "random"))
+    return made
+
+
+def small_configs(n: int, seed: int, **fixed) -> list[dict]:
+    """Random small layers for `beside_algorithm_1`: two to four modes with sides of 1 to 64, one side in seven of length one.
+
+    Batches are powers of two up to 4,096, half of the layers train, and four in seven compute in float32. What has more than
+    2^20 numbers in its largest tensor, or more than 10^7 multiply-adds (10^6 of 16 bits), is drawn again.
+    """
+    draw, made = random.Random(seed), []
+    while len(made) < n:
+        modes = draw.choice((2, 2, 3, 4))
+        dims, hidden = (
+            tuple(
+                1 if draw.random() < 1 / 7 else round(2 ** draw.uniform(0, 6)) for _ in range(modes)
+            )
+            for _ in "DH"
+        )
+        case = Case(
+            f"small{len(made)}",
+            dims,
+            hidden,
+            2 ** draw.randint(0, 12),
+            "random",
+            draw.random() < 0.5,
+        )
+        dtype = draw.choice(("float32",) * 4 + ("float64", "bfloat16", "float16"))
+        what = draw.choice(("forward", "training"))
+        macs = case.batch * ndlinear.count_macs(
+            dims, hidden, range(modes)[:: 1 if case.outer else -1]
+        )
+        largest = case.batch * math.prod(map(max, zip(dims, hidden)))
+        if largest <= 2**20 and macs <= (1e6 if dtype.endswith("16") else 1e7):
+            made.append(config(case, dtype=dtype, seed=seed, **fixed, **{"pass": what}))
     return made
 
 
@@ -415,6 +451,39 @@ def beside_the_loop(config: dict) -> dict[str, Callable[[], object]]:
         name: lambda module=module: torch.autograd.grad(module(made.x), inputs, gradient)
         for name, module in modules.items()
     }
+
+
+def in_functions(layer: ndlinear.NdLinear) -> Callable[[Tensor], Tensor]:
+    """Algorithm 1 as a loop of F.linear, without modules, checks or copies of the result."""
+    steps = [(k - len(layer.order), layer.align_layers[k]) for k in layer.order]
+
+    def loop(x):
+        for axis, linear in steps:
+            x = F.linear(x.movedim(axis, -1), linear.weight, linear.bias).movedim(-1, axis)
+        return x
+
+    return loop
+
+
+def beside_algorithm_1(config: dict) -> dict:
+    """How many times as long as a layer `execution="sequential"` and a loop of F.linear compute, in processor time.
+
+    Each ratio is the median of those within rounds; all is measured twice.
+    """
+    p = problem(config)
+    peers = {name: peer(p, name) for name in ("ndlinear", "sequential")}
+    peers["loop"] = replace(peers["ndlinear"], call=in_functions(p.layer))
+    calls = {name: step(made, config["pass"]) for name, made in peers.items()}
+    metrics = {}
+    with torch.set_grad_enabled(config["pass"] == "training"):
+        for again in (1, 2):
+            options = {"seed": again, "at_least": 1e-4, "clock": time.process_time}
+            seconds = timing.rounds(calls, config["rounds"], **options)
+            for name in ("sequential", "loop"):
+                ratios = np.divide(seconds[name], seconds["ndlinear"])
+                metrics[f"{name} {again}"] = float(f"{np.median(ratios):.4g}")
+            metrics[f"us {again}"] = float(f"{1e6 * np.median(seconds['ndlinear']):.4g}")
+    return {"metrics": metrics, "module": module_digest()}
 
 
 # Libraries whose subject is the product with a Kronecker product of small matrices; without biases
