@@ -221,14 +221,12 @@ def test_accelerate(kind, how, tmp_path):
     model, x = made(kind)
     with torch.no_grad():
         want = model(x)
-        names = {
-            n: ("disk", "cpu")[i % 2]
-            for i, (n, _) in enumerate(model.named_modules())
-            if n.count(".") > 2
-        }
-        names |= {
-            n: "cpu" for n, _ in model.named_parameters() if n.rpartition(".")[0] not in names
-        }
+        leaves = [
+            name for name, part in model.named_modules() if name and not list(part.children())
+        ]
+        names = {name: ("cpu", "disk")[i % 2] for i, name in enumerate(leaves)}
+        loose = [n for n, _ in model.named_parameters() if n.rpartition(".")[0] not in names]
+        names |= dict.fromkeys(loose, "cpu")
         moved = {
             "cpu_offload": lambda: accelerate.cpu_offload(model, "cpu"),
             "disk_offload": lambda: accelerate.disk_offload(model, tmp_path, "cpu"),
