@@ -466,10 +466,19 @@ def in_functions(layer: ndlinear.NdLinear) -> Callable[[Tensor], Tensor]:
 
 
 def beside_algorithm_1(config: dict) -> dict:
-    """How many times as long as a layer `execution="sequential"` and a loop of F.linear compute, in processor time.
+    """How many times as long as a layer `execution="sequential"` and a loop of F.linear compute, in processor time of one thread.
 
     Each ratio is the median of those within rounds; all is measured twice.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _beside_algorithm_1(config)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _beside_algorithm_1(config: dict) -> dict:
     p = problem(config)
     peers = {name: peer(p, name) for name in ("ndlinear", "sequential")}
     peers["loop"] = replace(peers["ndlinear"], call=in_functions(p.layer))
