@@ -508,10 +508,11 @@ def total_bias(layer: NdLinear | NdLinearSum) -> Tensor:
         weights, biases = zip(*_numbers(layer))
         return _total_bias(weights, biases, layer.order)
     weight, _ = _numbers(layer.terms[0])[0]
-    if layer.bias is None or "forward" in layer.__dict__:  # what was put there may bring the bias
-        zeros = weight.new_zeros(layer.hidden_size if layer.bias is None else layer.input_dims)
-        return zeros if layer.bias is None else layer(zeros)
-    return layer.bias
+    if "forward" in layer.__dict__:  # what was put there may bring the bias
+        return layer(weight.new_zeros(layer.input_dims))
+    bias = weight.new_zeros(layer.hidden_size) if layer.bias is None else layer.bias
+    wrapped = [total_bias(term) for term in layer.terms if _has_bias(term)]
+    return reduce(torch.add, wrapped, bias)
 
 
 def _numbers(layer: NdLinear) -> list[tuple[Tensor, Tensor | None]]:
@@ -555,7 +556,7 @@ def _total_bias(weights: Sequence[Tensor], biases: Tensors, order: Shape) -> Ten
 def _has_bias(layer: NdLinear | NdLinearSum) -> bool:
     if isinstance(layer, NdLinear):  # a wrapped mode may have one inside
         return any(not hasattr(m, "bias") or m.bias is not None for m in layer.align_layers)
-    return layer.bias is not None
+    return layer.bias is not None or any(_has_bias(term) for term in layer.terms)
 
 
 @torch.no_grad()
