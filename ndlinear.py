@@ -509,7 +509,7 @@ def total_bias(layer: NdLinear | NdLinearSum) -> Tensor:
         return _total_bias(weights, biases, layer.order)
     weight, _ = _numbers(layer.terms[0])[0]
     if "forward" in layer.__dict__:  # what was put there may bring the bias
-        return layer(weight.new_zeros(layer.input_dims))
+        return cast("Tensor", layer(weight.new_zeros(layer.input_dims)))
     bias = weight.new_zeros(layer.hidden_size) if layer.bias is None else layer.bias
     wrapped = [total_bias(term) for term in layer.terms if _has_bias(term)]
     return reduce(torch.add, wrapped, bias)

@@ -171,7 +171,7 @@ TYPES = [
     (lambda: ON_META(torch.zeros(4, 5, device="meta").double()), ["float64", "float32", "meta"]),
     (lambda: nd.nearest_kronecker(X[0].int(), (5,), (4,)), ["int32", "double()"]),
     (lambda: nd.NdLinear.from_linear(X[0], (5,), (4,)), ["nn.Linear", "Tensor"]),
-    (lambda: lora(nn.Conv1d(4, 4, 1)), ["nn.Linear", "Conv1d"]),
+    (lambda: lora(nn.Conv1d(4, 4, 3)), ["nn.Linear", "Conv1d"]),
     (lambda: lora(nd.NdLinear((4,), (4,))), ["nn.Linear", "NdLinear"]),
 ]
 
