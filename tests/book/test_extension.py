@@ -500,8 +500,9 @@ def miniature(folder: pathlib.Path, code: str) -> pathlib.Path:
     unseen = shutil.ignore_patterns("_build", "*.md", "paper", "__pycache__")
     shutil.copytree(ROOT / "book", folder / "book", ignore=unseen)
     (folder / "notebooks").mkdir()
-    for file in ROOT.glob("ndlinear*.py"):
-        (folder / file.name).symlink_to(file)
+    for file in ROOT.glob("ndlinear*"):  # the four files, and the guide
+        if file.suffix in ("", ".py"):
+            (folder / file.name).symlink_to(file)
     (folder / "notebooks" / "lab").symlink_to(ROOT / "notebooks" / "lab", target_is_directory=True)
     (folder / "book" / "paper").symlink_to(ROOT / "book" / "paper", target_is_directory=True)
     (folder / "_config.yml").write_text(yaml.safe_dump(config))
