@@ -443,13 +443,16 @@ class _ReadOnly(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func.__name__
+        name, kwargs = func.__name__, kwargs or {}
         in_place = name.endswith("_") and not name.endswith("__")
-        if in_place or name in _WRITES or (kwargs or {}).get("out") is not None:
+        target = kwargs.get("out", next(iter([*args, *kwargs.values()]), None))
+        targets = target if isinstance(target, (list, tuple)) else (target,)
+        own = any(isinstance(one, cls) for one in targets)  # else it is only read
+        if own and (in_place or name in _WRITES or kwargs.get("out") is not None):
             raise TypeError(_WRITTEN)
         with torch._C.DisableTorchFunctionSubclass():
-            y = func(*args, **(kwargs or {}))
-        if isinstance(y, Tensor) and name != "as_subclass":
+            y = func(*args, **kwargs)
+        if own and isinstance(y, Tensor) and name != "as_subclass":
             return y.as_subclass(cls) if y._is_view() or name in ("detach", "__get__") else y
         return y
 

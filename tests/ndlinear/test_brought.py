@@ -412,3 +412,21 @@ def test_averaged_swapped_and_parametrised_weights():
     torch.testing.assert_close(
         nd.to_linear(layer)(x.flatten(1)), layer(x).flatten(1), atol=1e-4, rtol=1e-4
     )
+
+
+def test_a_dense_weight_can_be_read_into_another_tensor():
+    """Reading it as the source of a copy is no write."""
+    flat, dense = nd.FlatNdLinear((4, 6), (3, 5)), nn.Linear(24, 15)
+    with torch.no_grad():
+        dense.weight.copy_(flat.weight)
+        assert torch.equal(dense.weight, flat.weight)
+        dense.weight[:] = 2 * flat.weight
+        dense.weight.sub_(flat.weight)
+    torch.testing.assert_close(dense.weight, flat.weight.clone())
+    dense.load_state_dict({"weight": flat.weight, "bias": flat.bias})
+    x = torch.randn(7, 24)
+    torch.testing.assert_close(dense(x), flat(x))
+    weight = flat.weight.detach()
+    torch.mm(weight, weight.T, out=torch.empty(15, 15))
+    with pytest.raises(TypeError, match="is lost"):
+        torch.mm(dense.weight.detach(), torch.eye(24), out=flat.weight)
