@@ -51,10 +51,10 @@ def checkout(tmp_path):
 
 
 def without_experiments(path: pathlib.Path) -> None:
-    """A notebook with its setup, imports and text alone: the page runs it four times, each time with all that it holds."""
+    """A notebook with its setup, imports, footer and text alone: the page runs it four times, each time with all that it holds."""
     notebook = nbformat.read(path, 4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
-    notebook.cells = [cell for cell in notebook.cells if cell not in code[2:]]
+    notebook.cells = [cell for cell in notebook.cells if cell not in code[2:-1]]
     nbformat.write(notebook, path)
 
 

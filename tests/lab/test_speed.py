@@ -214,7 +214,7 @@ def test_cases_and_random_cases():
     assert (p.dims, p.hidden, p.outer, len(p.x)) == (case.dims, case.hidden, False, 2)
 
 
-def test_main_runs_the_tagged_cells_in_full_mode(tmp_path, monkeypatch, capsys):
+def test_bench_runs_the_tagged_cells_in_full_mode(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NDL_DATA", str(tmp_path))
     monkeypatch.setenv("NDL_MODE", "smoke")
     monkeypatch.setenv("NDL_BENCH", "")  # put back afterwards
@@ -228,7 +228,7 @@ def test_main_runs_the_tagged_cells_in_full_mode(tmp_path, monkeypatch, capsys):
         for tags, source in sources
     ]
     (tmp_path / "60.ipynb").write_text(json.dumps({"cells": cells}))
-    bench.main(tmp_path / "60.ipynb")
+    bench.bench(tmp_path / "60.ipynb")
     out = capsys.readouterr().out
     assert "mode full 2" in out and "last 3" in out and os.environ["NDL_BENCH"] == "1"
 
@@ -242,7 +242,7 @@ def test_the_chapter_s_bench_cells_need_no_others():
     names = [n for n in nodes if isinstance(n, ast.Name)]
     made = {n.id for n in names if isinstance(n.ctx, ast.Store)} | {"lab", *dir(builtins)}
     made |= {n.arg for n in nodes if isinstance(n, ast.arg)}
-    made |= {n.name for n in nodes if isinstance(n, ast.FunctionDef)}
+    made |= {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
     made |= {(n.asname or n.name).split(".")[0] for n in nodes if isinstance(n, ast.alias)}
     assert {n.id for n in names} <= made
     assert not {"verdict", "finding"} & {n.attr for n in nodes if isinstance(n, ast.Attribute)}

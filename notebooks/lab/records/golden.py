@@ -25,6 +25,7 @@ from .. import modes
 from .store import RecordError, canonical, parse
 
 LEAST = 1e-4  # relative tolerance where none is noted
+PLANNED = {"macs"}  # what a layer does with one sample: its plan, which may change as seconds do
 
 
 def place(name: str) -> pathlib.Path:
@@ -120,10 +121,10 @@ def write(name: str, content: dict) -> None:
 
 
 def values(rows: list[dict]) -> list[list]:
-    """(configuration, numbers that came out): metrics, counts, mean and end of each column of the curve."""
+    """(configuration, numbers that came out): metrics, parameters, mean and end of each column of the curve."""
     found = []
     for row in rows:
-        numbers = row["metrics"] | {n: row[n] for n in ("parameters", "macs") if n in row}
+        numbers = row["metrics"] | {n: row[n] for n in ("parameters",) if n in row}
         curve = row.get("curve") or []
         for column in sorted({n for point in curve if isinstance(point, dict) for n in point}):
             points = [p[column] for p in curve if isinstance(p.get(column), (int, float))]
@@ -147,7 +148,7 @@ def moved(known: dict, found: list[list]) -> list[str]:
             sizes.setdefault(metric, []).append(abs(value) if isinstance(value, float) else 0.0)
     worst = []
     for key, old, new in pairs:
-        for metric in old.keys() | new.keys():
+        for metric in (old.keys() | new.keys()) - PLANNED:
             a, b = old.get(metric, "absent"), new.get(metric, "absent")
             allowed = known["tolerance"].get(metric, LEAST)
             size = difference(a, b, statistics.median(sizes.get(metric, [0.0])) / 100)

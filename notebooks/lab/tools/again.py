@@ -126,7 +126,7 @@ def judge(experiment: str, pairs: list[dict]) -> list[str]:
     like = [row for g in groups(experiment).values() for row in g]
     kind = _kind(pairs[0]["recorded"])
     like, problems = [row for row in like if _kind(row) == kind], []
-    for metric in [*pairs[0]["recorded"]["metrics"], "parameters", "macs"]:
+    for metric in [*pairs[0]["recorded"]["metrics"], "parameters"]:
         old, new = ([_value(p[side], metric) for p in pairs] for side in ("recorded", "again"))
         if max(map(golden.difference, old, new)) <= ROUNDING:
             continue
