@@ -16,7 +16,6 @@ import itertools
 import math
 from collections.abc import Callable
 
-import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -559,9 +558,3 @@ def draw_digits(axis, rows: dict[str, list[str]]) -> None:
     axis.set_xlabel("class asked for")
     for side in axis.spines.values():
         side.set_visible(False)
-
-
-def in_both(runs: pd.DataFrame, arm: str, base: str) -> pd.DataFrame:
-    """The runs of two arms at the seeds that both have."""
-    pair = runs[runs["arm"].isin((arm, base))]
-    return pair[pair.groupby("seed")["arm"].transform("nunique") == 2]
