@@ -14,6 +14,7 @@ MODES = ("replay", "smoke", "full")
 # chapters that became part of another one; their old addresses lead there, their evidence keeps its name
 MERGED = {
     "13_memory": "12_cost_and_order",
+    "14_initialisation": "15_step_size",
     "25_compression": "22_approximation",
     "32_sample_efficiency": "31_dial_a_bias",
     "50_vit_distillation": "50_as_a_dense_layer",

@@ -11,7 +11,14 @@ from lab import LabError, modes
 from lab.page import quote
 
 # Pages whose numbers are all tied; the others follow as they are rewritten.
-TIED = ("10_one_layer", "11_kronecker", "12_cost_and_order", "20_capacity", "21_separability")
+TIED = (
+    "10_one_layer",
+    "11_kronecker",
+    "12_cost_and_order",
+    "15_step_size",
+    "20_capacity",
+    "21_separability",
+)
 FIELD = re.compile(r"\{[^{}]*\}")
 VALUE = r"([\w.,+-]+)"
 DEFINITIONS = {

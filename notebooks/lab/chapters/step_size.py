@@ -491,16 +491,6 @@ def served(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
     )
 
 
-def group_table(model: nn.Module, groups: Sequence[Mapping]) -> pd.DataFrame:
-    """One row per parameter group: names, rate, decay."""
-    names = {id(p): name.replace("align_layers.", "mode ") for name, p in model.named_parameters()}
-    rows_ = [
-        (", ".join(names[id(p)] for p in g["params"]), f"{g['lr']:.3g}", f"{g['weight_decay']:.3g}")
-        for g in groups
-    ]
-    return pd.DataFrame(rows_, columns=["parameters", "rate", "decay"])
-
-
 def choices(runs: pd.DataFrame, chosen: pd.DataFrame, default: float = 1e-3) -> pd.DataFrame:
     """Mean test loss of each arm at the default base rate and at its tuned one, with the counts."""
     rows_ = []
