@@ -434,21 +434,21 @@ def larger_root(sigma: float, decay: float, modes: int) -> float:
 
 # --------------------------------------------------------------------------------------------------- the figure under the answer
 def draw_tasks(axis) -> None:
-    """Error with the axes over error without against the label gain: a point for each task, mean over seeds."""
+    """Label gain against the error without axes over that with them: a point for each task, mean over seeds."""
     found = recorded("axis-gain")
     own = np.where(found["order"] == "own", "own axes", "shuffled")
     found["kind"] = np.where(found["case"].str.startswith("made up"), "made up", own)
-    found["error"] = np.log(found["mse_axes"] / found["mse_dense"])
-    columns = ["label_gain", "error"]
+    found["better"] = np.log(found["mse_dense"] / found["mse_axes"])
+    columns = ["label_gain", "better"]
     found = found.groupby(["kind", "case", "order"])[columns].mean().reset_index("kind")
     for name, look in KINDS.items():
         some = found[found["kind"] == name]
         how = {"color": colour(look), "label": name, "linestyle": "none"}
-        axis.plot(some["label_gain"], np.exp(some["error"]), marker(look), **how)
-    axis.legend(fontsize=8)
-    axis.axhline(1, color="#8a8a8a", linewidth=1)
-    axis.axvline(FLAG, color="#8a8a8a", linewidth=1, linestyle="--")
-    axis.set(xlabel="label gain, before training", ylabel="test error, axes / no axes")
+        axis.plot(np.exp(some["better"]), some["label_gain"], marker(look), **how)
+    axis.legend(fontsize=8, loc="lower right")
+    axis.axvline(1, color="#8a8a8a", linewidth=1)
+    axis.axhline(FLAG, color="#8a8a8a", linewidth=1, linestyle="--")
+    axis.set(xlabel="test error, no axes / axes (right: axes help)", ylabel="label gain")
 
 
 def draw_terms(axis) -> None:
