@@ -18,6 +18,7 @@ TIED = (
     "15_step_size",
     "20_capacity",
     "21_separability",
+    "22_approximation",
     "24_generalisation",
 )
 FIELD = re.compile(r"\{[^{}]*\}")
