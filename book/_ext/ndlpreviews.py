@@ -40,7 +40,9 @@ def claim_preview(claim: dict) -> str:
 def chapter_preview(article: Tag) -> str:
     """Title and first paragraph of a chapter: its answer."""
     title = article.h1
-    return heading(title) + plain(title.find_next("p"))
+    first = title.find_next("p")
+    claimed = first.get_text().startswith("Claimed (")  # so a report begins
+    return heading(title) + plain(first.find_next("p") if claimed else first)
 
 
 def theorems(article: Tag) -> dict[str, str]:

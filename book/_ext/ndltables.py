@@ -12,6 +12,7 @@ import re
 
 import yaml
 from docutils import nodes
+from lab import modes
 from lab.page.ledger import (
     DIRECTION,
     GROUNDS,
@@ -248,7 +249,9 @@ def chapter(path: pathlib.Path, folder: str, claims: list[dict]) -> str:
     """A chapter as a Markdown list entry: title, start of its answer, verdicts that it gives."""
     first = json.loads(path.read_text(encoding="utf8"))["cells"][0]["source"]
     title, _, rest = "".join(first).partition("\n")
-    sentences = re.split(r"(?<=[.!?])\s", " ".join(rest.strip().split("\n\n")[0].split()))
+    paragraphs = rest.strip().split("\n\n")  # a report says first what was claimed
+    found = paragraphs[1 if path.stem in modes.REPORTS else 0]
+    sentences = re.split(r"(?<=[.!?])\s", " ".join(found.split()))
     answer = " ".join(sentences[: 1 if len(sentences[0]) > 60 else 2])
     judged = [c for c in claims if chapter_of(c) == path.stem and c["verdict"] in SETTLED]
     given = collections.Counter(map(outcome, judged))

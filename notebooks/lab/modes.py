@@ -25,6 +25,16 @@ MERGED = {
     "65_race": "64_structured_layers",
     "73_protocols": "70_forensics",
 }
+# chapters on one of the paper's experiments: short reports of one form
+REPORTS = (
+    "33_ablations",
+    "40_cnn",
+    "41_forecasting",
+    "42_time_series_classification",
+    "43_tabular",
+    "44_text_head",
+    "50_as_a_dense_layer",
+)
 
 if str(ROOT) not in sys.path:
     sys.path.insert(

@@ -25,6 +25,7 @@ NOTEBOOKS = modes.chapters()
 TEMPLATE = ROOT / "notebooks" / "00_template.ipynb"
 SECTIONS = ("Limits", "Exercises", "What next", "References")
 LECTURE = ("What to take away", "Exercises", "What next", "References")
+REPORT = ("Why", "The fair baseline", "Evidence")
 EVIDENCE = ("Rules", "Runs", "Judgement", "Limits")
 BOX = ("**Paper.**", "**Released code.**", "**Here.**")
 HTML = {"details", "summary", "a", "br", "sub", "sup"}
@@ -52,6 +53,10 @@ class Page:
     @property
     def is_evidence(self) -> bool:
         return self.slug.startswith("evidence/")
+
+    @property
+    def is_report(self) -> bool:
+        return self.slug in modes.REPORTS
 
     def sources(self, kind: str) -> list[str]:
         return ["".join(c["source"]) for c in self.notebook["cells"] if c["cell_type"] == kind]
@@ -122,7 +127,7 @@ def answer_first(page):
         yield "start with a Markdown cell whose first line is '# ' and the title"
         return
     _, _, rest = text.partition("\n")
-    paragraph = rest.strip().split("\n\n")[0]
+    paragraph = rest.strip().split("\n\n")[1 if page.is_report else 0]
     sentences = len(re.findall(r"[.!?](?=\W*(\s|$))", paragraph))
     if sentences == 1 and len(paragraph.split()) > 30:
         yield f"an answer of one sentence has at most 30 words; this one has {len(paragraph.split())}"
@@ -134,13 +139,25 @@ def answer_first(page):
 
 def lecture(page):
     """A chapter whose rules and runs stand in an evidence notebook judges nothing itself."""
-    if not page.has_evidence:
+    if not page.has_evidence or page.is_report:
         return
     for name in ("record", "at_scale", "verdict", "finding"):
         if any(f"lab.{name}(" in source for source in page.code):
             yield f"lab.{name} belongs into the evidence, notebooks/evidence"
     if not 400 <= len(page.plain.split()) <= 2600:
         yield f"a lecture has 1,000 to 2,500 words; this one has {len(page.plain.split())}"
+
+
+def report(page):
+    """A report says first what was claimed, and where; it proves and judges nothing itself."""
+    if not page.is_report:
+        return
+    head = "".join(page.notebook["cells"][0]["source"])
+    if not re.match(r"# .+\n\n\*Claimed\* \([A-Z].+\n\n\*\*[^*]+\*\*\n\n", head):
+        yield "below the title write '*Claimed* (place): ...', then the answer in bold"
+    for source in page.code:
+        if found := re.search(r"(?m)^\s*assert |lab\.(record|at_scale|verdict|finding)\(", source):
+            yield f"{found[0].strip()!r} belongs into the evidence, notebooks/evidence"
 
 
 def setup_cell(page):
@@ -195,7 +212,7 @@ def plain_python(page):
 
 
 def something_is_checked(page):
-    if not page.has_evidence and not re.search(
+    if not (page.has_evidence or page.is_report) and not re.search(
         r"(?m)^\s*assert |lab\.(verdict|finding)\(", "\n".join(page.code)
     ):
         yield "check something: an assertion or a verdict after each derived equation"
@@ -232,7 +249,8 @@ def heading_levels(page):
 
 def sections_present(page):
     titles = [text for level, text in headings(page) if level == 2]
-    wanted = EVIDENCE if page.is_evidence else LECTURE if page.has_evidence else SECTIONS
+    form = REPORT if page.is_report else LECTURE if page.has_evidence else SECTIONS
+    wanted = EVIDENCE if page.is_evidence else form
     places = [titles.index(name) if name in titles else -1 for name in wanted]
     for name, place in zip(wanted, places):
         if place < 0:
@@ -325,13 +343,13 @@ def plain_words(page):
 
 
 RULES = (
-    file_name, kernel, cell_ids, answer_first, lecture, setup_cell, footer_cell, picture_first, cell_lengths, plain_python,
+    file_name, kernel, cell_ids, answer_first, lecture, report, setup_cell, footer_cell, picture_first, cell_lengths, plain_python,
     something_is_checked, colab_markdown, heading_levels, sections_present, exercises, references, links, figures,
     no_typed_results, boxes, plain_words,
 )  # fmt: skip
 
 
-MAIN_LINE = (answer_first, lecture, picture_first)
+MAIN_LINE = (answer_first, lecture, report, picture_first)
 
 # --- the notebooks of the book -----------------------------------------------------------------------------------
 
@@ -534,7 +552,7 @@ def test_each_rule_refuses_a_broken_notebook(rule, change, words):
 
 
 def test_every_rule_is_shown_to_fail():
-    assert {rule for rule, _, _ in BREAKS} | {file_name, lecture} == set(RULES)
+    assert {rule for rule, _, _ in BREAKS} | {file_name, lecture, report} == set(RULES)
     assert list(file_name(page_of(sound_notebook(), "Eleven")))
     assert not list(file_name(page_of(sound_notebook())))
 
@@ -548,3 +566,31 @@ def test_a_lecture_leaves_judging_to_its_evidence():
     assert "belongs into the evidence" in next(lecture(page_of(notebook, has_evidence=True)))
     short = page_of(sound_notebook(), has_evidence=True)
     assert ["words" in complaint for complaint in lecture(short)] == [True]
+
+
+def test_a_report_begins_with_the_claim_and_judges_nothing(monkeypatch):
+    monkeypatch.setattr(modes, "REPORTS", ("11_sound",))
+    notebook = sound_notebook()
+    sections = cell("markdown", "## Why\n\n## The fair baseline\n\n## Evidence")
+    shown = cell("code", "print('assert nothing')")
+    notebook["cells"] = [*notebook["cells"][:4], shown, sections, notebook["cells"][-1]]
+    head = "# What?\n\n*Claimed* (Table 1): it adds.\n\n**It does.**\n\n- So."
+    notebook["cells"][0]["source"] = head
+    rules = (answer_first, lecture, report, sections_present, something_is_checked)
+
+    def complaints():
+        page = page_of(notebook, has_evidence=True)
+        return [said for rule in rules for said in rule(page)]
+
+    assert complaints() == []
+    notebook["cells"][4]["source"] = "assert x == 1"
+    assert ["belongs into the evidence" in said for said in complaints()] == [True]
+    notebook["cells"][4]["source"] = ""
+    for broken in (head.replace(" (Table 1)", ""), head.replace("**", "")):
+        notebook["cells"][0]["source"] = broken
+        assert ["'*Claimed* (place)" in said for said in complaints()] == [True]
+    notebook["cells"][0]["source"] = head.replace("**It does.**", f"**{'So ' * 31}it is.**")
+    assert ["30 words" in said for said in complaints()] == [True]
+    notebook["cells"][0]["source"] = head
+    sections["source"] = "## The fair baseline\n\n## Why\n\n## Evidence"
+    assert ["order" in said for said in complaints()] == [True]

@@ -20,6 +20,7 @@ TIED = (
     "21_separability",
     "22_approximation",
     "24_generalisation",
+    *modes.REPORTS,
 )
 FIELD = re.compile(r"\{[^{}]*\}")
 VALUE = r"([\w.,+-]+)"

@@ -3,7 +3,6 @@
 import math
 
 import lab
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -222,17 +221,3 @@ def test_tables_hold_the_printed_scores_the_means_of_ours_and_the_cost_of_networ
     assert table["micro"].iloc[1].startswith(f"{ours:.3f} [")
     cost = classifiers.overview(made_runs(["ECG5000"])).set_index("arm")["multiply-adds"]
     assert cost["Base"] == classifiers.cost("ECG5000", "base") and np.isnan(cost["MiniRocket"])
-
-
-def test_figures_show_every_run_and_the_printed_scores():
-    runs = made_runs()
-    runs = runs[(runs["seed"] == 0) | ~runs["arm"].isin(["linear", "sorted"])]
-    _, axes = plt.subplots(1, 2)
-    classifiers.draw_behind(axes, runs, ["ECGFiveDays", "ECG5000"])
-    at = runs.query("data == 'ECG5000'").groupby("arm")["weighted_f1"].apply(list)
-    drawn = next(line for line in axes[1].lines if len(line.get_ydata()) == 4)
-    wanted = [100 * (value - at["linear"][0]) for value in at["base"]]
-    assert drawn.get_ydata() == pytest.approx(wanted)
-    stars = [line.get_ydata()[0] for line in axes[1].lines if line.get_marker() == "*"]
-    stated = classifiers.stated("ECG5000")
-    assert stars == pytest.approx([100 * (value - at["linear"][0]) for value in stated])

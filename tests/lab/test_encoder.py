@@ -5,7 +5,6 @@ import itertools
 import pathlib
 import shutil
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -281,13 +280,3 @@ def test_what_survives_the_number_of_comparisons():
     gaps = [pd.Series(one) for one in noise]
     assert encoder.survives([*gaps[:9], gaps[9] - 5]) == [False] * 9 + [True]
     assert encoder.survives([5 - gaps[9]]) == [True]  # on either side
-
-
-def test_the_figures_of_the_heads():
-    runs = encoder.tuned(made_runs())
-    _, (above, below) = plt.subplots(2, 2)
-    encoder.draw_differences(above, runs)
-    assert [line.get_marker() for line in above[1].lines].count("^") == len(encoder.PAIRS)
-    encoder.draw_ranks(below, runs)
-    official = runs.query("data == 'cola' and split == 'official' and arm == 'linear'")
-    assert official["auc"].mean() in [line.get_ydata()[0] for line in below[0].lines]

@@ -13,7 +13,7 @@ from lab.chapters import opt
 from lab.data import choices
 from lab.data.bpe import BPE
 from lab.data.files import DataError
-from lab.decoder import FeedForward, NdFeedForward, learned_activation
+from lab.decoder import FeedForward, NdFeedForward
 from torch import nn
 
 from ndlinear_guide.layers import dense_matrix
@@ -188,14 +188,6 @@ def test_multiply_adds_of_a_model_by_hand():
     assert opt.model_macs("OPT-Mid") == 24 * layer + 2 * 1024 * 768 + 50272 * 768
     small = 12 * (4 * 768**2 + 2 * 768 * 3072) + 50272 * 768
     assert opt.model_macs("OPT-Small") == small
-
-
-# ------------------------------------------------------------------------------------------------------------- figures
-def test_a_learned_activation_is_the_one_that_the_layer_computes():
-    w, c, v = torch.randn(3, 8)
-    t = torch.linspace(-1, 1, 401)
-    found = opt.phi([w.tolist(), c.tolist(), v.tolist()], t.numpy())
-    assert found.tolist() == pytest.approx(learned_activation(t, w, c, v).tolist(), abs=1e-5)
 
 
 # --------------------------------------------------------------------------------------------------- the printed size

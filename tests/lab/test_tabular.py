@@ -1,7 +1,6 @@
 """Small networks on tables: many members in one training, each as it would be alone, and the models that are no networks."""
 
 import lab
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -177,24 +176,3 @@ def test_pairs_are_those_of_the_seeds_that_both_arms_have():
     ends = table.loc["a", ["difference", "difference_low", "difference_high"]].tolist()
     assert ends == pytest.approx([(a[:4] - b).mean(), *expected])
     assert np.isnan(table.loc["NdLinear", "difference"]) and table["score"].is_monotonic_increasing
-
-
-def made_runs() -> pd.DataFrame:
-    """Every arm on both data sets, three splits; the models without layers have no protocol of their own."""
-    rows = [
-        (dataset, arm, None if arm in tabular.PEERS else "standardised", seed, 0.7 + 0.01 * seed)
-        for dataset in tabular.PANELS
-        for arm in tabular.NAMES
-        for seed in range(3)
-    ]
-    rows.append(("Delivery Time", "dense", "raw", 0, 9))
-    return pd.DataFrame(rows, columns=["dataset", "arm", "scaling", "seed", "score"])
-
-
-def test_the_figure_of_arms_leaves_out_the_raw_protocol():
-    _, axes = plt.subplots(1, 2)
-    tabular.draw_arms(axes, made_runs())
-    points = [line for line in axes[1].lines if line.get_alpha() == 0.45]
-    assert [len(line.get_ydata()) for line in points] == [3] * len(tabular.NAMES)
-    stars = [line.get_ydata()[0] for line in axes[0].lines if line.get_marker() == "*"]
-    assert stars == pytest.approx([0.7265, 0.7321])

@@ -5,7 +5,6 @@ import itertools
 import math
 
 import lab
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -314,15 +313,6 @@ def test_memory_is_met_within_the_margin():
     table = vision.memory_table(memory, printed, 0.02)
     assert table["met"].tolist() == [False, True, True, True, False, False, True]
     assert table["applied"].tolist()[:2] == ["", "piece by piece"]
-
-
-def test_gains_are_drawn_with_every_seed_their_mean_and_the_printed_value():
-    axis = plt.figure().subplots()
-    values = pd.Series([1.0, 3.0, 2.0])
-    vision.draw_gains(axis, {"first": (values, "dense", 5.0), "second": (values, "linear", None)})
-    seeds, mean, star, *_ = (list(line.get_xdata()) for line in axis.lines)
-    assert seeds == [1, 3, 2] and mean == [2] and star == [5]
-    assert len(axis.lines) == 6 and len(axis.collections) == 2
 
 
 def test_held_out_pictures_are_equally_many_of_each_class_and_no_others():

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from ..counts import count_macs
 from ..data import load, official
 from ..data.splits import some_of_each
-from ..page import figures
 from ..page.facts import fact
 from ..stats import interval, paired
 from ..train.loop import Split
@@ -84,26 +83,7 @@ def words(span, form: str = "{:+.1f}") -> str:
     )
 
 
-ORDERS = {
-    o: (o.replace(",", " "), o, "1,2,3") for o in ("1,3,2", "2,1,3", "2,3,1", "3,1,2", "3,2,1")
-}
-LAYOUTS = {
-    name: (name.replace(" ", "\n").replace("order", "modes"), name, "original")
-    for name in ("reverse order", "random order", "reverse axes", "random axes")
-}
-
-
-def draw_gains(
-    axis, runs: pd.DataFrame, changes: dict[str, tuple[str, str, str]], level: float = 0.95
-) -> None:
-    """Points of test accuracy that a change brings, paired by seed: mean and interval.
-
-    changes: any key -> what the axis calls it, the arm, and the arm without the change.
-    """
-    gains = [points(runs, "test_accuracy", *arms, level=level) for _, *arms in changes.values()]
-    figures.intervals(axis, range(len(gains)), gains, "ndlinear", upright=True)
-    axis.axhline(0, color="0.5", lw=1)
-    axis.set_xticks(range(len(changes)), [name for name, *_ in changes.values()], fontsize=8)
+LAYOUTS = ("reverse order", "random order", "reverse axes", "random axes")
 
 
 def printed_errors(width: int) -> list[float]:
@@ -145,17 +125,3 @@ def retention(runs: pd.DataFrame, arm: str) -> tuple[float, float, float]:
     """Test accuracy in percent of that of the original order, paired by seed: mean and interval."""
     wide = runs.pivot(index="seed", columns="arm", values="test_accuracy").clip(lower=1e-3)
     return interval(100 * wide[arm] / wide["original"])
-
-
-def draw_bias_gains(axis, runs: pd.DataFrame) -> None:
-    """Change of the test error in percent of that without biases at every width: with biases, and with their parameters spent on width."""
-    widths = sorted(runs["width"].unique())
-    for shift, arm, look in ((-0.12, "per-mode bias", "ndlinear"), (0.12, "wider, no bias", "trl")):
-        for place, width in enumerate(widths):
-            gain = change(runs, width, arm)
-            label = None if place else arm
-            figures.intervals(axis, place + shift, gain, look, upright=True, label=label)
-    axis.axhline(0, color="0.5", lw=1)
-    axis.set_xticks(range(len(widths)), widths)
-    axis.set(xlabel="width", ylim=(-21, 27))
-    axis.legend(fontsize=8, loc="upper left")

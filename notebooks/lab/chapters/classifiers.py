@@ -27,7 +27,6 @@ from ..counts import count_macs
 from ..data import load
 from ..machine import require
 from ..modes import mode
-from ..page import figures
 from ..page.facts import facts
 from ..stats import differences, interval
 from ..train import loop
@@ -501,23 +500,3 @@ def beside(runs: pd.DataFrame, datasets) -> pd.DataFrame:
 def against(runs: pd.DataFrame, dataset: str, score: str, arm: str, baseline: str) -> pd.Series:
     """Score of one arm minus that of another on a data set, seed by seed."""
     return differences(runs[runs["data"] == dataset], score, arm, baseline)
-
-
-def draw_behind(axes, runs: pd.DataFrame, datasets) -> None:
-    """Points of weighted F1 above logistic regression on the raw series, a panel for each data set: every run; stars: printed."""
-    arms = [*METHODS, "time"]
-    star = figures.key("paper")
-    for axis, dataset in zip(axes, datasets):
-        by_arm = runs[runs["data"] == dataset].groupby("arm")["weighted_f1"].apply(list)
-        (zero,) = by_arm["linear"]
-        for place, arm in enumerate(arms):
-            values = [100 * (value - zero) for value in by_arm[arm]]
-            figures.seeds(axis, place, values, LOOKS[arm], *interval(values)[1:])
-        for place, value in enumerate(stated(dataset)):
-            axis.plot(place - 0.22, 100 * (value - zero), ms=9, ls="none", **star)
-        axis.axhline(0, color="0.5", lw=1)
-        axis.axhline(100 * (by_arm["sorted"][0] - zero), color="0.5", lw=1, ls="--")
-        axis.set_title(dataset, fontsize=10)
-        axis.set_xticks(range(4), ["Base", "Base*", "NdLinear", "NdLinear over\ntime, channel"])
-        axis.tick_params(axis="x", labelsize=8, rotation=45)
-    axes[0].set_ylabel("points of F1 above raw series")

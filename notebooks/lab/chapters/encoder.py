@@ -29,7 +29,6 @@ from ..data import with_axes
 from ..data.files import DataError, File, cache_folder, find, obtain, verified, write
 from ..machine import require
 from ..modes import mode
-from ..page import figures
 from ..stats import (
     above,
     at_best_rates,
@@ -479,45 +478,5 @@ def survives(gaps: list[pd.Series]) -> list[bool]:
     return [adjusted <= 0.05 for adjusted in holm(p_values)]
 
 
-MARKS = {"accuracy": ("accuracy", "o", -0.14), "auc": ("ROC-AUC from scores", "^", 0.14)}
-
-
-def draw_differences(axes, runs: pd.DataFrame) -> None:
-    """The differences of `PAIRS` in points with 95 % intervals, a panel for each data set, accuracy and ROC-AUC from scores.
-
-    Filled where the difference is told from zero by Holm's procedure over all pairs and sets of its measure.
-    """
-    keys = [(name, pair) for name in SETS for pair in PAIRS]
-    hue = figures.colour("ndlinear")
-    for metric, (label, mark, shift) in MARKS.items():
-        gaps = [against(runs, *pair, metric, name) for name, pair in keys]
-        for (name, pair), gap, kept in zip(keys, gaps, survives(gaps)):
-            axis, y = axes[list(SETS).index(name)], PAIRS.index(pair) + shift
-            look = {"fmt": mark, "mfc": hue if kept else "none"}
-            figures.intervals(axis, y, interval(gap), "ndlinear", **look)
-        axes[0].plot([], [], mark, label=label, color=hue)
-    names = [f"{NAMES[arm]} − {NAMES[other]}" for arm, other in PAIRS]
-    for axis, title in zip(axes, SETS.values()):
-        figures.rows(axis, names)
-        axis.axvspan(-1, 1, color="#8a8a8a", alpha=0.15, lw=0)
-        axis.set_title(title, fontsize=10)
-        axis.set(xlabel="difference in points")
-    axes[0].figure.legend(loc="outside upper center", ncols=2, fontsize=9)
-
-
 # bound on the rank: the head that has it
 RANKS = {1: "ndlinear (1, 1)", 2: "ndlinear", 4: "ndlinear (4, 4)", 8: "ndlinear (10, 10)"}
-
-
-def draw_ranks(axes, runs: pd.DataFrame) -> None:
-    """ROC-AUC from scores against the bound on the rank, a panel for each data set; dashed: logistic regression."""
-    for axis, (name, title) in zip(axes, SETS.items()):
-        at = runs[(runs["data"] == name) & (runs["split"] == "official")].set_index("arm")["auc"]
-        for place, arm in enumerate(RANKS.values()):
-            figures.seeds(axis, place, at[arm], "ndlinear", *interval(at[arm])[1:])
-        line = at["linear"].mean()
-        axis.axhline(line, color=figures.colour("linear"), linestyle="--")
-        words = {"xycoords": axis.get_yaxis_transform(), "textcoords": "offset points"}
-        axis.annotate("logistic regression", (0.03, line), (0, -4), fontsize=8, va="top", **words)
-        axis.set_xticks(range(len(RANKS)), RANKS)
-        axis.set(xlabel="rank at most", ylabel=f"ROC-AUC, {title}")

@@ -99,6 +99,13 @@ def split(protocol: str, table: np.ndarray, seed: int, every: int, history: bool
     return shuffled(table, seed, every, history)
 
 
+def shared(train: Tensor, held: Tensor, length: int = 36) -> Tensor:
+    """For each held-out window, how many training windows overlap it; both by their first rows."""
+    train, ends = train.sort().values, (held + length, held - length + 1)
+    after, before = (torch.searchsorted(train, end) for end in ends)
+    return after - before
+
+
 # ----------------------------------------------------------------------------------------- networks
 class Attention(models.EncoderLayer):
     """The encoder layer of `lab.models` with dropout, read at its last position.
@@ -465,4 +472,4 @@ def _draw_factor(axis, runs: pd.DataFrame, arm: str, y: float, fill: float, name
     each = 1 / ratios(runs, "mse", arm)
     found = [1 / (1 - value) for value in reduction(runs, "mse", arm)]
     axis.plot(each, [y] * len(each), "|", color=colour, ms=7, alpha=0.6)
-    figures.intervals(axis, y, found, "ndlinear", mfc=(colour, fill), label=name)
+    figures.intervals(axis, y, found, "ndlinear", mfc=(colour, fill), mew=1, label=name)

@@ -244,12 +244,6 @@ def branch_size(arm: str, seed: int) -> tuple[float, float]:
 
 
 # ------------------------------------------------------------------------------------------------------ reading the runs
-def phi(three: Sequence[Sequence[float]], t: np.ndarray) -> np.ndarray:
-    """The learned activation (w, c, v) at the numbers ``t``."""
-    w, c, v = (np.asarray(part, dtype=float) for part in three)
-    return np.maximum(t[:, None] * w + c, 0) @ v
-
-
 def slopes(three: Sequence[Sequence[float]]) -> float:
     """Sum of the slopes of a learned activation's terms, without their signs: zero if it is switched off."""
     w, _, v = (np.asarray(part, dtype=float) for part in three)

@@ -24,8 +24,6 @@ from ndlinear import NdLinear
 from .. import stats
 from ..counts import count_macs
 from ..modes import LabError
-from ..page import figures
-from ..page.facts import fact
 from ..stats import interval, summary
 from ..train import stacked
 from ..train.loop import Split, default_device
@@ -333,10 +331,6 @@ NAMES = {  # arm: its name in figures, and whose colour and marker it has
     "linear": ("linear model", "linear"),
     "boosting": ("gradient\nboosting", "boosting"),
 }
-PANELS = {  # data set: metric, label of the axis
-    "Cardio Disease": ("accuracy", "Cardio Disease, accuracy"),
-    "Delivery Time": ("mse", "Delivery Time, mean squared error,\nminutes squared"),
-}
 
 
 def differences(runs: pd.DataFrame, arm: str, over: str) -> pd.Series:
@@ -357,22 +351,3 @@ def overview(runs: pd.DataFrame, over: str = "NdLinear") -> pd.DataFrame:
     rows = [(arm, *interval(differences(runs, arm, over))) for arm in table["arm"] if arm != over]
     columns = ["arm", "difference", "difference_low", "difference_high"]
     return table.merge(pd.DataFrame(rows, columns=columns), how="left").sort_values("score")
-
-
-def draw_arms(axes, runs: pd.DataFrame) -> None:
-    """Test scores with standardised features, a panel for each data set: every split, mean and interval; stars: printed."""
-    runs = runs[runs["scaling"].fillna("standardised") == "standardised"]
-    star = figures.key("paper") | {"ls": "none"}
-    for axis, (dataset, (metric, title)) in zip(axes, PANELS.items()):
-        for place, (arm, (_, look)) in enumerate(NAMES.items()):
-            values = runs[(runs["dataset"] == dataset) & (runs["arm"] == arm)]["score"]
-            if values.empty:
-                continue
-            figures.seeds(axis, place, values, look, *interval(values)[1:])
-        for place, method in enumerate(("Linear", "NdLinear")):
-            value = fact("ts_tf_classify_final", dataset=dataset, method=method, metric=metric)
-            axis.plot(place - 0.22, value, ms=10, label=None if place else "printed", **star)
-        axis.set_xticks(range(len(NAMES)), [name for name, _ in NAMES.values()], fontsize=8)
-        axis.tick_params(axis="x", rotation=90)
-        axis.set(ylabel=title)
-    axes[0].legend(fontsize=8)

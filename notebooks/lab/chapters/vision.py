@@ -28,7 +28,6 @@ from ..data.splits import some_of_each
 from ..machine import require
 from ..models import CPLinear, TTLinear, cnn_features, size
 from ..modes import LabError
-from ..page import figures
 from ..page.facts import fact
 from ..stats import differences, interval
 from ..train import graphed, loop
@@ -476,19 +475,6 @@ def by_printed_gain(found: tuple[float, float, float], printed: float) -> bool |
 def in_points(found: tuple[float, float, float]) -> str:
     """A difference with its interval: "+1.0 [+0.5, +1.5]"."""
     return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*found)
-
-
-def draw_gains(axis, rows: dict[str, tuple[pd.Series, str, float | None]]) -> None:
-    """Differences in points, a row for each name: every seed a point, mean and 95 % interval below, the printed one a star.
-
-    rows: by name the differences, whose colour and marker they have, and the printed difference or None.
-    """
-    for place, (values, look, printed) in enumerate(rows.values()):
-        axis.plot(values, [place] * len(values), alpha=0.45, ms=4, ls="none", **figures.key(look))
-        figures.intervals(axis, place + 0.2, interval(values), look)
-        if printed is not None:
-            axis.plot(printed, place, ms=9, ls="none", **figures.key("paper"))
-    figures.rows(axis, rows)
 
 
 def memory_table(memory: pd.Series, printed: pd.Series, margin: float) -> pd.DataFrame:

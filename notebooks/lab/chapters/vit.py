@@ -27,7 +27,6 @@ from ..data.files import DataError, cache_folder, write
 from ..data.splits import some_of_each
 from ..machine import require
 from ..modes import LabError, mode
-from ..page import figures
 from ..page.facts import facts
 from ..stats import differences, interval
 from ..train import loop
@@ -430,21 +429,6 @@ def printed_gaps() -> pd.DataFrame:
         row |= {"gap": cell.value - other["value"], "std": math.hypot(cell.std, other["std"])}
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def draw_gaps(axes, gaps: pd.DataFrame) -> None:
-    """The printed gap against the number of blocks: a panel for each data set, a line for each
-    width."""
-    for axis, (data, part) in zip(axes, gaps.groupby("dataset", sort=False)):
-        for width, line in part.groupby("width"):
-            shade = 0.45 + 0.275 * (width - 200) / 100
-            look = figures.key("ndlinear") | {"alpha": shade, "capsize": 2}
-            axis.errorbar(line["blocks"], line["gap"], yerr=line["std"], **look)
-            beside = {"xytext": (6, 3), "textcoords": "offset points", "va": "bottom"}
-            axis.annotate(f"width {width}", (9, line["gap"].iloc[-1]), fontsize=8, **beside)
-        axis.axhline(0, color=figures.colour("constant"), lw=1)
-        axis.set(xlabel=f"blocks, {data}", xticks=[3, 6, 9], xlim=(2.5, 11.3))
-    axes[0].set(ylabel="NdViT minus ViT-500, points")
 
 
 # ------------------------------------------------------------------------------------------ tables

@@ -9,6 +9,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.lines import Line2D
 
+from ..stats import interval
 from .show import jupyter
 
 # name: (colour, marker, what a reader calls it). Colours of seaborn's "colorblind" palette that stand out on white and on black.
@@ -116,6 +117,24 @@ def rows(axis, names, line: float = 0.0) -> None:
     axis.axvline(line, color="#8a8a8a", lw=1)
     axis.set_yticks(range(len(names)), list(names))
     axis.set_ylim(len(names) - 0.5, -0.5)
+
+
+def gains(axis, found, line: float = 0.0) -> None:
+    """What is gained, a row for each name: every seed a point, mean and 95 % interval below, the printed gain a star.
+
+    found: by name the gains seed by seed, or (mean, low, high); whose colour and marker they have; the printed gain or None.
+    """
+    for place, (values, look, printed) in enumerate(found.values()):
+        shown = key(look) | {"ls": "none"}
+        if isinstance(values, tuple):
+            intervals(axis, place, values, look)
+        else:
+            faint = 0.45 if len(values) <= 20 else 0.12
+            axis.plot(values, [place] * len(values), alpha=faint, ms=4, **shown)
+            intervals(axis, place + 0.2, interval(values), look)
+        if printed is not None:
+            axis.plot(printed, place, ms=10, ls="none", **key("paper"))
+    rows(axis, found, line)
 
 
 def seeds(axis, x, values, name: str, low: float | None = None, high: float | None = None) -> None:
