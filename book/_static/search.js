@@ -26,8 +26,7 @@
     61: "training time, slower",
     63: "onnx, export, autocast, checkpoint, state_dict, compatibility, ddp, fsdp, vmap",
     64: "structured layer, monarch, block-diagonal, low rank, structured matrices, comparison",
-    70: "checkpoints, reverse engineering, protocols, reproduce, reproducibility, fid",
-    71: "verdicts, results, summary",
+    71: "verdicts, results, summary, true, paper, checkpoints, reverse engineering, protocols, reproduce, reproducibility, fid",
     72: "recommendation, advice, when to use, should i use it, use",
   };
   const LISTS = /^book\/(api|bibliography|changelog|claims|contributing|corrections|glossary|status)$/;

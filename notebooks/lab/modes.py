@@ -23,7 +23,8 @@ MERGED = {
     "62_scaling": "61_overhead",
     "64_benchmark": "64_structured_layers",
     "65_race": "64_structured_layers",
-    "73_protocols": "70_forensics",
+    "70_forensics": "71_all_claims",
+    "73_protocols": "71_all_claims",
 }
 # chapters on one of the paper's experiments: short reports of one form
 REPORTS = (

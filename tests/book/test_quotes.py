@@ -21,6 +21,7 @@ TIED = (
     "22_approximation",
     "24_generalisation",
     *modes.REPORTS,
+    "71_all_claims",
 )
 FIELD = re.compile(r"\{[^{}]*\}")
 VALUE = r"([\w.,+-]+)"

@@ -71,11 +71,10 @@ def test_sheet_refuses_what_cannot_be_right(sheet):
         sheet.judge("unknown")
 
 
-def test_show_prints_equal_cells_of_several_data_sets_once(sheet, capsys):
-    sheet.show("Heads")
-    out = capsys.readouterr().out
-    assert out.count("right") == 1 and "two units" in out and "CoLA, SST-2" in out
-    assert out.count("BERT head") >= 3
+def test_the_list_has_each_cell_with_its_network(sheet):
+    rows = sheet.listed()
+    assert len(rows) == len(sheet.frame) and set(rows["experiment"]) >= {"BERT head"}
+    assert set(rows["dataset"]) >= {"CoLA", "SST-2"} and "two units" in set(rows["departs"])
 
 
 def test_operations_are_multiply_adds_and_five_for_each_number_in_a_batch_norm():

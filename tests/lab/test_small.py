@@ -1,5 +1,7 @@
 """Modes, facts, statistics, figures and what notebooks show."""
 
+import base64
+import io
 import itertools
 import json
 import random
@@ -16,7 +18,7 @@ from bs4 import BeautifulSoup
 from hypothesis import given
 from hypothesis import strategies as st
 from lab import LabError, stats
-from lab.page import figures
+from lab.page import figures, show
 from scipy import stats as scipy_stats
 
 import ndlinear
@@ -319,3 +321,18 @@ def test_gains_are_drawn_with_every_seed_their_mean_and_the_printed_value():
     assert seeds == [1, 3, 2] and mean == [2] and star == [5]
     assert len(axis.lines) == 5 and len(axis.collections) == 2
     assert [tick.get_text() for tick in axis.get_yticklabels()] == ["first", "second"]
+
+
+def test_a_table_is_downloaded_from_the_page_itself(monkeypatch, capsys):
+    frame = pd.DataFrame({"a": [1, 2], "b": ["x", "y <z>"]})
+    lab.download(frame, "some.csv", "Two <rows>")
+    assert capsys.readouterr().out == "Two <rows>: 2 rows, 0 kB\n"
+    seen = []
+    monkeypatch.setattr(
+        show, "put", lambda text, html: seen.append(BeautifulSoup(html, "html.parser"))
+    )
+    lab.download(frame, "some.csv", "Two <rows>")
+    link = seen[0].a
+    held = base64.b64decode(link["href"].partition("base64,")[2]).decode()
+    assert link["download"] == "some.csv" and "Two <rows>" in seen[0].text
+    assert pd.read_csv(io.StringIO(held)).equals(frame)

@@ -1,4 +1,4 @@
-"""The ledger as a story: what a claim takes, what may be said of it, where its cell stands, and lists made of that."""
+"""The ledger as a story: what a claim takes, what may be said of it, where its cell stands, and a list made of that."""
 
 import pytest
 from bs4 import BeautifulSoup
@@ -44,9 +44,9 @@ def shown(monkeypatch):
 def test_frame_has_one_row_per_claim():
     frame = story.frame().set_index("id")
     assert list(frame.index) == list(CLAIMS)
-    assert frame.loc["lora-a", ["area", "needs"]].tolist() == ["LoRA", "GPU, data, weights"]
-    assert frame.loc["memory-a", "needs"] == "the runs of other claims"
-    assert frame.loc["layer-b", "records"] == ["runs"] and frame.loc["layer-a", "records"] == []
+    assert frame.loc["lora-a", ["area", "verdict"]].tolist() == ["LoRA", "open"]
+    assert frame.loc["layer-b", "outcome"] == "not reproduced"
+    assert story.needs(ledger.claim("memory-a")) == "the runs of other claims"
 
 
 def test_what_may_be_said():
@@ -61,19 +61,19 @@ def test_what_may_be_said():
     }
 
 
-def test_questions_are_answered_by_claims(shown):
-    story.tell({"layer-b": "Is it <so>?", "lora-a": "And that?"})
+def test_claims_are_told_with_what_may_be_said(shown):
+    story.tell(["layer-b", "lora-a"])
     ((text, page),) = shown
-    assert "Is it <so>? (✗ not reproduced · layer-b)" in text
+    assert "layer-b (✗ not reproduced)" in text
     first, second = page.find_all("dd")
-    assert [dt.text for dt in page.find_all("dt")] == ["Is it <so>?", "And that?"]
-    assert [dd.a["href"] for dd in (first, second)] == [
+    assert [dt.a.text for dt in page.find_all("dt")] == ["layer-b", "lora-a"]
+    assert [dt.a["href"] for dt in page.find_all("dt")] == [
         "11_x.html#claim-layer-b",
         "../book/claims.html#lora-a",
     ]
     assert "statement <of> layer-b" in first.text
     assert "Right statement: a < b" in first.text and "Right statement: a < b" in text
-    assert second.find(class_="ndl-open")
+    assert page.find_all("dt")[1].find(class_="ndl-open") and "A test takes" in second.text
 
 
 def test_every_verdict_has_a_colour():

@@ -18,7 +18,6 @@ from ..modes import LabError
 from ..page.facts import fact, facts
 from ..page.figures import colour, marker
 from ..page.ledger import claim
-from ..page.show import table
 
 CLASSES = ("exact", "rounded", "truncated", "differs", "no configuration")
 UNITS = {"count": 1, "GFLOP": 1e9}
@@ -115,19 +114,13 @@ class Sheet:
         """One row for each cell entered so far."""
         return pd.DataFrame(self.rows)
 
-    def show(self, caption: str) -> None:
-        """All cells entered so far, equal ones of several data sets once."""
+    def listed(self) -> pd.DataFrame:
+        """All cells entered so far, with the number printed in each and the network that was built for it."""
         rows = self.frame
         rows["experiment"] = places(rows)
         rows["rebuilt"] = [_in_unit(*pair) for pair in zip(rows["rebuilt"], rows["metric"])]
-        columns = ["experiment", "network", "method", "how", "printed", "rebuilt", "match"]
-        rows = rows.groupby([*columns, "departs"], sort=False)["dataset"].unique().reset_index()
-        named = [[*names] if len(names) < 3 else [] for names in rows["dataset"]]
-        rows["network"] = [
-            ", ".join(filter(None, [network, *names]))
-            for network, names in zip(rows["network"], named)
-        ]
-        table(rows[[*columns, "departs"]], caption=caption)
+        names = ["experiment", "dataset", "network", "method", "how", "printed", "rebuilt", "match"]
+        return rows[[*names, "departs"]]
 
     def missing(self, tables: list[str]) -> list[tuple[str, str]]:
         """The printed counts of these tables that have not been entered."""

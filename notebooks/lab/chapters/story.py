@@ -1,14 +1,13 @@
-"""The ledger as a story: claims as a table, as lists with links, and what the open ones would take."""
+"""The ledger as a story: claims as a table, as a list with links, and what the open ones would take."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import pandas as pd
 from matplotlib import patches
 
-from .. import records
 from ..page import ledger
 from ..page.show import put
 
@@ -28,29 +27,12 @@ SETTLED = ("holds", "holds-if", "fails", "undecided")  # judged by a cell
 
 
 def frame() -> pd.DataFrame:
-    """One row per claim: id, area, kind, verdict, outcome, notebook, what it needs and its records."""
-    rows = []
-    for claim in ledger.claims():
-        notebook = ledger.chapter_of(claim)
-        rows.append(
-            {
-                "id": claim["id"],
-                "area": ledger.area(claim),
-                "kind": claim["kind"],
-                "verdict": claim["verdict"],
-                "outcome": ledger.outcome(claim),
-                "notebook": notebook,
-                "needs": needs(claim),
-                "records": claim.get("records") or [],
-            }
-        )
-    return pd.DataFrame(rows)
-
-
-def by_outcome(claims: pd.DataFrame, column: str) -> pd.DataFrame:
-    """How many claims of each value of a column have which outcome, in the order of `ledger.OUTCOMES`."""
-    table = pd.crosstab(claims[column], claims["outcome"])
-    return table[[name for name in ledger.OUTCOMES if name in table]]
+    """One row per claim: id, area, kind, verdict and outcome."""
+    rows = [
+        (c["id"], ledger.area(c), c["kind"], c["verdict"], ledger.outcome(c))
+        for c in ledger.claims()
+    ]
+    return pd.DataFrame(rows, columns=["id", "area", "kind", "verdict", "outcome"])
 
 
 def needs(claim: dict) -> str:
@@ -61,19 +43,6 @@ def needs(claim: dict) -> str:
         ", ".join(word for kind, word in words.items() if kind in kinds)
         or "the runs of other claims"
     )
-
-
-def evidence(claims: list[dict]) -> pd.DataFrame:
-    """The recorded runs that settled claims rest on: one row per experiment."""
-    used: dict[str, list[str]] = {}
-    for claim in claims:
-        for name in claim.get("records") or []:
-            used.setdefault(name, []).append(claim["id"])
-    rows = []
-    for name, ids in sorted(used.items()):
-        runs = [r for r in records.read(name) if r["status"] == "ok"]
-        rows.append((name, len(ids), len(runs), len({r["seed"] for r in runs})))
-    return pd.DataFrame(rows, columns=["experiment", "claims", "runs", "seeds"])
 
 
 def right(claim: dict) -> tuple[str, str]:
@@ -99,7 +68,7 @@ def address(claim: dict) -> str:
     return f"../book/claims.html#{claim['id']}"
 
 
-def _entry(id: str, question: str = "") -> tuple[str, str]:
+def _entry(id: str) -> tuple[str, str]:
     """A claim as text and as an entry of a definition list."""
     claim = ledger.claim(id)
     head, text = right(claim)
@@ -107,36 +76,19 @@ def _entry(id: str, question: str = "") -> tuple[str, str]:
     mark = f'<span class="{ledger.classes(claim)}">{sign}</span>'
     name = f'{mark} <a href="{html.escape(address(claim))}">{html.escape(id)}</a>'
     parts = [
-        f"<div><b>Paper:</b> {html.escape(claim['statement'])} {name if question else ''}</div>",
+        f"<div><b>Paper:</b> {html.escape(claim['statement'])}</div>",
         f"<div><b>{html.escape(head)}:</b> {html.escape(text)}</div>",
     ]
-    title = html.escape(question) if question else name
     return (
-        f"{question or id} ({sign} · {id})\n    Paper: {claim['statement']}\n    {head}: {text}",
-        f"<dt>{title}</dt><dd>{''.join(parts)}</dd>",
+        f"{id} ({sign})\n    Paper: {claim['statement']}\n    {head}: {text}",
+        f"<dt>{name}</dt><dd>{''.join(parts)}</dd>",
     )
 
 
-def tell(questions: dict[str, str]) -> None:
-    """Show claims, each under the question that it answers, if there is one. Verdict and answer come from the ledger."""
-    entries = [_entry(id, question) for id, question in questions.items()]
+def tell(ids: Iterable[str]) -> None:
+    """Show claims with statement and what may be said. Verdict and answer come from the ledger."""
+    entries = [_entry(id) for id in ids]
     put("\n".join(text for text, _ in entries), html=_list(entry for _, entry in entries))
-
-
-def fold(ids: Iterable[str], by: Callable[[dict], str] = ledger.area) -> None:
-    """Show claims with statement and what may be said, folded by area or by another property of a claim."""
-    groups: dict[str, list[str]] = {}
-    for id in ids:
-        groups.setdefault(by(ledger.claim(id)), []).append(id)
-    lines, folded = [], []
-    for name, members in groups.items():
-        entries = [_entry(id) for id in members]
-        lines += [f"{name} ({len(members)})", *(text for text, _ in entries)]
-        body = _list(entry for _, entry in entries)
-        folded.append(
-            f"<details><summary>{html.escape(name)} ({len(members)})</summary>{body}</details>"
-        )
-    put("\n".join(lines) or "None.", html="".join(folded) or "None.")
 
 
 def _list(entries: Iterable[str]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import html as html_
 import json
 import re
@@ -76,6 +77,15 @@ def table(
         text,
         html=f'<div class="ndl-scroll" tabindex="0" role="region" aria-label="{label}">{head}{body}</div>',
     )
+
+
+def download(frame: pd.DataFrame, name: str, words: str) -> None:
+    """Show a link that saves a table as a file of comma-separated values; the page itself holds it."""
+    text = frame.to_csv(index=False)
+    held = base64.b64encode(text.encode("utf-8")).decode("ascii")
+    size = f"{len(frame)} rows, {len(text) / 1000:.0f} kB"
+    link = f'<a href="data:text/csv;base64,{held}" download="{name}">Download {name}</a>'
+    put(f"{words}: {size}", html=f'<p class="ndl-take">{link} {html_.escape(words)} ({size})</p>')
 
 
 def grid(name: str, heads: Iterable[str], rows: Iterable[str], style: str = "") -> str:
