@@ -18,6 +18,7 @@ import pytest
 import torch
 import yaml
 from bs4 import BeautifulSoup
+from lab import modes
 from lab.page import ledger
 from lab.tools import report
 
@@ -40,6 +41,7 @@ CHAPTERS = [page for page in PAGES if page.startswith("notebooks/")]
 CODE_PAGE = CHAPTERS[0]  # where the colours of code are checked
 TAUGHT = ("10", "11", "12", "15", "20", "21", "22", "23", "24")  # the lectures that show a training
 LECTURES = [page for page in CHAPTERS if page.split("/")[1].startswith(TAUGHT)]
+PICTURE_FIRST = [*LECTURES, *(f"notebooks/{name}.html" for name in modes.REPORTS)]
 EVERYWHERE = [*PAGES, "search.html?q=Kronecker"]
 
 
@@ -383,7 +385,7 @@ def test_page_reads_in_a_browser(visit, name):
         assert not page.locator("mjx-merror, [data-mjx-error]").count(), "an equation has an error"
         assert not page.evaluate(LONG), f"break these equations for phones: {page.evaluate(LONG)}"
     assert not page.evaluate(BROKEN), "an image does not load"
-    if name in LECTURES:
+    if name in PICTURE_FIRST:
         picture = page.evaluate(FIRST_PICTURE)[1]
         assert picture <= 1.2 * PHONE["height"], f"the first picture begins at {picture} px"
     width = page.evaluate("document.documentElement.scrollWidth")
@@ -397,7 +399,7 @@ def test_page_reads_in_a_browser(visit, name):
         turn(page, "dark", DESKTOP)
         complaints += axe(page, whole)
     turn(page, "light", DESKTOP)
-    if name in LECTURES:
+    if name in PICTURE_FIRST:
         title, picture = page.evaluate(FIRST_PICTURE)
         assert picture - title <= 420, f"the first picture begins {picture - title} px below"
     complaints += axe(page, whole, None if whole else "main")
