@@ -229,7 +229,7 @@ class NdLinear(nn.Module):
         """Part 3 puts its engine in this place, and what that needs in the next one."""
         return self._algorithm_1(x)
 
-    _plans: dict[tuple[int, bool, bool, bool], Plan]
+    _plans: dict[Call, Plan]
     _plans_for_any: list[Plan]
 
     def _plan_ahead(self) -> None:
@@ -278,18 +278,12 @@ class NdLinear(nn.Module):
     def from_linear(
         cls, linear: nn.Module, input_dims: Shape, hidden_size: Shape, rank: int = 1, **search: Any
     ) -> Self:
-        """The layer nearest to a dense layer, by `nearest_kronecker`.
+        """The layer nearest to a dense layer, with copies of its numbers.
 
-        Args:
-            linear: Linear(prod D, prod H), or the Conv1D of transformers.
-            input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N).
-            rank: 1; for more terms see NdLinearSum.from_linear.
-            search: `restarts`, `seed`, `sweeps`, `tol` of `nearest_kronecker`.
-
-        Returns:
-            A layer with copies of the numbers; the biases of the modes, which cannot reach every
-            dense bias, are the least-squares fit. `approximation` holds both relative errors.
-            Raises ValueError or TypeError for sizes that do not fit or what is no dense layer.
+        `linear` is a Linear(prod D, prod H) or the Conv1D of transformers; the other arguments are
+        those of `nearest_kronecker`, with `rank` 1. The biases of the modes, which cannot reach
+        every dense bias, are the least-squares fit. `approximation` holds both relative errors.
+        ValueError or TypeError for sizes that do not fit or what is no dense layer.
 
         >>> layer = NdLinear.from_linear(nn.Linear(20, 6), (4, 5), (3, 2))
         >>> 0 < layer.approximation.weight_error < 1
@@ -317,7 +311,6 @@ class NdLinear(nn.Module):
 
     def _prepare(self) -> None:
         """What `forward` needs beside the parameters. It is made here: compilers then find it."""
-        self._shapes = tuple(zip(self.hidden_size, self.input_dims))
         self._plan_ahead()
         for k, mode in enumerate(self.align_layers):
             own: Any = mode.__dict__.get("reset_parameters", _Draw(_draw))
@@ -327,7 +320,7 @@ class NdLinear(nn.Module):
                 mode.__dict__["reset_parameters"] = _Draw(_draw, mode, self.init, shrink)
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_shapes", "_plans", "_plans_for_any")
+        made = ("_plans", "_plans_for_any")
         return {name: value for name, value in self.__dict__.items() if name not in made}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -448,7 +441,8 @@ class _ReadOnly(Tensor):
         target = kwargs.get("out", next(iter([*args, *kwargs.values()]), None))
         targets = target if isinstance(target, (list, tuple)) else (target,)
         own = any(isinstance(one, cls) for one in targets)  # else it is only read
-        if own and (in_place or name in _WRITES or kwargs.get("out") is not None):
+        written = in_place or name in ("__setitem__", "__set__") or kwargs.get("out") is not None
+        if own and written:
             raise TypeError(_WRITTEN)
         with torch._C.DisableTorchFunctionSubclass():
             y = func(*args, **kwargs)
@@ -459,9 +453,6 @@ class _ReadOnly(Tensor):
     def __reduce_ex__(self, protocol: Any) -> Any:
         plain: Any = self.as_subclass(Tensor)
         return plain.__reduce_ex__(protocol)
-
-
-_WRITES = ("__setitem__", "__set__")
 
 
 def _read_only(tensor: Tensor) -> Tensor:
@@ -531,7 +522,8 @@ def _affine(mode: nn.Module, d: int) -> tuple[Tensor, Tensor | None]:
         if weight.dtype in _NO_ARITHMETIC:
             raise _unusable(weight)
         return weight, cast("Tensor | None", mode.bias)
-    own = next((p for p in mode.parameters() if _computes(p.dtype)), None)
+    usable = [p for p in mode.parameters() if p.dtype in _REAL or p.is_complex()]
+    own = next(iter(usable), None)
     device = "cpu" if own is None or own.is_meta else own.device
     unit = torch.eye(d, device=device, dtype=None if own is None else own.dtype)
     bias = mode(unit.new_zeros(1, d))  # torch.ao takes no single vector
@@ -921,6 +913,10 @@ def count_parameters(
 
 
 # ==== Part 3: the engine, the same function faster; skip it at first reading ====================
+# What a plan depends on beside the layer: bits of the number of samples, gradients, CUDA, 16 bits
+Call = tuple[int, bool, bool, bool]
+
+
 class Step(NamedTuple):
     """One product of a plan: data of `shape`, (batch * left, dim, right), times (hidden, dim), the
     Kronecker product of the weights of `modes`, which are neighbours."""
@@ -932,11 +928,6 @@ class Step(NamedTuple):
     right: int
     shape: Sizes
 
-    @property
-    def macs(self) -> int:
-        """Multiply-adds per sample."""
-        return self.left * self.dim * self.hidden * self.right
-
 
 @dataclass(frozen=True)
 class Plan:
@@ -945,8 +936,8 @@ class Plan:
     steps: tuple[Step, ...]  # the products, one after the other
     order: Sizes  # all modes in a row
     inline: bool  # each bias right after the product of its mode, else their total after the last
+    literal: bool  # Algorithm 1 as it is written: each axis is moved to the end and back
     seconds: float  # the estimate for all samples
-    sequential: bool = False  # mode after mode through its module, as execution="sequential"
 
     @property
     def groups(self) -> tuple[Sizes, ...]:
@@ -956,12 +947,12 @@ class Plan:
     @property
     def macs(self) -> int:
         """Multiply-adds."""
-        return sum(step.macs for step in self.steps)
+        return sum(s.left * s.dim * s.hidden * s.right for s in self.steps)
 
     @property
     def saved(self) -> int:
         """Numbers kept for backward."""
-        return sum(step.left * step.dim * step.right for step in self.steps)
+        return sum(s.left * s.dim * s.right for s in self.steps)
 
     def __str__(self) -> str:
         lines = []
@@ -982,52 +973,44 @@ class _Cost:
     product is one of many matrices (dim, right), unless it is thin, see `_is_thin`.
     """
 
-    MODULE = 2.3e-5  # to call the module of a mode
+    LITERAL = 2e-5  # to start a mode of Algorithm 1 as it is written
     PLAN = 8e-6  # to begin anything else
     PRODUCT = 1e-5  # to start a product
-    BATCHED = 6e-6  # more to start a product of many matrices
-    MERGE = 1.4e-5  # to start what merges one more weight into a matrix
-    BIAS = 1e-5  # to start what adds one bias to the total bias
+    BATCHED = 6e-6  # more to start a product of many matrices,
+    BATCHED_BACKWARD = 3  # with gradients as many times more
+    MERGE = 2e-5  # to start what merges one more weight into a matrix
+    BIAS = 8e-6  # to start what adds one bias to the total bias
     MULTIPLY_ADD = 1.6e-11
-    ROW = 3e-9  # one matrix: for each row
-    MATRIX = 6e-8  # many matrices: for each one
+    ROW = 2.5e-9  # one matrix: for each row
+    MATRIX = 9e-8  # many matrices: for each one
     NUMBER = 1e-10  # for each number of both, but
-    COPIED_NUMBER = 1e-9  # where it is copied, as those of a thin product are
+    COPIED_NUMBER = 8e-10  # where it is copied, as those of a thin product are
     MERGED_NUMBER = 2e-9  # for each entry of a merged matrix
+    WEIGHT_NUMBER = 6e-10  # with gradients: for each number of the weight of many matrices
     NARROW_NUMBER = 7e-10  # with gradients: for each result of 2 to 11 numbers
     PAGE_NUMBER = 4e-10  # for each result in rows of a multiple of 1024: one column, one cache set
     BACKWARD_STARTS = 5  # forward and backward start as many times more operations
     BACKWARD_WORK = 3  # and do as many times more work
-    HALF_MULTIPLY = 20  # numbers of 16 bits: a multiply-add costs as many times more,
-    HALF_MATRIX = 100  # as many times in many matrices,
-    HALF = 2  # and all work as many times more again
-    GAIN = 0.85  # a plan must promise to take no more than this part of a simpler one's time
+    HALF = 20  # a multiply-add of numbers of 16 bits costs as many times more
+    GAIN = 0.9  # a plan must promise to take no more than this part of the time of the literal one
 
 
 @lru_cache(4096)
-def _search(
-    dims: Sizes,
-    hidden: Sizes,
-    order: Sizes,
-    bias: bool,
-    bits: int,
-    grad: bool,
-    cuda: bool,
-    half: bool,
-) -> Plan:
-    """The fastest plan by estimate for about 2^bits samples; on CUDA, the fewest multiply-adds.
+def _search(dims: Sizes, hidden: Sizes, order: Sizes, bias: bool, call: Call) -> Plan:
+    """The fastest plan by estimate for a kind of call; on CUDA, the fewest multiply-adds.
 
-    Candidates are Algorithm 1, through the modules or not, and, in the cheapest order, neighbours
-    merged in all ways (up to eight modes), but for those that keep more for backward than
-    Algorithm 1 does. What is not much faster than something simpler is not taken.
+    Candidates are, in the cheapest order, neighbours merged in all ways (up to eight modes), but
+    for those that keep more for backward than Algorithm 1 does, and Algorithm 1, by products of
+    many matrices or as it is written, which is taken where nothing promises to be much faster.
     """
     n = len(dims)
-    estimate = partial(_estimate, dims, hidden, bias, 0.75 * 2**bits, grad, half)
-    literal = estimate([(k,) for k in order], True)
+    estimate = partial(_estimate, dims, hidden, bias, call)
+    inline = estimate([(k,) for k in order], True)
+    _, _, cuda, _ = call
     if cuda:  # nothing was measured there
-        least = estimate([(k,) for k in cheapest_order(dims, hidden)], False)
-        return least if least.macs < literal.macs else literal
-    plans = []
+        least = estimate([(k,) for k in cheapest_order(dims, hidden)])
+        return least if least.macs < inline.macs else inline
+    plans = [inline]
     all_cuts = itertools.product((True, False), repeat=n - 1)
     for cuts in itertools.islice(all_cuts, 128 if n <= 8 else 1):
         edges = [0, *(k for k, cut in enumerate(cuts, 1) if cut), n]
@@ -1036,37 +1019,36 @@ def _search(
         merged_dims = [math.prod(dims[k] for k in group) for group in groups]
         merged_hidden = [math.prod(hidden[k] for k in group) for group in groups]
         order = cheapest_order(merged_dims, merged_hidden)
-        plans.append(estimate([groups[k] for k in order], False))
-    best = estimate([(k,) for k in literal.order], True, True)
-    for ahead in (literal, *sorted(plans, key=lambda plan: plan.seconds)):
-        if ahead.seconds <= _Cost.GAIN * best.seconds and ahead.saved <= literal.saved:
-            best = ahead
-    return best
+        plans.append(estimate([groups[k] for k in order]))
+    lean = [plan for plan in plans if plan.saved <= inline.saved]
+    best = min(lean, key=lambda plan: plan.seconds)
+    literal = estimate([(k,) for k in inline.order], True, True)
+    return best if best.seconds <= _Cost.GAIN * literal.seconds else literal
 
 
-def _plan_for(layer: NdLinear, key: tuple[int, bool, bool, bool]) -> Plan:
-    if key not in layer._plans:
+def _plan_for(layer: NdLinear, call: Call) -> Plan:
+    if call not in layer._plans:
         sizes = (layer.input_dims, layer.hidden_size, layer.order)
-        layer._plans[key] = _search(*sizes, _has_bias(layer), *key)
-    return layer._plans[key]
+        layer._plans[call] = _search(*sizes, _has_bias(layer), call)
+    return layer._plans[call]
 
 
 def _estimate(
     dims: Sizes,
     hidden: Sizes,
     bias: bool,
-    samples: float,
-    grad: bool,
-    half: bool,
+    call: Call,
     groups: Sequence[Sizes],
-    inline: bool,
-    sequential: bool = False,
+    inline: bool = False,
+    literal: bool = False,
 ) -> Plan:
     """The plan that runs these groups one after the other, and how long that should take."""
     cost = _Cost
+    bits, grad, _, half = call
+    samples = 0.75 * 2**bits
     sizes = list(dims)
     steps = []
-    starts = 0.0 if sequential else cost.PLAN + cost.BIAS * len(dims) * (bias and not inline)
+    starts = 0.0 if literal else cost.PLAN + cost.BIAS * len(dims) * (bias and not inline)
     work = 0.0
     for group in groups:
         first = group[0]
@@ -1075,19 +1057,20 @@ def _estimate(
         h = math.prod(hidden[first:behind])
         left = math.prod(sizes[:first])
         right = math.prod(sizes[behind:])
-        batched = right > 1 and not sequential
-        copied = right > 1 and (sequential or _is_thin(h, d, right, grad))
+        batched = right > 1 and not literal
+        copied = right > 1 and (literal or _is_thin(h, d, right, grad))
         number = cost.COPIED_NUMBER if copied else cost.NUMBER
         moved = number * right * (d + h)
         moved += cost.MATRIX if batched else cost.ROW * right
         if grad and right == 1 and 1 < d < 12:
             moved += cost.NARROW_NUMBER * h
+        if grad and batched and not copied:  # each matrix has a gradient of the weight
+            moved += cost.WEIGHT_NUMBER * d * h
         if right == 1 and h % 1024 == 0:
             moved += cost.PAGE_NUMBER * h
-        macs = d * h * right
-        if half:  # many matrices are multiplied one number after the other
-            macs *= cost.HALF_MATRIX if batched and not copied else cost.HALF_MULTIPLY
-        starts += cost.MODULE if sequential else cost.PRODUCT + cost.BATCHED * batched
+        macs = d * h * right * (cost.HALF if half else 1)
+        starts += cost.LITERAL if literal else cost.PRODUCT
+        starts += cost.BATCHED * batched * (cost.BATCHED_BACKWARD if grad else 1)
         starts += cost.MERGE * (len(group) - 1)
         work += samples * left * (cost.MULTIPLY_ADD * macs + moved)
         work += cost.MERGED_NUMBER * d * h * (len(group) > 1)
@@ -1095,9 +1078,9 @@ def _estimate(
         steps.append(Step(group, left, d, h, right, shape))
         sizes[first:behind] = hidden[first:behind]
     seconds = (cost.BACKWARD_STARTS if grad else 1) * starts
-    seconds += (cost.BACKWARD_WORK if grad else 1) * (cost.HALF if half else 1) * work
-    order = tuple(k for group in groups for k in group)
-    return Plan(tuple(steps), order, inline, seconds, sequential)
+    seconds += (cost.BACKWARD_WORK if grad else 1) * work
+    order = tuple(itertools.chain(*groups))
+    return Plan(tuple(steps), order, inline, literal, seconds)
 
 
 def _planned(
@@ -1113,8 +1096,6 @@ def _planned(
     if ordinary and not _any_autocast():
         bits = batch.numel().bit_length()
         plan = _plan_for(layer, (bits, trains, x.is_cuda, x.dtype.itemsize == 2))
-        if plan.sequential and layer.execution == "planned":
-            return layer._algorithm_1(x)
         product = _trained_product if trains else _fast_product
     else:
         plan = layer._plans_for_any[int(x.is_cuda)]
@@ -1123,9 +1104,11 @@ def _planned(
     if trains and layer.execution == "recompute":
         run = partial(checkpoint, _run, use_reentrant=False, preserve_rng_state=False)
     y = run(plan, product, x, *operands)
+    if plan.literal:
+        return y.contiguous()
     if trains and plan.steps[-1].right > 1:
         _gather_gradient(y)
-    return y.reshape(*batch, *layer.hidden_size)
+    return y.reshape(*batch, *layer.hidden_size).contiguous()
 
 
 def _gather_gradient(y: Any) -> None:
@@ -1169,7 +1152,7 @@ def _summed(layer: NdLinearSum, x: Tensor) -> Tensor | None:
         y = product(y.reshape(-1, d * rank, k), first.permute(1, 2, 0).reshape(h, -1))
         if trains:
             _gather_gradient(y)
-    return y.reshape(*x.shape[:-2], h, k)
+    return y.reshape(*x.shape[:-2], h, k).contiguous()
 
 
 def _any_requires_grad(*tensors: Tensor | None) -> bool:
@@ -1180,23 +1163,40 @@ def _operands(
     layer: NdLinear, plan: Plan, weights: Sequence[Tensor], biases: Tensors
 ) -> list[Tensor | None]:
     """What the steps of a plan take: a matrix each, then a bias each."""
-    if plan.inline:
-        return [weights[k] for k in plan.order] + [biases[k] for k in plan.order]
     operands: list[Tensor | None]
     operands = [reduce(_kron, [weights[k] for k in step.modes]) for step in plan.steps]
+    if plan.literal or biases[0] is None:
+        return operands + [biases[k] for k in plan.order]
+    if plan.inline:
+        own = [cast("Tensor", biases[k]) for k in plan.order]
+        shapes = [(-1,) if step.right == 1 else (-1, 1) for step in plan.steps]
+        return operands + [bias.reshape(shape) for bias, shape in zip(own, shapes)]
     operands += [None] * len(operands)
-    if biases[0] is not None:
-        last = plan.steps[-1]
-        shape = [size for size in (last.left, last.right) if size > 1]
-        shape.insert(last.left > 1, last.hidden)
-        operands[-1] = _total_bias(weights, biases, layer.order).reshape(shape)
+    last = plan.steps[-1]
+    shape = [size for size in (last.left, last.right) if size > 1]
+    shape.insert(last.left > 1, last.hidden)
+    operands[-1] = _total_bias(weights, biases, layer.order).reshape(shape)
     return operands
 
 
 def _run(plan: Plan, product: Callable[..., Tensor], x: Tensor, *operands: Tensor | None) -> Tensor:
     """The products of a plan: prod H numbers per sample, in some shape."""
-    for step, matrix, bias in zip(plan.steps, operands, operands[len(plan.steps) :]):
-        x = product(x.reshape(*step.shape), matrix, bias)
+    n = len(plan.steps)
+    for step, matrix, bias in zip(plan.steps, operands, operands[n:]):
+        if plan.literal:
+            axis = step.modes[0] - n
+            x = x.transpose(axis, -1)
+            if product is not _product and _is_much(x, step.hidden):
+                y = product(x.reshape(-1, step.dim), matrix, bias)
+                y = y.reshape(*x.shape[:-1], step.hidden)
+            else:
+                y = F.linear(x, cast("Tensor", matrix), bias)
+            x = y.transpose(axis, -1)
+        elif bias is None or bias.ndim < len(step.shape):
+            x = product(x.reshape(step.shape), matrix, bias)
+        else:  # another bias for each of several matrices
+            y = product(x.reshape(step.shape), matrix).reshape(-1, *bias.shape)
+            x = y.add_(bias) if product is _fast_product else y + bias.to(y.dtype)
     return x
 
 
@@ -1211,44 +1211,30 @@ def _is_thin(h: int, d: int, right: int, grad: bool) -> bool:
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """(L, D) -> (L, H) or (L, D, R) -> (L, H, R), copied only if thin; anything can transform it.
 
-    The bias is (H,), (H, R), or a row of these if there is one for each of several matrices.
+    The bias is (H,) or (H, R).
     """
-    if bias is not None and bias.ndim == x.ndim:
-        y = _product(x, weight)
-        return y.reshape(-1, *bias.shape) + bias.to(y.dtype)
     if x.ndim == 2:
         return F.linear(x, weight, bias)
     left, d, right = x.shape
     h = weight.shape[0]
-    whole = bias is not None and bias.ndim == 2
     if left > 1 and _is_thin(h, d, right, torch.is_grad_enabled()):  # one product of a copy
-        y = F.linear(x.transpose(1, 2).reshape(-1, d), weight, None if whole else bias)
-        y = y.view(left, right, h).transpose(1, 2)
-        return (y if bias is None or not whole else y + bias.to(y.dtype)).contiguous()
+        y = F.linear(x.transpose(1, 2).reshape(-1, d), weight).view(left, right, h).transpose(1, 2)
+        return y if bias is None else y + bias.to(y.dtype)
     if not x.is_cuda and x.stride()[1:] != (right, 1):
         x = x.contiguous()  # matrices in several pieces would be multiplied one by one
     if x.is_cuda and torch.is_autocast_enabled("cuda"):  # it would cast all `left` copies
         weight = weight.to(torch.get_autocast_dtype("cuda"))
     weight = weight.expand(left, h, d)
-    if bias is None:
-        return torch.bmm(weight, x)
-    return torch.baddbmm(bias if whole else bias.unsqueeze(1), weight, x)
+    return torch.bmm(weight, x) if bias is None else torch.baddbmm(bias, weight, x)
 
 
 def _fast_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`_product` without gradients or watchers: sums in place, and oneDNN where there is much."""
-    axes = x.ndim
-    if bias is not None and bias.ndim == axes:
-        y = _fast_product(x, weight)
-        y.view(-1, *bias.shape).add_(bias)
-        return y
+    """`_product` without gradients or watchers: oneDNN where there is much."""
     h, d = weight.shape
     if d == 1:
-        column = weight.t() if axes == 2 else weight
-        if bias is None:
-            return x * column
-        return torch.addcmul(bias if bias.ndim == axes - 1 else bias.unsqueeze(1), x, column)
-    if axes == 2 and _is_much(x, h):
+        column = weight.t() if x.ndim == 2 else weight
+        return x * column if bias is None else torch.addcmul(bias, x, column)
+    if x.ndim == 2 and _is_much(x, h):
         return cast("Tensor", _onednn_linear(x, weight.contiguous(), bias, "none", [], ""))
     return _product(x, weight, bias)
 
@@ -1281,8 +1267,7 @@ class _Large(torch.autograd.Function):
 
 def _trained_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`_product` with gradients, where nothing watches."""
-    simple = x.ndim == 2 and (bias is None or bias.ndim == 1)
-    if simple and _is_much(x, weight.shape[0]):
+    if x.ndim == 2 and _is_much(x, weight.shape[0]):
         large: Callable[..., Tensor] = _Large.apply
         return large(x, weight, bias)
     return _product(x, weight, bias)
@@ -1334,10 +1319,6 @@ def _order(order: Shape | None, n: int) -> Shape:
     if sorted(order) != list(range(n)):
         raise ValueError(f"order {order} must list each of the modes {tuple(range(n))} once")
     return order
-
-
-def _computes(dtype: torch.dtype) -> bool:
-    return (dtype.is_floating_point or dtype.is_complex) and dtype not in _NO_ARITHMETIC
 
 
 _NO_ARITHMETIC = frozenset(
@@ -1401,7 +1382,7 @@ def _gather(layer: NdLinear, compiling: bool) -> tuple[list[Tensor], Tensors, bo
     biases: list[Tensor | None] = []
     as_made = compiling or not any(_GLOBAL_HOOKS) or not _is_watched()
     modes: Any = layer._modules["align_layers"]
-    for mode, shape in zip(modes._modules.values(), layer._shapes):
+    for mode, h, d in zip(modes._modules.values(), layer.hidden_size, layer.input_dims):
         parameters = mode._parameters
         weight = parameters.get("weight")
         bias = parameters.get("bias")
@@ -1419,10 +1400,10 @@ def _gather(layer: NdLinear, compiling: bool) -> tuple[list[Tensor], Tensors, bo
             or (bias is None) != (biases[0] is None)
         ):
             as_made = False
-        elif weight.shape != shape:
+        elif weight.shape != (h, d):
             raise ValueError(
                 f"mode {len(weights)} of {layer.input_dims} -> {layer.hidden_size} needs a weight "
-                f"{shape}, got {tuple(weight.shape)}; build a new NdLinear for other sizes"
+                f"{(h, d)}, got {tuple(weight.shape)}; build a new NdLinear for other sizes"
             )
     return weights, biases, as_made
 
