@@ -856,10 +856,9 @@ def near_square(n: int) -> tuple[int, int]:
     >>> near_square(14336)
     (112, 128)
     """
-    for a in range(math.isqrt(n), 0, -1):
-        if n % a == 0:
-            return a, n // a
-    return 1, n
+    divisors = [a for a in range(1, math.isqrt(n) + 1) if n % a == 0]
+    a = max(divisors, default=1)
+    return a, n // a
 
 
 def cheapest_order(input_dims: Shape, hidden_size: Shape) -> Sizes:
@@ -973,12 +972,12 @@ class _Cost:
     product is one of many matrices (dim, right), unless it is thin, see `_is_thin`.
     """
 
-    LITERAL = 2e-5  # to start a mode of Algorithm 1 as it is written
+    LITERAL = 1.8e-5  # to start a mode of Algorithm 1 as it is written
     PLAN = 8e-6  # to begin anything else
     PRODUCT = 1e-5  # to start a product
-    BATCHED = 6e-6  # more to start a product of many matrices,
-    BATCHED_BACKWARD = 3  # with gradients as many times more
-    MERGE = 2e-5  # to start what merges one more weight into a matrix
+    BATCHED = 1e-5  # more to start a product of many matrices,
+    BATCHED_BACKWARD = 2  # with gradients as many times more
+    MERGE = 1.5e-5  # to start what merges one more weight into a matrix
     BIAS = 8e-6  # to start what adds one bias to the total bias
     MULTIPLY_ADD = 1.6e-11
     ROW = 2.5e-9  # one matrix: for each row
@@ -1164,18 +1163,21 @@ def _operands(
 ) -> list[Tensor | None]:
     """What the steps of a plan take: a matrix each, then a bias each."""
     operands: list[Tensor | None]
-    operands = [reduce(_kron, [weights[k] for k in step.modes]) for step in plan.steps]
-    if plan.literal or biases[0] is None:
-        return operands + [biases[k] for k in plan.order]
     if plan.inline:
-        own = [cast("Tensor", biases[k]) for k in plan.order]
-        shapes = [(-1,) if step.right == 1 else (-1, 1) for step in plan.steps]
-        return operands + [bias.reshape(shape) for bias, shape in zip(own, shapes)]
+        operands = [weights[k] for k in plan.order]
+        for step, k in zip(plan.steps, plan.order):
+            bias = biases[k]
+            if bias is not None and step.right > 1 and not plan.literal:
+                bias = bias.unsqueeze(1)  # one number for each row of a matrix
+            operands.append(bias)
+        return operands
+    operands = [reduce(_kron, [weights[k] for k in step.modes]) for step in plan.steps]
     operands += [None] * len(operands)
-    last = plan.steps[-1]
-    shape = [size for size in (last.left, last.right) if size > 1]
-    shape.insert(last.left > 1, last.hidden)
-    operands[-1] = _total_bias(weights, biases, layer.order).reshape(shape)
+    if biases[0] is not None:
+        last = plan.steps[-1]
+        shape = [size for size in (last.left, last.right) if size > 1]
+        shape.insert(last.left > 1, last.hidden)
+        operands[-1] = _total_bias(weights, biases, layer.order).reshape(shape)
     return operands
 
 
