@@ -213,5 +213,5 @@ def test_a_compiled_layer_takes_the_plan_of_its_device(dtype, cuda):
         autocast(None)
     assert y.device.type == "cuda" and y.dtype == (dtype or torch.float32)
     cast = [] if dtype is None else ["to"]
-    first = ["reshape", "reshape", *cast, "expand", "baddbmm"]
-    assert graphs == [[*first, "reshape", "linear", "reshape"]]
+    first = ["unsqueeze", "reshape", *cast, "expand", "baddbmm"]
+    assert graphs == [[*first, "reshape", "linear", "reshape", "contiguous"]]
