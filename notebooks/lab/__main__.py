@@ -13,6 +13,7 @@ COMMANDS = {
     "bench": "[FILE.py:LAYER [--sets SET ...] [--quick]]: your layer in the benchmark; without one, times on this machine",
     "report": "PAGE PDF: the reproducibility report as one sheet",
     "pdf": "HTML PDF: the built book as one file",
+    "seals": "[CLAIM ...]: claims whose numbers or records have changed since somebody looked; seal these anew",
     "stamp": "URL: the repository's address into every setup cell",
     "environment": "environment.yml from pyproject.toml",
     "times": "the seconds of every notebook, recorded",

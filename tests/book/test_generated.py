@@ -92,10 +92,7 @@ def test_the_recipes_say_what_the_records_say():
         gain = stats.paired(pd.concat(map(recorded, names)), metric, "relu", "ndlinear")
         assert gain[1] > 0 and round(100 * gain[0]) == 3
     text = " ".join(RECIPES.split())
-    assert (
-        "Trained for the paper's 50 epochs, this body and head with the ReLU end three points above"
-        in text
-    )
+    assert "this body and head with the ReLU end three points above" in text
     made: dict = {}
     exec(recipes()["A head after a CNN 0"][1], made)
     size = sum(p.numel() for part in ("body", "head") for p in made[part].parameters())
@@ -116,10 +113,6 @@ def test_the_recipes_say_what_the_records_say():
     one, eight = (stats.paired(solved, "loss", "ndlinear", f"lora-{rank}") for rank in (1, 8))
     assert one[1] < 0 < one[2] and eight[1] > 0
     assert "the two are not told apart, and rank 8 ends lower" in text
-    series = guide.measured().query("kind == @guide.SERIES")
-    worse = series.query("opponent == 'linear' and better == 'no'")
-    told = f"on {len(worse)} of {len(series)} sets it is ahead of NdLinear with time as an axis"
-    assert told in text
     wanted = "data == 'cifar10' and arm == 'ndlinear' and lr == 0.001"
     by_rule, at_one = (
         recorded(name).query(wanted).set_index("seed")["test_accuracy"]

@@ -2,22 +2,17 @@
 
 import ast
 import collections
-import itertools
 import json
-import math
 import re
 
 import numpy as np
 import pytest
 import torch
-from lab import modes, records, stats
-from lab.chapters import opt
+from lab import modes, records
 from lab.page import ledger
 from lab.page.facts import facts
 from lab.page.ledger import LedgerError
-from lab.records import store
 from lab.tools.upkeep import CHAPTERS
-from scipy.special import stdtrit
 
 SETTLED = [c for c in ledger.claims() if c["verdict"] not in ("open", "untestable")]
 RUN_SECONDS_FOR_THREE_SEEDS = 600
@@ -73,21 +68,6 @@ def test_measured_claims_rest_on_records_with_enough_seeds():
             assert len({r["seed"] for r in rows}) >= enough, f"{claim['id']}: {name} has too few"
 
 
-def test_the_sizes_beside_a_direction_are_those_of_the_records_and_of_the_paper():
-    text = {c["id"]: c["direction_only"] for c in ledger.claims() if "direction_only" in c}
-    samples = ledger.claim("sample-entangled")["numbers"]
-    assert f"{samples['nd'] / samples['dense']:.1f} times printed" in text["sample-entangled"]
-
-    levels = collections.defaultdict(list)
-    for row in records.read("cnn-sweep-trained"):
-        if row["status"] == "ok" and row["config"]["lr"] == 0.001:
-            setting = row["config"]["arm"], row["config"]["batch"]
-            levels[setting].append(100 * row["metrics"]["test_top_five"])
-    means = [sum(values) / len(values) for values in levels.values()]
-    told = f"{min(means):.1f} to {max(means):.1f} here, 72.48 to 74.75 printed"
-    assert told in text["ablation-hyper-lr-0001"]
-
-
 def test_a_scope_says_where_both_forecasters_lose_to_a_constant():
     """The Transformers with later data as test part, each arm's mean error over ten seeds."""
     rows = [r for r in records.read("ett-windows") if r["config"]["protocol"] == "chronological"]
@@ -103,51 +83,6 @@ def test_a_scope_says_where_both_forecasters_lose_to_a_constant():
             scope = ledger.claim(f"ett-{family.lower()}-{data.lower()}")["scope"]
             lost = best > mean[data, "none", "mean"]
             assert ("both networks have a higher error than a constant answer" in scope) == lost
-
-
-def superseded(name: str, **where) -> dict[tuple, list[float]]:
-    """(arm or hidden size, start or "", seed) -> Acc@5 in points of superseded rows."""
-    found = collections.defaultdict(list)
-    for row in store.parse(modes.RESULTS / "superseded" / f"{name}.jsonl")[0]:
-        config = row["config"]
-        if all(config[key] == value for key, value in where.items()):
-            what = config.get("arm") or config["hidden_size"]
-            key = what, config.get("start", ""), config["seed"]
-            found[key].append(100 * row["metrics"]["test_top_five"])
-    return found
-
-
-def test_superseded_rows_against_a_verdict_are_named_with_their_numbers():
-    def gap(one, other, levels):
-        """NdLinear's head minus another, or one hidden size minus the other: mean, low, high over seeds."""
-        at = {key: np.mean(values) for key, values in levels.items()}
-        seeds = sorted(seed for *what, seed in at if tuple(what) == one)
-        return stats.interval([at[(*one, seed)] - at[(*other, seed)] for seed in seeds])
-
-    sweep = gap(("256,2,2", ""), ("128,4,4", ""), superseded("cnn-sweep", lr=0.001))
-    said = ledger.claim("ablation-hyper-lr-0001")["another_reading"]
-    assert "{:.1f} points [{:.1f}, {:.1f}]".format(*sweep) in said["reading"]
-    assert said["verdict"] == "fails"
-    heads = superseded("cnn-structured") | superseded("cnn-structured-check")
-    said = ledger.claim("structured-accuracy")["another_reading"]["reading"]
-    chosen, equal = (gap(("ndlinear", start), ("cp", 0.5), heads) for start in (4.0, 0.5))
-    assert "{:.1f} points [{:.1f}, {:.1f}]".format(*chosen) in said
-    assert "from equal starts {:.1f} [{:.1f}, {:.1f}]".format(*equal) in said
-
-
-def test_the_factor_beside_the_entangled_samples_is_that_of_the_records():
-    """50,000 over the samples of the dense network until 5 % of the variance, on straight lines in both logs."""
-    errors = collections.defaultdict(list)
-    for row in records.read("dial-samples"):
-        config = row["config"]
-        if (config["alpha"], config["model"]) == (0.9, "dense") and row["status"] == "ok":
-            errors[config["samples"]].append(math.log(row["metrics"]["relative"]))
-    curve = [(math.log(n), sum(logs) / len(logs)) for n, logs in sorted(errors.items())]
-    goal, pairs = math.log(0.05), itertools.pairwise(curve)
-    (x, y), (u, v) = next(pair for pair in pairs if pair[0][1] > goal >= pair[1][1])
-    needed = math.exp(x + (u - x) * (y - goal) / (y - v))
-    text = ledger.claim("sample-entangled")["direction_only"]
-    assert f"At least {50_000 / needed:.1f} times as many samples here" in text
 
 
 @pytest.fixture
@@ -390,95 +325,3 @@ def test_a_broken_ledger_file_is_refused(tmp_path, monkeypatch):
         (tmp_path / "claims.yml").write_text(text)
         with pytest.raises(LedgerError, match=message):
             ledger._load.__wrapped__()
-
-
-def differences(experiment: str, metric: str, key: str, ours: str, other: str, log: bool, **where):
-    """Our arm minus another by seed, for the rows of a record with these settings."""
-    found = collections.defaultdict(dict)
-    for row in records.read(experiment):
-        config = row["config"]
-        if all(config[name] == value for name, value in where.items()):
-            value = row["metrics"][metric]
-            found[config["seed"]][config[key]] = math.log(value) if log else value
-    return np.array([pair[ours] - pair[other] for pair in found.values()])
-
-
-def seeds(values: np.ndarray, distance: float, level: float) -> int:
-    """The fewest seeds at which half the t interval, at the spread of these values, is below a distance."""
-    halves = (
-        stdtrit(n - 1, 0.5 + level / 2) * values.std(ddof=1) / n**0.5 for n in range(2, 10_000)
-    )
-    return next(n for n, half in enumerate(halves, 2) if half < distance)
-
-
-def test_the_right_statement_on_the_doubling_has_the_numbers_of_the_records():
-    said = ledger.claim("ablation-hidden-doubling")["correction"]
-    for experiment, word, level in (
-        ("ablation-doubling", "gains", 0.975),
-        ("ablation-cifar-trained", "after", 0.95),
-    ):
-        gain = differences(experiment, "test_top_five", "arm", "256x2x2", "128x4x4", log=False)
-        told = "{:.1f} [{:.1f}, {:.1f}]".format(*stats.interval(100 * gain, level=level))
-        assert f"{word} {told}" in said
-
-
-def test_the_right_statements_on_the_forecasters_have_the_numbers_of_the_records():
-    behind = [
-        ("ett-tuned", "transformer", data, "ndlinear")
-        for data in ("ETTh1", "ETTh2", "ETTm1", "ETTm2")
-    ]
-    behind += [("ett-last", "rnn", "ETTm1", arm) for arm in ("ndlinear", "ndlinear-paper")]
-    for experiment, family, data, arm in behind:
-        logs = differences(experiment, "mse", "model", arm, "dense", True, dataset=data)
-        ends = [100 * math.expm1(v) for v in stats.interval(logs, level=1 - 0.05 / 4)]
-        said = ledger.claim(f"ett-{family}-{data.lower()}")["correction"]
-        assert "by {:.0f} % [{:.0f}, {:.0f}]".format(*ends) in said
-
-
-def test_what_would_decide_a_claim_has_the_numbers_of_the_records():
-    text = {c["id"]: c["would_take"] for c in ledger.claims() if c["verdict"] == "undecided"}
-    where = {"dataset": "ETTm2", "family": "RNN"}
-    level, half_mae = 1 - 0.05 / 4, (1 - 0.0797 / 0.0825) / 2
-    most = 0
-    for arm, word in (("ndlinear", "lower"), ("ndlinear-paper", "higher")):
-        mse, mae = (
-            differences("ett-last", m, "model", arm, "dense", True, **where) for m in ("mse", "mae")
-        )
-        sign = 1 if word == "higher" else -1
-        ends = [100 * sign * math.expm1(v) for v in stats.interval(mse, level=level)]
-        told = "{:.0f} % [{:.0f}, {:.0f}]".format(ends[0], *sorted(ends[1:]))
-        assert f"{word} by {told}" in text["ett-rnn-ettm2"]
-        most = max(most, seeds(mae, abs(mae.mean() - math.log1p(-half_mae)), level))
-    assert f"{most} would do for the MAE" in text["ett-rnn-ettm2"]
-
-    axes = differences(
-        "axes-spectra", "test_loss", "order", "both lost", "in place", log=True, arm="ndlinear"
-    )
-    assert f"about {seeds(axes, axes.mean(), 1 - 0.05 / 9)} would" in text["bias-aligned-domains"]
-
-
-def test_the_reason_on_loss_curves_has_the_numbers_of_the_second_look():
-    text = {c["id"]: c["reason"] for c in ledger.claims() if c["verdict"] == "untestable"}
-    loss = differences("opt-second-look", "test_loss", "arm", "ndlinear", "dense", log=False)
-    mean, low, high = stats.interval(loss)
-    assert f"{mean:+.3f} nats [{low:.3f}, {high:.3f}]" in text["opt-loss-curves"]
-    assert f"held-out text, {len(loss)} seeds" in text["opt-loss-curves"]
-    for experiment in ("opt-library", "opt-larger"):
-        loss = differences(experiment, "test_loss", "arm", "ndlinear", "dense", log=False)
-        mean, low, high = stats.interval(loss, level=0.975)
-        assert f"{mean:+.3f} nats [{low:.3f}, {high:.3f}]" in text["opt-loss-curves"]
-
-
-def test_the_reason_on_the_zero_shot_claims_has_the_numbers_of_the_printed_table():
-    text = {c["id"]: c["reason"] for c in ledger.claims() if c["verdict"] == "untestable"}
-    times = {}
-    for model, entry in (("OPT-Small", "opt-zero-shot-small"), ("OPT-Mid", "opt-zero-shot-mid")):
-        pairs = opt.printed_accuracies(model)
-        p, q, n = pairs["Linear"], pairs["NdLinear"], pairs["questions"]
-        errors = (p * (1 - p) + q * (1 - q)) / n  # squared, of each difference
-        mean, half = (q - p).mean(), 1.96 * math.sqrt(errors.sum()) / len(pairs)
-        assert f"are {mean:.3f} in the mean, with an interval of {half:.3f} to" in text[entry]
-        times[entry] = (half / mean) ** 2
-    assert f"About {times['opt-zero-shot-small']:.1f} times as" in text["opt-zero-shot-small"]
-    assert 100 < times["opt-zero-shot-mid"] < 1000
-    assert "hundreds of times as many questions" in text["opt-zero-shot-mid"]

@@ -1,120 +1,100 @@
-"""Numbers in prose: each is tied to a cell that computes it, by `lab.quote`, or is a definition by one of a few rules."""
+"""Numbers in prose: each is tied to a cell or a phrase that computes it, or is a definition by one of a few rules."""
 
-import ast
-import functools
 import json
 import re
 
 import lab
 import pytest
+import ties
 from lab import LabError, modes
-from lab.page import quote
-
-# Pages whose numbers are all tied; the others follow as they are rewritten.
-TIED = (
-    "10_one_layer",
-    "11_kronecker",
-    "12_cost_and_order",
-    "15_step_size",
-    "20_capacity",
-    "21_separability",
-    "22_approximation",
-    "24_generalisation",
-    *modes.REPORTS,
-    "71_all_claims",
-)
-FIELD = re.compile(r"\{[^{}]*\}")
-VALUE = r"([\w.,+-]+)"
-DEFINITIONS = {
-    "code": r"(?s)```.*?```|`[^`]*`",
-    "mathematics": r"(?s)\$\$.*?\$\$|\$[^$\n]*\$",
-    "addresses, comments and tags": r"(?s)\]\([^)]*\)|https?://\S+|<!--.*?-->|<[^>]*>",
-    "sources": r"(?s)\n## References\n.*",
-    "numbers of chapters, and of what the paper or the book counts": r"(?i)\[E?\d\d ·|\b(?:chapters?|sections?|theorems?|corollary|"
-    r"lemma|proposition|figures?|tables?|equations?|exercises?|parts?|appendix|algorithm|steps?|modes?|rows?|columns?|lines?|version)\s[\d.]+(?:\([a-z]\))?"
-    r"(?:(?:,| and| or| to|–)\s?[\d.]+)*",
-    "numbers of a list": r"(?m)^\s*\d+\.\s",
-    "dates": r"\b\d{1,2} (?:January|February|March|April|May|June|July|August|September|October|November|December)\b|\b(?:19|20)\d\d\b",
-    "versions": r"\b\d+\.\d+\.\d+\b",
-    "shapes": r"\d+(?:\s?×\s?\d+)+|\(\d+(?:, ?\d+)*,?\)",
-    "names that end or begin with a number": r"(?<![\w.])\d+[A-Za-z-][\w-]*|[A-Za-z][\w-]*[-@_]?\d[\w.-]*",
-    "the level of an interval": r"\b9[05789](?:\.\d)? %(?=[^.]{0,20}interval)",
-}
+from lab.page import ledger, quote
+from lab.tools import seals
 
 
-def undefined(text: str) -> str:
-    """Prose in which what is a definition is blank."""
-    for pattern in DEFINITIONS.values():
-        text = re.sub(pattern, lambda found: " " * len(found[0]), text)
-    return text
+@pytest.mark.parametrize("slug", ties.NOTEBOOKS)
+def test_every_number_of_a_chapter_is_tied(slug):
+    loose = ties.untied(quote.prose(slug), ties.quotes(slug))
+    assert not loose, "\n".join(loose)
 
 
-def numbers(text: str) -> list[tuple[int, int]]:
-    """Where the numbers of a text begin and end."""
-    return [found.span() for found in re.finditer(r"\d[\d,]*(?:\.\d+)?", undefined(text))]
+@pytest.mark.parametrize("page", ties.PAGES)
+def test_every_number_of_a_page_is_what_computes_it(page):
+    found = ties.faults(page, (modes.ROOT / page).read_text(encoding="utf-8"))
+    assert not found, "\n".join(found)
 
 
-def quotes(slug: str, page: str = "") -> list[str]:
-    """The phrases that a notebook quotes from itself or, with ``page``, from that file."""
-    cells = modes.NOTEBOOKS / f"{slug}.ipynb"
-    found = []
-    for source in lab_code(cells):
-        for node in ast.walk(ast.parse(source)):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "lab.quote":
-                named = {k.arg: ast.literal_eval(k.value) for k in node.keywords}
-                if named.get("page", "") == page:
-                    found.append(ast.literal_eval(node.args[0]))
-    return found
+def test_a_page_that_says_another_number_is_found():
+    text = (modes.ROOT / "README.md").read_text(encoding="utf-8")
+    for number in ("3,072", "10 % less", "14 of", "177", "56 fail"):
+        assert ties.faults("README.md", text.replace(number, "9" + number, 1))
+    assert ties.faults("README.md", text + "It is 24 times as large.")
+    assert not ties.faults("README.md", text.replace(" is ", " may be ").replace(", and", " and"))
 
 
-def lab_code(path) -> list[str]:
-    cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
-    return ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+# --- the ledger --------------------------------------------------------------------------------------------------
 
 
-def covered(text: str, phrases: list[str]) -> set[int]:
-    """The places of a text that stand where a quoted phrase has a value."""
-    places: set[int] = set()
-    for phrase in phrases:
-        fixed = [
-            re.escape(quote.plain(part)).replace(r"\ ", r"\s+") for part in FIELD.split(phrase)
-        ]
-        for found in re.finditer(VALUE.join(fixed), text.replace("**", "  ")):
-            for group in range(1, len(found.groups()) + 1):
-                places |= set(range(*found.span(group)))
-    return places
+@pytest.mark.parametrize("claim", ledger.claims(), ids=lambda claim: claim["id"])
+def test_the_numbers_of_a_statement_are_the_papers(claim):
+    assert not ties.strangers(claim), "none of its cells and printed numbers"
 
 
-def untied(text: str, phrases: list[str]) -> list[str]:
-    """The numbers of a text that no quoted phrase covers, with the words around them."""
-    text = text.replace("\N{MINUS SIGN}", "-")
-    tied = covered(text, phrases)
-    loose = [(a, b) for a, b in numbers(text) if a not in tied]
-    return [" ".join(text[max(a - 40, 0) : b + 40].split()) for a, b in loose]
+def test_a_number_that_is_not_the_papers_is_found():
+    claim = ledger.claim("ett-rnn-etth1")
+    changed = claim["statement"].replace("0.0880", "0.0870")
+    assert ties.strangers(claim | {"statement": changed}) == ["0.0870"]
 
 
-@functools.cache
-def of_page(slug: str) -> list[str]:
-    return untied(quote.prose(slug), quotes(slug))
+def test_the_ledger_says_what_records_and_tables_give():
+    claims = {claim["id"]: claim for claim in ledger.claims()}
+    assert not [phrase for id in ties.sentences() for phrase in ties.unsaid(claims[id])]
+    id, ((field, _), *_) = next(iter(ties.sentences().items()))
+    assert ties.unsaid(claims[id] | {field: "nothing"})
 
 
-@pytest.mark.parametrize("slug", TIED)
-def test_every_number_of_a_page_is_tied(slug):
-    assert not of_page(slug), "\n".join(of_page(slug))
+def test_claims_are_as_they_were_sealed():
+    assert not seals.broken(), "python -m lab seals says what to do"
+
+
+def test_a_seal_sees_numbers_rules_and_records_and_no_words():
+    claim = ledger.claim("ablation-hidden-doubling")
+    same = claim | {"correction": claim["correction"].replace("gains", "wins", 1)}
+    assert seals.seal(same) == seals.seal(claim)
+    for field in ("correction", "rule", "scope", "statement"):
+        first = re.search(r"\d", claim[field])
+        changed = claim[field][: first.start()] + "x" + claim[field][first.end() :]
+        assert seals.seal(claim | {field: changed}) != seals.seal(claim), field
+    words = claim | {"rule": claim["rule"].replace("above", "below", 1)}
+    records = claim | {"records": claim["records"][1:]}
+    assert len({seals.seal(one) for one in (claim, words, records)}) == 3
+
+
+def test_a_claim_is_sealed_anew_by_its_name_only(tmp_path, monkeypatch, capsys):
+    kept = json.loads(seals.PLACE.read_text(encoding="utf-8"))
+    edited = kept | {"params-32cube": "0", "opt-params": "0", "gone": "0"}
+    monkeypatch.setattr(seals, "PLACE", tmp_path / "seals.json")
+    seals.PLACE.write_text(json.dumps(edited))
+    seals.main(["params-32cube", "gone"])
+    assert seals.broken() == ["opt-params"] and "opt-params: not as" in capsys.readouterr().out
+    with pytest.raises(LabError, match="nothing has changed in params-32cube"):
+        seals.main(["params-32cube"])
+
+
+# --- the rules ---------------------------------------------------------------------------------------------------
 
 
 def test_definitions_are_no_numbers_to_tie():
     text = """1. In chapter 12, on 23 November 2026, CIFAR-10 with 32×32×32 entries, `x = 3`, $N = 2$, float32,
     Theorem 20.8, [11 · Kronecker](11_kronecker.ipynb), a 95 % t interval.\n\n## References\n\n- (1999) 10.1000/3"""
-    assert not numbers(text)
+    assert not ties.numbers(text)
 
 
 def test_a_number_that_nothing_covers_is_found():
     text = "It is 24 times as large, **3,072 weights** and −0.5 points."
-    assert len(untied(text, [])) == 3
+    assert len(ties.untied(text, [])) == 3
     phrases = ["{} times as large", "{:,} weights", "{:+.1f} points"]
-    assert not untied(text, phrases)
-    assert len(untied(text, ["24 times as large"])) == 3, "a typed number ties nothing"
+    assert not ties.untied(text, phrases)
+    assert len(ties.untied(text, ["24 times as large"])) == 3, "a typed number ties nothing"
 
 
 @pytest.fixture
@@ -132,6 +112,14 @@ def test_a_quote_fails_where_the_page_says_another_number(page, monkeypatch):
         lab.quote("{:.0f} times as large", 25, page=page)
     monkeypatch.setenv("NDL_MODE", "smoke")
     lab.quote("{:.0f} times as large", 25, page=page)
+
+
+def test_a_number_is_said_whole_and_with_its_sign():
+    assert quote.says("it is 24 times, by 2.5", "24 times") and quote.says("by 2.5.", "by 2.5")
+    for text in ("it is 124 times", "1.24 times", "1,24 times", "-24 times", "+24 times"):
+        assert not quote.says(text, "24 times"), text
+    for text in ("by 2.55", "by 2.5,000", "by 2.5.1"):
+        assert not quote.says(text, "by 2.5"), text
 
 
 def test_the_footer_looks_up_what_its_notebook_quotes(monkeypatch, capsys):

@@ -27,7 +27,7 @@ def quote(phrase: str, *values: object, page: str = "") -> None:
     said = plain(phrase.format(*values))
     if not page:
         _PENDING.append(said)
-    elif said not in plain((modes.ROOT / page).read_text(encoding="utf-8")):
+    elif not says((modes.ROOT / page).read_text(encoding="utf-8"), said):
         raise LabError(_message(page, said))
 
 
@@ -36,18 +36,26 @@ def look_up(slug: str) -> None:
     phrases, _PENDING[:] = list(_PENDING), []
     if not phrases:
         return
-    said = plain(prose(slug))
+    said = prose(slug)
     for phrase in phrases:
-        if phrase not in said:
+        if not says(said, phrase):
             raise LabError(_message(f"notebooks/{slug}.ipynb", phrase))
 
 
+def says(text: str, phrase: str) -> bool:
+    """Whether a text has a phrase, and no longer number or other sign where the phrase begins or ends with a number."""
+    phrase = plain(phrase)
+    before = r"(?<![\d+-])(?<!\d[.,])" if phrase[:1].isdigit() else ""
+    behind = r"(?!\d)(?![.,]\d)" if phrase[-1:].isdigit() else ""
+    return bool(re.search(before + re.escape(phrase) + behind, plain(text)))
+
+
 def prose(slug: str) -> str:
-    """The Markdown of a notebook and the captions of its figures."""
+    """The captions of a notebook's figures and its Markdown, which ends with the sources."""
     cells = json.loads((modes.NOTEBOOKS / f"{slug}.ipynb").read_text(encoding="utf-8"))["cells"]
     parts = ["".join(c["source"]) for c in cells if c["cell_type"] == "markdown"]
     figures = [c["metadata"].get("mystnb", {}).get("figure", {}) for c in cells]
-    return "\n\n".join([*parts, *(figure.get("caption", "") for figure in figures)])
+    return "\n\n".join([*(figure.get("caption", "") for figure in figures), *parts])
 
 
 def plain(text: str) -> str:

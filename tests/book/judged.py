@@ -1,0 +1,467 @@
+"""Sentences of the ledger with what its records, its tables and the layer give: id and field of a claim, a phrase, its values.
+
+A phrase has a field of `str.format` for each value. What stands here is computed again in each test; the other numbers of the
+ledger's own words are held by its seals (`lab/tools/seals.py`).
+"""
+
+import itertools
+import math
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+from lab import modes, stats
+from lab.chapters import ablations, bump, dial, opt
+from lab.page import facts, ledger
+from lab.page.recorded import recorded
+from lab.records import store
+from scipy.special import stdtrit
+
+from ndlinear import count_macs, count_parameters
+
+SIGNED = "{:+.1f} points [{:+.1f}, {:+.1f}]"
+ERROR = "{:.1f} % [{:.1f}, {:.1f}]"
+
+
+def points(runs: pd.DataFrame, metric: str, one: str, other: str, level: float = 0.95) -> list:
+    """Mean and interval of a paired difference, in points."""
+    return [100 * value for value in stats.paired(runs, metric, one, other, level=level)]
+
+
+def pictures() -> Iterator[tuple]:
+    ids = "cnn-cifar10-accuracy", "cnn-cifar100-accuracy"
+    words = (
+        ("reaches {:.1f} % top-1", "it {:.1f} %, as printed: ", "it reaches {:.1f} %: "),
+        ("reaches {:.1f} % Acc@5", None, "and NdLinear {:.1f} %, seven less: "),
+    )
+    for id, metric, said in zip(ids, ("test_accuracy", "test_top_five"), words):
+        name = f"cnn-printed-{id.split('-')[1]}"
+        runs = pd.concat([recorded(name), recorded(f"{name}-relu")])
+        mean = 100 * runs.groupby("arm")[metric].mean()
+        yield id, "correction", f"the dense head {said[0]}", mean["dense"]
+        relu = points(runs, metric, "relu", "dense", 0.975)
+        if said[1]:
+            yield id, "correction", said[1] + SIGNED + ", three seeds, 97.5 %", mean["relu"], *relu
+        else:
+            yield id, "correction", "ReLU behind it, " + SIGNED + ", 97.5 %", *relu
+        without = points(runs, metric, "ndlinear", "dense")
+        yield id, "correction", said[2] + SIGNED, mean["ndlinear"], *without
+    chosen = recorded("cnn-printed-cifar100-chosen")
+    phrase = "chosen on {:,} pictures held out it is behind by less, " + SIGNED.replace("+", "")
+    behind = points(chosen, "test_top_five", "ndlinear", "dense")
+    yield ids[1], "correction", phrase, *chosen["held"].unique(), *behind
+    short = recorded("cnn-longer").query("data == 'cifar100' and lr == 0.001")
+    ahead = points(short, "test_top_five", "ndlinear", "dense")
+    phrase = (
+        "With {:,} pictures and six epochs NdLinear is ahead, by {:.1f} points [{:.1f}, {:.1f}]."
+    )
+    yield ids[1], "correction", phrase, *short["images"].unique(), *ahead
+
+
+def maps() -> Iterator[tuple]:
+    runs = recorded("cnn-structured-whole")
+    best = 100 * runs.query("arm == 'cp'")["test_top_five"].mean()
+    over = [points(runs, "test_top_five", "cp", other) for other in ("ndlinear", "tt")]
+    phrase = "reaches {:.1f} % and is {:.1f} points of Acc@5 [{:.1f}, {:.1f}] above NdLinear and {:.1f} [{:.1f}, {:.1f}] above TT"
+    yield "structured-accuracy", "would_take", phrase, best, *over[0], *over[1]
+    phrase = "and {:.1f} points below the CP map"
+    yield "structured-best-on-all-metrics", "would_take", phrase, over[0][0]
+
+
+def series() -> Iterator[tuple]:
+    runs = recorded("ucr-printed")
+    means = (
+        ("ucr-ecgfiveday", "ECGFiveDays", "macro_f1", "(macro {:.3f} [{:.3f}, {:.3f}])"),
+        ("ucr-better-than-matched", "ECGFiveDays", "macro_f1", "(macro {:.3f} [{:.3f}, {:.3f}],"),
+        ("ucr-chlorine", "ChlorineConcentration", "macro_f1", "is {:.3f} [{:.3f}, {:.3f}] (level"),
+        ("ucr-ecg5000", "ECG5000", "weighted_f1", "minus Base is {:.3f} [{:.3f}, {:.3f}]."),
+    )
+    for id, data, metric, phrase in means:
+        part = runs[runs["data"] == data]
+        part = part[part["seed"] >= 40] if data == "ChlorineConcentration" else part
+        yield id, "correction", phrase, *stats.paired(part, metric, "ndlinear", "base")
+
+
+def tables() -> Iterator[tuple]:
+    runs = recorded("tabular-printed").query(
+        "dataset == 'Cardio Disease' and scaling == 'standardised'"
+    )
+    mean = 100 * runs.groupby("arm")["score"].mean()
+    more = points(runs, "score", "dense", "NdLinear")
+    phrase = "After the printed {} epochs NdLinear has {:.1f} % and the dense network {:.1f} %, {:.2f} points more [{:.2f}, {:.2f}]"
+    values = *runs["epochs"].unique(), mean["NdLinear"], mean["dense"], *more
+    yield "tabular-cardio-accuracy", "correction", phrase, *values
+    peers = recorded("tabular-peers").query("dataset == 'Cardio Disease' and arm == 'boosting'")
+    yield (
+        "tabular-cardio-accuracy",
+        "correction",
+        "boosting has {:.1f} %",
+        100 * peers["score"].mean(),
+    )
+
+
+def biases() -> Iterator[tuple]:
+    runs = recorded("ablation-bias")
+    printed, released = runs.query("epochs == 4000"), runs.query("epochs == 800")
+    more = "lower the error at width 16 by ", "by more, ", "by more, "
+    less = "the change is ", "lower the error by ", "lower the error by "
+    for width, long, short in zip((16, 32, 64), more, less):
+        id = f"ablation-bias-width{width}"
+        field = "correction" if width == 16 else "condition"
+        mean, low, high = ablations.change(printed, width)
+        yield id, field, long + ERROR, -mean, -high, -low
+        mean, low, high = ablations.change(released, width)
+        if width == 16:
+            yield id, field, short + "{:.1f} % [{:.1f}, {:+.1f}]", mean, low, high
+        else:
+            yield id, field, short + ERROR, -mean, -high, -low
+        change = abs(ablations.printed_change(width))
+        yield id, field, ("a rise of {:.1f} %" if width == 16 else "the printed {:.1f} %"), change
+
+
+def orders() -> Iterator[tuple]:
+    runs = recorded("ablation-cifar-trained")
+    kept = {
+        arm: ablations.retention(runs, arm)
+        for arm in ("reverse order", "random order", "reverse axes")
+    }
+    id = "ablation-order-retention"
+    yield id, "correction", "(reverse " + ERROR, *kept["reverse order"]
+    yield id, "correction", "random " + ERROR + " of the accuracy", *kept["random order"]
+    yield id, "correction", "keep " + ERROR, *kept["reverse axes"]
+
+
+def sizes() -> Iterator[tuple]:
+    id, runs = "ablation-hidden-doubling", recorded("ablation-cifar-trained")
+    one = points(runs, "test_top_five", "64x4x4", "32x4x4")
+    yield id, "correction", "gains {:.1f} [{:.1f}, {:.1f}], (64,4,4)", *one
+    mean, low, high = points(runs, "test_top_five", "128x4x4", "64x4x4")
+    yield id, "correction", "loses {:.1f} [{:.1f}, {:.1f}], and the printed", -mean, -high, -low
+    counts = runs.groupby("arm")["parameters"].first()[["64x4x4", "128x4x4", "256x2x2"]]
+    dense = recorded("cnn-printed-cifar100").query("arm == 'dense'")["parameters"].iloc[0]
+    saved = sorted(100 * (1 - counts / dense))
+    yield id, "correction", "have {:.0f} to {:.0f} % fewer parameters", saved[0], saved[-1]
+
+
+def sweep() -> Iterator[tuple]:
+    runs, id = recorded("cnn-sweep-batches"), "ablation-hyper-lr-001"
+    printed = facts.facts("app_hyperparam", metric="acc_at_5").astype({"lr": float, "batch": int})
+    printed = printed[printed["lr"] == 0.01].set_index(["hidden_size", "batch"])["value"]
+    for arm in ("128,4,4", "256,2,2"):
+        wide = 100 * runs[runs["arm"] == arm].pivot(
+            index="seed", columns="batch", values="test_top_five"
+        )
+        change = stats.interval(wide[128] - wide[32], level=0.975)
+        phrase = "by {:+.1f} [{:+.1f}, {:+.1f}]" + (" points" if arm == "128,4,4" else "")
+        phrase += f" with ({arm}), printed " + "{:+.1f}"
+        yield id, "correction", phrase, *change, printed[arm, 128] - printed[arm, 32]
+
+
+def overheads() -> Iterator[tuple]:
+    cells = facts.facts("overhead").pivot_table(
+        index=["metric", "model"], columns="method", values="value"
+    )
+    grown = 100 * (cells["NdLinear"] / cells["Linear"] - 1)
+    memory, time = (grown[what].to_dict() for what in ("peak_memory", "epoch_time"))
+    ends = [end(part.values()) for part in (memory, time) for end in (min, max)]
+    yield (
+        "overhead-ranges",
+        "correction",
+        "memory grows by {:.1f} to {:.1f} % and time by {:.1f} to {:.1f} %.",
+        *ends,
+    )
+    yield (
+        "overhead-upper-bounds",
+        "correction",
+        "are {:.1f} % for memory (CNN) and {:.1f} % for time (ViT)",
+        ends[1],
+        ends[3],
+    )
+    nets = "CIFAR-100 CNN", "ETTh1 RNN", "Vision Transformer"
+    each = [part[net] for part in (memory, time) for net in nets]
+    phrase = "give {:+.1f} %, {:+.1f} % and {:+.1f} % for memory and {:+.1f} %, {:+.1f} % and {:+.1f} % for time"
+    yield "overhead-printed-percentages", "correction", phrase, *each
+
+
+def students() -> Iterator[tuple]:
+    id, cells = (
+        "vit-200-beats-500",
+        facts.facts("vit_scaling", dataset="CIFAR-100", metric="acc_at_5"),
+    )
+    level = cells.astype({"blocks": int, "embed_dim": int}).set_index(["blocks", "embed_dim"])[
+        "value"
+    ]
+    gap = {(b, w): level[b, 500] - level[b, w] for b in (6, 9) for w in (200, 300)}
+    yield (
+        id,
+        "correction",
+        "width 200 lies {:.2f} points below the standard one with 6 blocks and {:.2f} with 9",
+        gap[6, 200],
+        gap[9, 200],
+    )
+    yield id, "correction", "that of width 300 {:.2f} with 9", gap[9, 300]
+
+
+def samples() -> Iterator[tuple]:
+    id, runs = "sample-separable", recorded("dial-starts")
+    found = dial.factors(runs, "dense-params", "ndlinear", 0.1, (0.05,))[0.05]
+    phrase = "needs {:.2f} times the samples of NdLinear [{:.2f}, {:.2f}]"
+    yield id, "correction", phrase, found["ratio"], found["low"], found["high"]
+
+
+def bumps() -> Iterator[tuple]:
+    printed = bump.printed("ave_entropy")["value"].unstack("arm")
+    lower = 100 * (1 - printed["ndlinear"] / printed["dense"])
+    by_task = lower.groupby("sigma").mean()
+    phrase = "at the three difficulties, {:.1f}, {:.1f} and {:.1f} %, lie"
+    yield "entropy-15-30pct", "correction", phrase, *by_task
+    yield (
+        "entropy-15-30pct",
+        "another_reading",
+        "at each difficulty, {:.1f}, {:.1f} and {:.1f} %",
+        *by_task,
+    )
+    inside = lower.round().between(15, 30).sum()
+    phrase = "The {} single pairs of equal width and depth run from {:.0f} to {:.0f} %, {} of them between"
+    yield "entropy-15-30pct", "correction", phrase, len(lower), lower.min(), lower.max(), inside
+    counts = bump.printed("params")["value"].unstack("arm").eval("dense / ndlinear")
+    yield (
+        "entropy-15-30pct",
+        "correction",
+        "has {:.1f} to {:.1f} times the parameters",
+        counts.min(),
+        counts.max(),
+    )
+
+
+def changes(name: str, metric: str, key: str, one: str, other: str, **where) -> np.ndarray:
+    """One arm minus another by seed, for the rows of a record with these settings; of an error in logarithms."""
+    runs = recorded(name)
+    for column, value in where.items():
+        runs = runs[runs[column] == value]
+    wide = runs.pivot(index="seed", columns=key, values=metric)
+    wide = wide if metric == "test_top_five" else np.log(wide)
+    return (wide[one] - wide[other]).to_numpy()
+
+
+def needed(values: np.ndarray, distance: float, level: float) -> int:
+    """The fewest seeds at which half the t interval, at the spread of these values, is below a distance."""
+    halves = (
+        stdtrit(n - 1, 0.5 + level / 2) * values.std(ddof=1) / n**0.5 for n in range(2, 10_000)
+    )
+    return next(n for n, half in enumerate(halves, 2) if half < distance)
+
+
+def in_percent(logs: np.ndarray, level: float) -> list[float]:
+    return [100 * math.expm1(value) for value in stats.interval(logs, level=level)]
+
+
+def doubling() -> Iterator[tuple]:
+    for name, word, level in (
+        ("ablation-doubling", "gains", 0.975),
+        ("ablation-cifar-trained", "after", 0.95),
+    ):
+        gain = 100 * changes(name, "test_top_five", "arm", "256x2x2", "128x4x4")
+        phrase = word + " {:.1f} [{:.1f}, {:.1f}]"
+        yield "ablation-hidden-doubling", "correction", phrase, *stats.interval(gain, level=level)
+
+
+def forecasts() -> Iterator[tuple]:
+    level, phrase = 1 - 0.05 / 4, "by {:.0f} % [{:.0f}, {:.0f}]"
+    for data in ("ETTh1", "ETTh2", "ETTm1", "ETTm2"):
+        logs = changes("ett-tuned", "mse", "model", "ndlinear", "dense", dataset=data)
+        yield f"ett-transformer-{data.lower()}", "correction", phrase, *in_percent(logs, level)
+    for arm in ("ndlinear", "ndlinear-paper"):
+        logs = changes("ett-last", "mse", "model", arm, "dense", dataset="ETTm1")
+        yield "ett-rnn-ettm1", "correction", phrase, *in_percent(logs, level)
+
+
+def undecided_forecast() -> Iterator[tuple]:
+    id, level, most = "ett-rnn-ettm2", 1 - 0.05 / 4, 0
+    cells = facts.facts(
+        "ts_forecast_combined_side_by_side", dataset="ETTm2", model="RNN", metric=["mse", "mae"]
+    )
+    printed = cells.pivot(index="metric", columns="method", values="value")
+    half = 0.5 * (1 - printed["NdLinear"] / printed["Linear"])
+    yield (
+        id,
+        "would_take",
+        "printed reductions ({:.1f} % and {:.1f} %)",
+        100 * half["mse"],
+        100 * half["mae"],
+    )
+    for arm, word, sign in (("ndlinear", "lower", -1), ("ndlinear-paper", "higher", 1)):
+        mse, mae = (
+            changes("ett-last", m, "model", arm, "dense", dataset="ETTm2") for m in ("mse", "mae")
+        )
+        mean, *ends = (sign * value for value in in_percent(mse, level))
+        yield id, "would_take", word + " by {:.0f} % [{:.0f}, {:.0f}]", mean, *sorted(ends)
+        most = max(most, needed(mae, abs(mae.mean() - math.log1p(-half["mae"])), level))
+    yield id, "would_take", "{} would do for the MAE", most
+
+
+def spectra() -> Iterator[tuple]:
+    logs = changes("axes-spectra", "test_loss", "order", "both lost", "in place", arm="ndlinear")
+    yield (
+        "bias-aligned-domains",
+        "would_take",
+        "about {} would",
+        needed(logs, logs.mean(), 1 - 0.05 / 9),
+    )
+
+
+def loss_curves() -> Iterator[tuple]:
+    id = "opt-loss-curves"
+    for name, level in (("opt-second-look", 0.95), ("opt-library", 0.975), ("opt-larger", 0.975)):
+        gap = stats.paired(recorded(name), "test_loss", "ndlinear", "dense", level=level)
+        yield id, "reason", "{:+.3f} nats [{:.3f}, {:.3f}]", *gap
+    yield id, "reason", "held-out text, {} seeds", recorded("opt-second-look")["seed"].nunique()
+
+
+def zero_shot() -> Iterator[tuple]:
+    for model in ("Small", "Mid"):
+        pairs, id = opt.printed_accuracies(f"OPT-{model}"), f"opt-zero-shot-{model.lower()}"
+        p, q, n = pairs["Linear"], pairs["NdLinear"], pairs["questions"]
+        errors = (p * (1 - p) + q * (1 - q)) / n  # squared, of each difference
+        mean, half = (q - p).mean(), 1.96 * math.sqrt(errors.sum()) / len(pairs)
+        yield id, "reason", "are {:.3f} in the mean, with an interval of {:.3f} to", mean, half
+        assert model == "Small" or 100 < (half / mean) ** 2 < 1000  # "hundreds of times"
+        if model == "Small":
+            yield id, "reason", "About {:.1f} times as", (half / mean) ** 2
+
+
+def directions() -> Iterator[tuple]:
+    claim = ledger.claim("sample-entangled")["numbers"]
+    found = dial.factors(recorded("dial-samples"), "ndlinear", "dense", 0.9, (0.05,))[0.05]
+    for field in ("direction_only", "scope"):
+        yield "sample-entangled", field, "least {:.1f} times", found["ratio"]
+    yield "sample-entangled", "direction_only", "{:.1f} times printed", claim["nd"] / claim["dense"]
+    sweep = recorded("cnn-sweep-trained").query("lr == 0.001")
+    levels = 100 * sweep.groupby(["arm", "batch"])["test_top_five"].mean()
+    printed = facts.facts("app_hyperparam", metric="acc_at_5").astype({"lr": float})
+    printed = printed[printed["lr"] == 0.001]["value"]
+    phrase = "{:.1f} to {:.1f} here, {:.2f} to {:.2f} printed"
+    ends = levels.min(), levels.max(), printed.min(), printed.max()
+    yield "ablation-hyper-lr-0001", "direction_only", phrase, *ends
+
+
+def superseded(name: str) -> pd.DataFrame:
+    """Acc@5 in points of superseded rows, with what each was set to."""
+    rows = store.parse(modes.RESULTS / "superseded" / f"{name}.jsonl")[0]
+    return pd.DataFrame(
+        [row["config"] | {"points": 100 * row["metrics"]["test_top_five"]} for row in rows]
+    )
+
+
+def other_readings() -> Iterator[tuple]:
+    heads = superseded("cnn-sweep").query("lr == 0.001")
+    wide = heads.pivot_table(index="seed", columns="hidden_size", values="points")
+    gap = stats.interval(wide["256,2,2"] - wide["128,4,4"])
+    yield "ablation-hyper-lr-0001", "another_reading", "{:.1f} points [{:.1f}, {:.1f}]", *gap
+    heads = pd.concat([superseded("cnn-structured"), superseded("cnn-structured-check")])
+    wide = heads.pivot_table(index="seed", columns=["arm", "start"], values="points")
+    for start, phrase in (
+        (4.0, "{:.1f} points [{:.1f}, {:.1f}]"),
+        (0.5, "from equal starts {:.1f} [{:.1f}, {:.1f}]"),
+    ):
+        gap = (wide["ndlinear", start] - wide["cp", 0.5]).dropna()
+        yield "structured-accuracy", "another_reading", phrase, *stats.interval(gap)
+
+
+def dials() -> Iterator[tuple]:
+    runs = recorded("dial-a-bias")
+    below = 100 * (1 - dial.along(runs, "text")["ratio"])
+    phrase = "better by {:.0f} to {:.0f} % at every alpha"
+    yield "bias-crossover", "condition", phrase, below.min(), below.max()
+    gaps = dial.log_ratios(runs, "linear-scrambled")
+    longer = dial.by_budget(recorded("dial-budget"))
+    ends = {
+        n: dial.ends(part).set_index("alpha")
+        for n, part in longer.items()
+        if "linear-scrambled" in n
+    }
+    at = ends["linear-scrambled, 10,000 steps"].loc[0]
+    ratio = [1 / at[name] for name in ("ratio", "ratio_high", "ratio_low")]
+    yield (
+        "bias-49x-separable",
+        "condition",
+        "({:.0f} times lower [{:.0f}, {:.0f}], ten seeds)",
+        *ratio,
+    )
+    high = [
+        ends[f"linear-scrambled, {n} steps"].loc[1]["ratio"] for n in ("5,000", "10,000", "20,000")
+    ]
+    phrase = "{:.0f} times after 5,000 steps, {:.0f} after 10,000, {:.0f} after 20,000"
+    yield "bias-64x-entangled", "condition", phrase, *high
+    first = math.exp(gaps[1].mean())
+    yield "bias-64x-entangled", "condition", "(about {:.0f} times higher", round(first, -1)
+
+
+def pairs() -> Iterator[tuple]:
+    id, runs = "entropy-equal-or-better-mse", recorded("radius-bump")
+    found = bump.by_pair(runs, "end_test")
+    wide = found.query("width >= 32")["high"] < 0
+    phrase = "and {} of {} are better; against"
+    yield id, "correction", phrase, wide.sum(), len(wide)
+    everything = recorded("radius-bump", "radius-bump-fair")
+    shapes = list(itertools.product((16, 32, 64, 128), (2, 3)))
+    counts = bump.tally(everything, {s: bump.equal_dense(*s) for s in shapes}).loc["parameters"]
+    assert counts["higher"] == 0
+    phrase = "NdLinear is better in {} of {} cells and worse"
+    yield id, "correction", phrase, counts["lower"], counts.sum()
+    yield id, "correction", "One pair of {} is worse", len(found)
+
+
+def printed_cells() -> Iterator[tuple]:
+    id = "lora-matches-or-exceeds"
+    cells = facts.facts("ndlinear_lora", model="LLaMA3-8B", dataset="GSM8K", metric="accuracy")
+    level = cells.set_index(["method", "rank"])["value"]
+    ours = level.xs("NdLinear-LoRA").iloc[0]
+    phrase = "it is {:.1f} points below rank 8 and {:.1f} below rank 4"
+    yield id, "correction", phrase, level["LoRA", "8"] - ours, level["LoRA", "4"] - ours
+    small = count_parameters((32,) * 3, (32,) * 3, bias=False)
+    ratio = 32**6 / small
+    phrase = "The ratio is {:,.0f}, which is {:.1f} orders of magnitude; in multiply-adds the same layer saves {:.1f} orders."
+    saved = 32**6 / count_macs((32,) * 3, (32,) * 3)
+    orders = math.log10(ratio), math.log10(saved)
+    yield "params-32cube-six-orders", "correction", phrase, ratio, *orders
+
+
+def settings() -> Iterator[tuple]:
+    runs = recorded("cnn-sweep-trained")
+    cell = 100 * runs.pivot(index="seed", columns=["lr", "arm", "batch"], values="test_top_five")
+    spread = stats.interval(cell[cell.mean().idxmax()] - cell[cell.mean().idxmin()])
+    yield (
+        "ablation-hyper-range",
+        "correction",
+        "varies by {:.1f} points [{:.1f}, {:.1f}] between",
+        *spread,
+    )
+
+
+PARTS = (
+    pictures,
+    maps,
+    series,
+    tables,
+    biases,
+    orders,
+    sizes,
+    sweep,
+    overheads,
+    students,
+    samples,
+    bumps,
+    doubling,
+    forecasts,
+    undecided_forecast,
+    spectra,
+    loss_curves,
+    zero_shot,
+    directions,
+    other_readings,
+    dials,
+    pairs,
+    printed_cells,
+    settings,
+)

@@ -1,0 +1,243 @@
+"""Which numbers in prose are tied to what computes them: in a notebook by `lab.quote`, elsewhere by a phrase here with its values.
+
+Numbers that are definitions are exempt, by the rules of `DEFINITIONS` and not by a list.
+"""
+
+import ast
+import functools
+import json
+import re
+from collections.abc import Iterator
+
+import judged
+from lab import modes, timing
+from lab.chapters import capacity, guide
+from lab.data import files
+from lab.page import facts, ledger, quote
+from lab.page.recorded import recorded
+
+from ndlinear import count_parameters
+
+FIELD = re.compile(r"\{[^{}]*\}")
+VALUE = r"([\w.,+-]+)"
+DEFINITIONS = {
+    "code": r"(?s)```.*?```|`[^`]*`",
+    "mathematics": r"(?s)\$\$.*?\$\$|\$[^$\n]*\$",
+    "addresses, comments and tags": r"(?s)\]\([^)]*\)|https?://\S+|arXiv:[\d.]+|<!--.*?-->|<[^>]*>",
+    "sources": r"(?s)\n## References\n.*",
+    "numbers of chapters, and of what the paper or the book counts": r"(?im)\[E?\d\d ·|^#+ \d\d ·|\b(?:chapters?|evidence|sections?|"
+    r"theorems?|corollary|lemma|proposition|figures?|tables?|equations?|exercises?|parts?|appendix|algorithm|steps?|modes?|rows?|"
+    r"columns?|lines?|version|depths?)\s[\d.]+(?:\([a-z]\))?(?:(?:,| and| or| to|–)\s?[\d.]+)*",
+    "numbers of a list": r"(?m)^\s*\d+\.\s",
+    "dates": r"\b\d{1,2} (?:January|February|March|April|May|June|July|August|September|October|November|December)\b|\b(?:19|20)\d\d\b",
+    "versions": r"\b\d+\.\d+\.\d+\b|\b(?:Python|torch|PEFT|peft|License|Apache)\s\(?\d+(?:\.\d+)+",
+    "formulas without mathematics": r"(?<!\S)(?=\S*[A-Za-z(])(?=\S*\d)(?=\S*[\^/+])[^\s|]+",
+    "values of a letter": r"\b[^\W\d_]\w? = [\d.]+\d?",
+    "shapes": r"\d+(?:\s?×\s?\d+)+|\(\d+(?:, ?\d+)*,?\)",
+    "names that end or begin with a number": r"(?<![\w.])\d+[A-Za-z-][\w-]*|[A-Za-z][\w-]*[-@_]?\d[\w.-]*",
+    "the level of an interval": r"\b9[05789](?:\.\d)?\s%(?=[^.]{0,20}(?:interval|confidence))",
+}
+
+
+# --- what is a number, and what covers it ------------------------------------------------------------------------
+
+
+def undefined(text: str) -> str:
+    """Prose in which what is a definition is blank."""
+    for pattern in DEFINITIONS.values():
+        text = re.sub(pattern, lambda found: " " * len(found[0]), text)
+    return text
+
+
+def numbers(text: str) -> list[tuple[int, int]]:
+    """Where the numbers of a text begin and end."""
+    found = re.finditer(r"\d+(?:,\d{3})*(?:\.\d+)?", undefined(text))
+    return [one.span() for one in found]
+
+
+def places(text: str, phrase: str) -> list[re.Match]:
+    """Where a text says a phrase, with whatever values."""
+    fixed = [re.escape(quote.plain(part)).replace(r"\ ", r"\s+") for part in FIELD.split(phrase)]
+    return list(re.finditer(VALUE.join(fixed), text.replace("**", "  ")))
+
+
+def untied(text: str, phrases: list[str]) -> list[str]:
+    """The numbers of a text that no quoted phrase covers, with the words around them, and phrases said with two sets of values."""
+    text = text.replace("\N{MINUS SIGN}", "-")
+    found = {phrase: places(text, phrase) for phrase in phrases}
+    tied = {
+        place
+        for matches in found.values()
+        for match in matches
+        for group in range(1, len(match.groups()) + 1)
+        for place in range(*match.span(group))
+    }
+    loose = [(a, b) for a, b in numbers(text) if a not in tied]
+    twice = [phrase for phrase, matches in found.items() if len({m.groups() for m in matches}) > 1]
+    return [" ".join(text[max(a - 40, 0) : b + 40].split()) for a, b in loose] + twice
+
+
+# --- notebooks ---------------------------------------------------------------------------------------------------
+
+# Pages whose numbers are all tied; the others follow as they are rewritten.
+NOTEBOOKS = (
+    "10_one_layer",
+    "11_kronecker",
+    "12_cost_and_order",
+    "15_step_size",
+    "20_capacity",
+    "21_separability",
+    "22_approximation",
+    "23_entropy",
+    "24_generalisation",
+    "30_radius_bump",
+    "31_dial_a_bias",
+    "63_behaviour",
+)
+
+
+def quotes(slug: str) -> list[str]:
+    """The phrases that a notebook quotes from itself."""
+    cells = json.loads((modes.NOTEBOOKS / f"{slug}.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
+    calls = (node for source in code for node in ast.walk(ast.parse(source)))
+    return [
+        ast.literal_eval(node.args[0])
+        for node in calls
+        if isinstance(node, ast.Call)
+        and ast.unparse(node.func) == "lab.quote"
+        and not node.keywords
+    ]
+
+
+# --- other pages -------------------------------------------------------------------------------------------------
+
+Phrases = Iterator[tuple]  # a phrase with a field of `str.format` for each value, and the values
+
+
+def front_page() -> Phrases:
+    cube = (32,) * 3
+    yield "{:,} weights in place of {:,}", count_parameters(cube, cube, bias=False), 32**6
+    better = guide.with_axes(guide.measured())["better"]
+    answers = (better == "yes").sum(), len(better), (better == "no").sum()
+    yield "every recorded model of its size in {} of {} situations and worse in {} (", *answers
+    alone = timing.ratios(recorded("speed-latency"), "dense").query("peer == 'ndlinear'")
+    faster, slower = (alone["ratio_low"] > 1).sum(), (alone["ratio_high"] < 1).sum()
+    assert faster + slower == len(alone)
+    yield "of the same input and output in {} of {} cases", faster, len(alone)
+    by = ["backend", "batch", "network"]
+    steps = timing.increases(timing.ratios(recorded("overhead-peers"), "dense", by=by))
+    steps = steps.query("peer == 'ndlinear' and backend == '' and batch > 1")["time"]
+    ends = -10 * round(steps.min() / 10), 10 * round(steps.max() / 10)
+    yield "whole training steps take {} % less to {} % more time", *ends
+
+
+def headline() -> Phrases:
+    sentence = ledger.headline(ledger.claims())
+    yield re.sub(r"\d+", "{}", sentence), *re.findall(r"\d+", sentence)
+
+
+def recipes() -> Phrases:
+    trained = recorded("cnn-printed-cifar10-relu").query("arm == 'relu'")["epochs"]
+    yield "Trained for the paper's {} epochs", *set(trained)
+    series = guide.measured().query("kind == @guide.SERIES")
+    worse = series.query("opponent == 'linear' and better == 'no'")
+    yield "on {} of {} sets it is ahead of NdLinear with time", len(worse), len(series)
+    ranks = [arm[5:] for arm in ("lora-1", "lora-8") if arm in set(recorded("llm-adapters")["arm"])]
+    yield "LoRA of its own size, which is rank {}.", ranks[0]
+    yield "are not told apart, and rank {} ends lower", ranks[1]
+    code = (modes.ROOT / "book" / "recipes.md").read_text(encoding="utf-8")
+    yield "draws every `nn.Linear` with a deviation of {}", *set(re.findall(r"std=([\d.]+)", code))
+
+
+def guarded() -> Phrases:
+    yield "is read and unpacked up to {} MiB", files.LARGEST // 2**20
+
+
+def shattered() -> Phrases:
+    cube, square = (len(capacity.certificate(shape)[0]) for shape in ((2, 2, 2), (3, 3)))
+    yield "(b) gives {} points for $2^6$", 2 * cube - 1
+    yield "$2^6$, {} for $2^", 4 * cube - 3
+    yield "$ and {} for $3^4$", 2 * square - 1
+
+
+def sorted_claims() -> Phrases:
+    yield "within a factor of {} of the right one", ledger.SLIP_FACTOR
+
+
+PAGES = {
+    "README.md": (front_page, headline),
+    "book/index.md": (front_page,),
+    "book/recipes.md": (recipes,),
+    "book/claims.md": (sorted_claims,),
+    "book/how-to-run.md": (guarded,),
+    "book/theorems.md": (shattered,),
+} | {
+    f"book/{name}.md": ()
+    for name in (
+        "add-a-layer",
+        "api",
+        "calculator",
+        "evidence",
+        "glossary",
+        "notation",
+        "open-problems",
+        "report",
+        "status",
+    )
+}
+
+
+@functools.cache
+def phrases(page: str) -> list[tuple]:
+    return [phrase for part in PAGES[page] for phrase in part()]
+
+
+def faults(page: str, text: str) -> list[str]:
+    """What is wrong with the numbers of a page: phrases that it does not say, and numbers that none covers."""
+    told = [phrase.format(*values) for phrase, *values in phrases(page)]
+    return [phrase for phrase in told if not quote.says(text, phrase)] + untied(
+        text, [phrase for phrase, *_ in phrases(page)]
+    )
+
+
+# --- the ledger --------------------------------------------------------------------------------------------------
+
+
+def values(text: str) -> set[float]:
+    """All numbers of a text, also those of definitions; thousands and millions written out."""
+    found = re.findall(r"(\d+(?:,\d{3})*(?:\.\d+)?)([kM]?)(?![\w])", text)
+    factor = {"": 1, "k": 1e3, "M": 1e6}
+    return {float(number.replace(",", "")) * factor[unit] for number, unit in found}
+
+
+def printed(claim: dict) -> set[float]:
+    """What the fact tables and the printed numbers of a claim say."""
+    said = values(json.dumps(claim.get("numbers", {})))
+    for cell in claim.get("cells", []):
+        rows = facts.facts(cell["table"], **cell.get("where", {})).astype(str)
+        columns = rows.drop(columns=["row", "col", "ulp"], errors="ignore")
+        said |= values(" ".join(map(str, columns.to_numpy().ravel())))
+    return said
+
+
+def strangers(claim: dict) -> list[str]:
+    """The numbers of a claim's statement that are not the paper's."""
+    text, paper = claim["statement"], printed(claim)
+    said = [re.match(r"[\d.,]*\d[kM]?", text[a:])[0] for a, b in numbers(text)]
+    return [number for number in said if not values(number) & paper]
+
+
+@functools.cache
+def sentences() -> dict[str, list[tuple]]:
+    """The computed phrases of the ledger by claim."""
+    found: dict[str, list[tuple]] = {}
+    for id, field, phrase, *values in (one for part in judged.PARTS for one in part()):
+        found.setdefault(id, []).append((field, phrase.format(*values)))
+    return found
+
+
+def unsaid(claim: dict) -> list[str]:
+    """The computed phrases that a claim does not say."""
+    told = sentences().get(claim["id"], [])
+    return [phrase for field, phrase in told if not quote.says(str(claim[field]), phrase)]
