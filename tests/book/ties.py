@@ -35,7 +35,8 @@ DEFINITIONS = {
     "values of a letter": r"\b[^\W\d_]\w? = [\d.]+\d?",
     "shapes": r"\d+(?:\s?×\s?\d+)+|\(\d+(?:, ?\d+)*,?\)",
     "names that end or begin with a number": r"(?<![\w.])\d+[A-Za-z-][\w-]*|[A-Za-z][\w-]*[-@_]?\d[\w.-]*",
-    "the level of an interval": r"\b9[05789](?:\.\d)?\s%(?=[^.]{0,20}(?:interval|confidence))",
+    "the level of an interval": r"\b9[05789](?:\.\d)?\s%(?=[^.]{0,20}(?:interval|confidence))|intervals? (?:at|of) 9[05789](?:\.\d)?\s%",
+    "types": r"\b\d+ bits\b",
 }
 
 
