@@ -94,6 +94,8 @@ NOTEBOOKS = (
     "30_radius_bump",
     "31_dial_a_bias",
     "63_behaviour",
+    "71_all_claims",
+    *modes.REPORTS,
 )
 
 
