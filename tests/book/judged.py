@@ -47,23 +47,22 @@ def pictures() -> Iterator[tuple]:
         without = points(runs, metric, "ndlinear", "dense")
         yield id, "correction", said[2] + SIGNED, mean["ndlinear"], *without
     chosen = recorded("cnn-printed-cifar100-chosen")
-    phrase = "chosen on {:,} pictures held out it is behind by less, " + SIGNED.replace("+", "")
     behind = points(chosen, "test_top_five", "ndlinear", "dense")
-    yield ids[1], "correction", phrase, *chosen["held"].unique(), *behind
+    yield ids[1], "correction", "chosen on {:,} pictures", *chosen["held"].unique()
+    yield ids[1], "correction", "by less, " + SIGNED.replace("+", ""), *behind
     short = recorded("cnn-longer").query("data == 'cifar100' and lr == 0.001")
     ahead = points(short, "test_top_five", "ndlinear", "dense")
-    phrase = (
-        "With {:,} pictures and six epochs NdLinear is ahead, by {:.1f} points [{:.1f}, {:.1f}]."
-    )
-    yield ids[1], "correction", phrase, *short["images"].unique(), *ahead
+    yield ids[1], "correction", "With {:,} pictures", *short["images"].unique()
+    yield ids[1], "correction", "ahead, by {:.1f} points [{:.1f}, {:.1f}]", *ahead
 
 
 def maps() -> Iterator[tuple]:
     runs = recorded("cnn-structured-whole")
     best = 100 * runs.query("arm == 'cp'")["test_top_five"].mean()
     over = [points(runs, "test_top_five", "cp", other) for other in ("ndlinear", "tt")]
-    phrase = "reaches {:.1f} % and is {:.1f} points of Acc@5 [{:.1f}, {:.1f}] above NdLinear and {:.1f} [{:.1f}, {:.1f}] above TT"
-    yield "structured-accuracy", "would_take", phrase, best, *over[0], *over[1]
+    yield "structured-accuracy", "would_take", "reaches {:.1f} %", best
+    yield "structured-accuracy", "would_take", "{:.1f} points of Acc@5 [{:.1f}, {:.1f}]", *over[0]
+    yield "structured-accuracy", "would_take", "{:.1f} [{:.1f}, {:.1f}] above TT", *over[1]
     phrase = "and {:.1f} points below the CP map"
     yield "structured-best-on-all-metrics", "would_take", phrase, over[0][0]
 
@@ -88,9 +87,11 @@ def tables() -> Iterator[tuple]:
     )
     mean = 100 * runs.groupby("arm")["score"].mean()
     more = points(runs, "score", "dense", "NdLinear")
-    phrase = "After the printed {} epochs NdLinear has {:.1f} % and the dense network {:.1f} %, {:.2f} points more [{:.2f}, {:.2f}]"
-    values = *runs["epochs"].unique(), mean["NdLinear"], mean["dense"], *more
-    yield "tabular-cardio-accuracy", "correction", phrase, *values
+    id = "tabular-cardio-accuracy"
+    yield id, "correction", "the printed {} epochs", *runs["epochs"].unique()
+    yield id, "correction", "NdLinear has {:.1f} %", mean["NdLinear"]
+    yield id, "correction", "dense network {:.1f} %", mean["dense"]
+    yield id, "correction", "{:.2f} points more [{:.2f}, {:.2f}]", *more
     peers = recorded("tabular-peers").query("dataset == 'Cardio Disease' and arm == 'boosting'")
     yield (
         "tabular-cardio-accuracy",
@@ -164,23 +165,14 @@ def overheads() -> Iterator[tuple]:
     grown = 100 * (cells["NdLinear"] / cells["Linear"] - 1)
     memory, time = (grown[what].to_dict() for what in ("peak_memory", "epoch_time"))
     ends = [end(part.values()) for part in (memory, time) for end in (min, max)]
-    yield (
-        "overhead-ranges",
-        "correction",
-        "memory grows by {:.1f} to {:.1f} % and time by {:.1f} to {:.1f} %.",
-        *ends,
-    )
-    yield (
-        "overhead-upper-bounds",
-        "correction",
-        "are {:.1f} % for memory (CNN) and {:.1f} % for time (ViT)",
-        ends[1],
-        ends[3],
-    )
+    yield "overhead-ranges", "correction", "memory grows by {:.1f} to {:.1f} %", *ends[:2]
+    yield "overhead-ranges", "correction", "time by {:.1f} to {:.1f} %", *ends[2:]
+    yield "overhead-upper-bounds", "correction", "{:.1f} % for memory", ends[1]
+    yield "overhead-upper-bounds", "correction", "{:.1f} % for time", ends[3]
     nets = "CIFAR-100 CNN", "ETTh1 RNN", "Vision Transformer"
-    each = [part[net] for part in (memory, time) for net in nets]
-    phrase = "give {:+.1f} %, {:+.1f} % and {:+.1f} % for memory and {:+.1f} %, {:+.1f} % and {:+.1f} % for time"
-    yield "overhead-printed-percentages", "correction", phrase, *each
+    for part, what in ((memory, "memory"), (time, "time")):
+        phrase = "{:+.1f} %, {:+.1f} % and {:+.1f} % for " + what
+        yield "overhead-printed-percentages", "correction", phrase, *map(part.get, nets)
 
 
 def students() -> Iterator[tuple]:
@@ -192,14 +184,9 @@ def students() -> Iterator[tuple]:
         "value"
     ]
     gap = {(b, w): level[b, 500] - level[b, w] for b in (6, 9) for w in (200, 300)}
-    yield (
-        id,
-        "correction",
-        "width 200 lies {:.2f} points below the standard one with 6 blocks and {:.2f} with 9",
-        gap[6, 200],
-        gap[9, 200],
-    )
-    yield id, "correction", "that of width 300 {:.2f} with 9", gap[9, 300]
+    yield id, "correction", "width 200 lies {:.2f} points below", gap[6, 200]
+    yield id, "correction", "6 blocks and {:.2f}", gap[9, 200]
+    yield id, "correction", "width 300 {:.2f}", gap[9, 300]
 
 
 def samples() -> Iterator[tuple]:
@@ -222,8 +209,9 @@ def bumps() -> Iterator[tuple]:
         *by_task,
     )
     inside = lower.round().between(15, 30).sum()
-    phrase = "The {} single pairs of equal width and depth run from {:.0f} to {:.0f} %, {} of them between"
-    yield "entropy-15-30pct", "correction", phrase, len(lower), lower.min(), lower.max(), inside
+    id = "entropy-15-30pct"
+    yield id, "correction", "The {} single pairs", len(lower)
+    yield id, "correction", "from {:.0f} to {:.0f} %, {} of them", lower.min(), lower.max(), inside
     counts = bump.printed("params")["value"].unstack("arm").eval("dense / ndlinear")
     yield (
         "entropy-15-30pct",
@@ -401,14 +389,12 @@ def pairs() -> Iterator[tuple]:
     id, runs = "entropy-equal-or-better-mse", recorded("radius-bump")
     found = bump.by_pair(runs, "end_test")
     wide = found.query("width >= 32")["high"] < 0
-    phrase = "and {} of {} are better; against"
-    yield id, "correction", phrase, wide.sum(), len(wide)
+    yield id, "correction", "{} of {} are better", wide.sum(), len(wide)
     everything = recorded("radius-bump", "radius-bump-fair")
     shapes = list(itertools.product((16, 32, 64, 128), (2, 3)))
     counts = bump.tally(everything, {s: bump.equal_dense(*s) for s in shapes}).loc["parameters"]
     assert counts["higher"] == 0
-    phrase = "NdLinear is better in {} of {} cells and worse"
-    yield id, "correction", phrase, counts["lower"], counts.sum()
+    yield id, "correction", "better in {} of {} cells", counts["lower"], counts.sum()
     yield id, "correction", "One pair of {} is worse", len(found)
 
 
@@ -417,14 +403,14 @@ def printed_cells() -> Iterator[tuple]:
     cells = facts.facts("ndlinear_lora", model="LLaMA3-8B", dataset="GSM8K", metric="accuracy")
     level = cells.set_index(["method", "rank"])["value"]
     ours = level.xs("NdLinear-LoRA").iloc[0]
-    phrase = "it is {:.1f} points below rank 8 and {:.1f} below rank 4"
-    yield id, "correction", phrase, level["LoRA", "8"] - ours, level["LoRA", "4"] - ours
+    yield id, "correction", "{:.1f} points below rank 8", level["LoRA", "8"] - ours
+    yield id, "correction", "{:.1f} below rank 4", level["LoRA", "4"] - ours
     small = count_parameters((32,) * 3, (32,) * 3, bias=False)
     ratio = 32**6 / small
-    phrase = "The ratio is {:,.0f}, which is {:.1f} orders of magnitude; in multiply-adds the same layer saves {:.1f} orders."
-    saved = 32**6 / count_macs((32,) * 3, (32,) * 3)
-    orders = math.log10(ratio), math.log10(saved)
-    yield "params-32cube-six-orders", "correction", phrase, ratio, *orders
+    saved, id = 32**6 / count_macs((32,) * 3, (32,) * 3), "params-32cube-six-orders"
+    yield id, "correction", "The ratio is {:,.0f}", ratio
+    yield id, "correction", "{:.1f} orders of magnitude", math.log10(ratio)
+    yield id, "correction", "saves {:.1f} orders", math.log10(saved)
 
 
 def settings() -> Iterator[tuple]:

@@ -5,7 +5,9 @@ whose numbers are tied and in the ledger. Of a notebook it runs the code once, t
 minutes. It ends with 1 where a bar is missed.
 """
 
+import contextlib
 import copy
+import io
 import json
 import os
 import random
@@ -47,7 +49,8 @@ def phrases(slug: str) -> list[str]:
     found: list[str] = []
     footer, lab.footer = lab.footer, lambda slug: found.extend(quote._PENDING)
     code = scripts.source(modes.NOTEBOOKS / f"{slug}.ipynb")
-    exec(compile(code, slug, "exec"), {"__name__": "__main__"})
+    with contextlib.redirect_stdout(io.StringIO()):
+        exec(compile(code, slug, "exec"), {"__name__": "__main__"})
     quote._PENDING.clear()
     lab.footer = footer
     return found
