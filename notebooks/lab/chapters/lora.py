@@ -404,16 +404,16 @@ def against(runs: pd.DataFrame, margin: float = 0.0) -> pd.DataFrame:
 
 
 def draw_gaps(axis, tasks: Mapping[str, pd.DataFrame]) -> None:
-    """Loss of NdLinear-LoRA minus that of LoRA of rank 1 and 8, a row for each task; every seed a point, mean and interval."""
+    """Loss of LoRA of rank 1 and 8 minus that of NdLinear-LoRA, a row for each task; every seed a point, mean and interval."""
     for arm, shift, mark in (("lora-1", -0.15, "o"), ("lora-8", 0.15, "^")):
         colour = figures.colour("ndlinear" if arm == "lora-1" else "lora")
         for place, runs in enumerate(tasks.values()):
-            gaps, y = differences(runs, "loss", "ndlinear", arm), place + shift
+            gaps, y = differences(runs, "loss", arm, "ndlinear"), place + shift
             axis.plot(gaps, [y + 0.1] * len(gaps), mark, color=colour, alpha=0.4, ms=3)
             figures.intervals(axis, y, interval(gaps), "ndlinear", fmt=mark, color=colour, ms=7)
-        axis.plot([], [], mark, color=colour, label=f"minus {NAMES[arm]}")
+        axis.plot([], [], mark, color=colour, label=f"{NAMES[arm]} minus NdLinear-LoRA")
     figures.rows(axis, tasks)
-    axis.set(xlabel="difference in loss, nats")
+    axis.set(xlabel="difference in loss, nats (right: NdLinear-LoRA is better)")
     axis.figure.legend(loc="outside upper center", ncols=2, fontsize=9)
 
 
@@ -467,7 +467,7 @@ def draw_forest(axes, differences: pd.DataFrame) -> None:
                 figures.intervals(axis, place + shift, found, "ndlinear", **look)
         figures.rows(axis, [f"{k} ({n:,})" for k, n in QUESTIONS.items()])
         axis.set_title(model, fontsize=10)
-        axis.set(xlabel="difference in points")
+        axis.set(xlabel="difference in points (right is better)")
     keys = {f"minus LoRA, rank {r}": {"marker": m, "mfc": "none"} for r, (m, _) in marks.items()}
     figures.legend(axes[0].figure, keys, ncols=2)
 
