@@ -16,6 +16,7 @@ MERGED = {
     "13_memory": "12_cost_and_order",
     "14_initialisation": "15_step_size",
     "25_compression": "22_approximation",
+    "30_radius_bump": "23_entropy",
     "32_sample_efficiency": "31_dial_a_bias",
     "50_vit_distillation": "50_as_a_dense_layer",
     "51_opt_pretraining": "50_as_a_dense_layer",

@@ -628,7 +628,7 @@ def test_the_pixels_of_chapter_34_are_shuffled_with_the_keyboard(visit):
 
 
 def test_a_figure_can_be_enlarged(visit):
-    page = visit(has_touch=True).go("notebooks/30_radius_bump.html")
+    page = visit(has_touch=True).go("notebooks/23_entropy.html")
     page.set_viewport_size({"width": 390, "height": 844})
     image, dialog = page.locator(".ndl-figure img").first, page.locator(".ndl-dialog")
     before = image.bounding_box()["width"]

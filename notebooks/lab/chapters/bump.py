@@ -239,7 +239,7 @@ def tally(
 
 # ----------------------------------------------------------------------------------------------------------- figures
 def draw_gaps(axes, runs: pd.DataFrame, opponents: dict[str, str]) -> None:
-    """Test error of NdLinear minus that of dense networks in percent of theirs, mean and 95 % interval, an axis for each difficulty.
+    """Test error of dense networks minus that of NdLinear in percent of theirs, mean and 95 % interval, an axis for each difficulty.
 
     opponents: what a dense network shares with NdLinear, see `equal_dense` -> the method whose colour and marker it takes.
     """
@@ -247,17 +247,18 @@ def draw_gaps(axes, runs: pd.DataFrame, opponents: dict[str, str]) -> None:
     for (place, width), depth in itertools.product(enumerate(widths), depths):
         dense = equal_dense(width, depth)
         for k, (common, look) in enumerate(opponents.items()):
-            x = place + 0.36 * k + 0.16 * (depth - 2) - 0.26
+            y = place + 0.36 * k + 0.16 * (depth - 2) - 0.26
             fill = colour(look) if depth == 2 else "none"
             for axis, sigma in zip(axes, SIGMAS):
-                found = against(runs, sigma, width, depth, dense[common])
-                intervals(axis, x, found, look, upright=True, mfc=fill, ms=5)
+                mean, low, high = against(runs, sigma, width, depth, dense[common])
+                intervals(axis, y, (-mean, -high, -low), look, mfc=fill, ms=5)
     for axis, sigma in zip(axes, SIGMAS):
-        axis.axhline(0, color=colour("constant"), lw=1)
-        axis.set_xticks(range(len(widths)), [f"({w // 4}, {w // 4})" for w in widths], fontsize=8)
-        axis.set(xlabel="hidden shape of NdLinear")
+        axis.axvline(0, color=colour("constant"), lw=1)
         axis.set_title(f"σ = {sigma}", fontsize=10)
-    axes[0].set(ylabel="NdLinear − dense, percent")
+    axes[0].set_yticks(range(len(widths)), [f"({w // 4}, {w // 4})" for w in widths])
+    axes[0].set(ylabel="hidden shape of NdLinear")
+    axes[0].invert_yaxis()
+    axes[1].set(xlabel="dense − NdLinear, percent (right: NdLinear is better)")
 
 
 def draw_entropy_gaps(axes, runs: pd.DataFrame) -> None:

@@ -506,7 +506,7 @@ WORDS = {True: "higher", False: "lower", None: "open"}
 
 
 def bump_answers(there: pd.DataFrame, here: pd.DataFrame) -> pd.DataFrame:
-    """NdLinear minus dense for each difficulty, label and depth: with chapter 30's rows, and with NdLinear by the rule."""
+    """NdLinear minus dense for each difficulty, label and depth: with the rows of evidence 30, and with NdLinear by the rule."""
     keys, rows_ = ["sigma", "width", "depth"], []
     for pair, ours in here.groupby(keys):
         cell = there[(there[keys] == list(pair)).all(axis=1) & there["seed"].isin(ours["seed"])]
