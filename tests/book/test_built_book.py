@@ -39,7 +39,8 @@ def toc_pages() -> list[str]:
 PAGES = toc_pages()
 CHAPTERS = [page for page in PAGES if page.startswith("notebooks/")]
 CODE_PAGE = CHAPTERS[0]  # where the colours of code are checked
-TAUGHT = ("10", "11", "12", "15", "20", "21", "22", "23", "24", "52", "60")  # the lectures that show a training
+# the lectures that show a training
+TAUGHT = ("10", "11", "12", "15", "20", "21", "22", "23", "24", "52", "60")
 LECTURES = [page for page in CHAPTERS if page.split("/")[1].startswith(TAUGHT)]
 PICTURE_FIRST = [*LECTURES, *(f"notebooks/{name}.html" for name in modes.REPORTS)]
 EVERYWHERE = [*PAGES, "search.html?q=Kronecker"]

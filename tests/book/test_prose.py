@@ -9,7 +9,7 @@ import re
 import pytest
 from lab import modes
 
-WORDS = 26_000  # of the running text of the main line
+WORDS = 23_500  # of the running text of the main line
 CHAPTER = 1_800  # of one chapter: about a quarter of an hour with its code
 REPORT = 600  # of a report on one of the paper's experiments
 LONG_SENTENCES = 0.006  # share above 35 words
