@@ -92,6 +92,7 @@ NOTEBOOKS = (
     "23_entropy",
     "24_generalisation",
     "31_dial_a_bias",
+    "52_lora",
     "60_speed",
     "63_behaviour",
     "71_all_claims",
