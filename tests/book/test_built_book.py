@@ -662,7 +662,7 @@ def test_links_show_what_they_lead_to(visit, name, link, words):
     page = one.go(name)
     target, preview = page.locator(link).first, page.locator(".ndl-preview")
     if words is VERDICT:
-        words = ledger.ground(ledger.claim(target.inner_text().strip()))
+        words = ledger.outcome(ledger.claim(target.inner_text().strip()))
     target.hover()
     preview.wait_for()
     assert words in preview.inner_text() and "\\(" not in preview.inner_text()
@@ -730,8 +730,10 @@ def test_the_old_address_of_the_deviations_leads_to_the_claims_that_differ(visit
     assert {c["id"] for c in by_hand if c["verdict"] in ("fails", "holds-if")} < shown
     assert len(shown) < len(by_hand)
     page.select_option("select[name=differs]", "paper, code, here")
-    boxed = set(rows_shown(page))
-    assert boxed < shown and "entropy-flops" in boxed
+    assert "entropy-flops" in rows_shown(page)
+    page.select_option("select[name=differs]", "correction or condition")
+    corrected = {c["id"] for c in by_hand if c["verdict"] in ("fails", "holds-if")}
+    assert set(rows_shown(page)) == corrected < shown
 
 
 def test_claims_table_sorts_with_the_keyboard(visit):
