@@ -110,6 +110,21 @@ def test_rows_of_a_chaotic_experiment_lie_where_other_seeds_lie(record, taken_do
         assert bool(found) != stands
 
 
+@pytest.mark.parametrize(("part", "apart"), [(0.09, False), (-0.09, False), (0.11, True)])
+def test_a_row_may_move_by_a_tenth_of_what_seeds_differ_by(taken_down, monkeypatch, part, apart):
+    rows = [r | {"metrics": {"value": 1.0 + s}} for s, r in enumerate(golden.read("made-up")[:3])]
+    monkeypatch.setattr(again, "groups", lambda experiment: {"one": rows})
+    new = rows[0] | {"metrics": {"value": 1.0 + part}}  # their standard deviation is one
+    assert bool(again.judge("made-up", [{"recorded": rows[0], "again": new}])) == apart
+
+
+def test_what_ran_with_two_seeds_is_not_drawn(record, taken_down, tmp_path, monkeypatch):
+    (tmp_path / "notebook-times.jsonl").touch()
+    assert again.drawn(1, seed=0)
+    monkeypatch.setattr(again, "SEEDS", 4)  # the grid has three
+    assert not again.drawn(1, seed=0)
+
+
 def test_groups_are_drawn_within_seconds(record, taken_down, tmp_path):
     (tmp_path / "notebook-times.jsonl").touch()
     assert again.drawn(1, seed=0) == again.drawn(1, seed=0)

@@ -1,8 +1,9 @@
 """Recorded rows once more: ``python -m lab again [EXPERIMENT [KEY=VALUE ...]] [--seconds S] [--seed N]`` (`make again`).
 
 Without a name, groups of rows are drawn from all experiments whose data are at hand until, by their own record, S seconds are full,
-first from notebooks that the change since the branch left main touches; N is the commit's number if none is named. With a name, its
-groups whose configurations have the values named. The notebook that records them runs in replay, and there these groups run.
+first from notebooks that the change since the branch left main touches; N is the commit's number if none is named. Only what ran with
+three seeds or more is drawn: without them nothing says how much a number may move. With a name, its groups whose configurations have
+the values named. The notebook that records them runs in replay, and there these groups run.
 All numbers of a row must be the recorded ones but for rounding, which may grow to a tenth of the standard deviation over seeds;
 where the golden file calls an experiment chaotic, they must lie where those of other seeds lie. Exit status 1 if one does not.
 """
@@ -10,6 +11,7 @@ where the golden file calls an experiment chaotic, they must lie where those of 
 from __future__ import annotations
 
 import argparse
+import collections
 import contextlib
 import functools
 import json
@@ -32,6 +34,7 @@ TIMED = re.compile(
     r"speed.*|overhead.*|cnn-(latency|memory)|scaling-.*|structured-time|behaviour.*"
 )
 LONGEST = 10.0  # seconds of a group that is drawn
+SEEDS = 3  # rows that differ by the seed alone, at least
 OPENING = 5.0  # seconds until a notebook has reached its experiments
 
 
@@ -94,7 +97,14 @@ def drawn(seconds: float, seed: int, first: set[pathlib.Path] = frozenset()) -> 
     draw, chosen, opened = random.Random(seed), {}, set()
     names = draw.sample(names, len(names))
     for name in sorted(names, key=lambda name: bool(first) and owner(name) not in first):
-        cheap = [g for g in groups(name).values() if sum(r["seconds"] for r in g) <= LONGEST]
+        every = list(groups(name).values())
+        seeds = collections.Counter(_kind(row) for group in every for row in group)
+        cheap = [
+            group
+            for group in every
+            if sum(r["seconds"] for r in group) <= LONGEST
+            and min(seeds[_kind(row)] for row in group) >= SEEDS
+        ]
         for group in draw.sample(cheap, min(1, len(cheap))):
             if not at_hand(group):
                 continue
@@ -151,14 +161,14 @@ def _value(row: dict, name: str):
 
 def _small_beside_seeds(old: list, new: list, recorded: list) -> bool:
     """Whether nothing moved by more than a tenth of the standard deviation over seeds, as where a layer's plan rounds otherwise."""
-    if len(recorded) < 3 or any(not isinstance(v, (int, float)) for v in old + new + recorded):
+    if len(recorded) < SEEDS or any(not isinstance(v, (int, float)) for v in old + new + recorded):
         return False
     return max(abs(a - b) for a, b in zip(old, new)) <= statistics.stdev(recorded) / 10
 
 
 def _like_other_seeds(new: list, recorded: list) -> bool:
     """Whether the mean of new runs lies where 999 of 1,000 means of as many other seeds would."""
-    if len(recorded) < 3 or any(not isinstance(v, (int, float)) for v in new + recorded):
+    if len(recorded) < SEEDS or any(not isinstance(v, (int, float)) for v in new + recorded):
         return False
     mean, low, high = interval(recorded, level=0.999)
     wider = math.sqrt(1 + len(recorded) / len(new))
