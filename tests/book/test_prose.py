@@ -41,10 +41,11 @@ def paragraphs(text: str) -> list[int]:
 
 
 def words_before_a_figure(notebook: dict) -> float:
-    """The words of running text before the first figure; infinite where there is none."""
+    """The words of running text before the first figure, drawn or moving; infinite where there is none."""
     words = 0
     for cell in notebook["cells"]:
-        if "figure" in cell["metadata"].get("mystnb", {}):
+        moving = "lab.interactive(" in "".join(cell["source"])
+        if moving or "figure" in cell["metadata"].get("mystnb", {}):
             return words
         words += len(prose({"cells": [cell]}).split())
     return float("inf")

@@ -91,7 +91,7 @@ NOTEBOOKS = (
     "22_approximation",
     "23_entropy",
     "24_generalisation",
-    "31_dial_a_bias",
+    "34_when_do_axes_matter",
     "52_lora",
     "60_speed",
     "63_behaviour",

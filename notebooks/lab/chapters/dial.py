@@ -302,7 +302,7 @@ def arrivals(errors: pd.DataFrame, goal: float, draws: int = 2000) -> np.ndarray
     return np.array([reach(list(errors.columns), np.exp(curve), goal) for curve in curves])
 
 
-# ------------------------------------------------------------------------------- runs of chapter 31
+# ------------------------------------------------------------------------------- runs of evidence 31
 # reading: another one with the same target at alpha 0
 SHARED = {"linear": "linear-scrambled", "text-scrambled": "text", "text-local": "text"}
 PANELS = {  # what a figure calls a reading

@@ -1,4 +1,4 @@
-"""Do axes matter on data that have them? The same numbers with their axes kept, with one axis lost, with both lost (chapter 31).
+"""Do axes matter on data that have them? The same numbers with their axes kept, with one axis lost, with both lost (evidence 31).
 
 A case is a table of (steps, channels). All entries of a part are standardised one by one, so moving them is a permutation of the
 inputs and nothing else: the numbers, the targets and the number of weights stay what they are.
