@@ -40,7 +40,7 @@ PAGES = toc_pages()
 CHAPTERS = [page for page in PAGES if page.startswith("notebooks/")]
 CODE_PAGE = CHAPTERS[0]  # where the colours of code are checked
 # the lectures that show a training
-TAUGHT = ("10", "11", "12", "15", "20", "21", "22", "23", "24", "34", "52", "60")
+TAUGHT = ("10", "11", "12", "15", "20", "21", "22", "23", "24", "34", "52", "60", "64")
 LECTURES = [page for page in CHAPTERS if page.split("/")[1].startswith(TAUGHT)]
 PICTURE_FIRST = [*LECTURES, *(f"notebooks/{name}.html" for name in modes.REPORTS)]
 EVERYWHERE = [*PAGES, "search.html?q=Kronecker"]
