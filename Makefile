@@ -54,8 +54,9 @@ report: book
 	$(RUN) -m lab report book/_build/html/book/report.html book/_build/report.pdf
 
 # The front page, the chapters and what they point to as one PDF with outlines, by the same browser; takes minutes.
+# The front page of the built book then links to it.
 pdf: book
-	$(RUN) -m lab pdf book/_build/html book/_build/ndlinear-book.pdf
+	$(RUN) -m lab pdf book/_build/html book/_build/html/ndlinear-book.pdf
 
 # Follows every link of the book; needs the network.
 links: $(VENV)/book.installed

@@ -2,23 +2,19 @@
 
     {take-with-you} ndlinear | lr_groups | …   a link to a file, with version and checksum; "clone": the lines in it, with the address
     {cite-this}                            BibTeX, from CITATION.cff
-    {results-figure}                       the situations of chapter 72 in one figure
     {reproducibility-report}               one page, from ledger and records
 
 Chapters that use the layer get a link to its file at their end. Files are copied beside the pages.
 """
 
-import functools
 import json
 import pathlib
 
 import ndlbuild
 import ndlcorrections
-import ndlfront
 import ndlreport
 import ndltake
 from docutils import nodes
-from lab.chapters import guide
 from lab.page import facts, ledger
 from ndlbook import TIMES, BookDirective
 
@@ -42,17 +38,6 @@ class CiteThis(BookDirective):
         return [block]
 
 
-@functools.cache
-def situations():
-    """The rows of chapter 72, computed once in a build."""
-    return guide.measured()
-
-
-class ResultsFigure(BookDirective):
-    def content_html(self):
-        return ndlfront.figure(situations(), self.uri("notebooks/72_should_you_use_it"))
-
-
 def rows(file: pathlib.Path) -> list[dict]:
     """The rows of a record, without their checks, which the status page makes."""
     return [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
@@ -63,9 +48,7 @@ class ReproducibilityReport(BookDirective):
         files = sorted((self.root / "notebooks" / "results").glob("*.jsonl"))
         runs = {file.stem: rows(file) for file in files if file.stem != TIMES}
         changed = len(ndlcorrections.load(self.root))
-        used = guide.with_axes(situations())
-        uses = ndlfront.tally(used, "fair"), len(used)
-        return ndlreport.report(ledger.claims(), runs, facts.protocols(), changed, uses)
+        return ndlreport.report(ledger.claims(), runs, facts.protocols(), changed)
 
 
 def on_page(app, pagename, templatename, context, doctree) -> None:
@@ -88,6 +71,5 @@ def setup(app) -> dict:
     app.connect("build-finished", on_finish)
     app.add_directive("take-with-you", TakeWithYou)
     app.add_directive("cite-this", CiteThis)
-    app.add_directive("results-figure", ResultsFigure)
     app.add_directive("reproducibility-report", ReproducibilityReport)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

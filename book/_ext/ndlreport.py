@@ -42,17 +42,16 @@ def report(
     runs: dict[str, list[dict]],
     protocols: dict,
     changed: int,
-    uses: tuple[str, int],
 ) -> str:
     """The whole page as HTML.
 
-    `runs` holds the rows of every experiment, `protocols` the printed protocol of each experiment of the paper, `changed` is
-    the number of entries in the log of corrections, `uses` says where the layer is ahead in the situations of chapter 72, and of how many.
+    `runs` holds the rows of every experiment, `protocols` the printed protocol of each experiment of the paper, and
+    `changed` is the number of entries in the log of corrections.
     """
     sections = {
         "Scope": scope(claims),
         "Method": method(runs),
-        "Results": results(claims, uses),
+        "Results": results(claims),
     }
     lists = {"What was easy": easy(claims), "What was hard": hard(claims, protocols, changed)}
     for name, sentences in lists.items():
@@ -104,8 +103,8 @@ def method(runs: dict[str, list[dict]]) -> str:
     return f"<p>{escape(text)}</p>"
 
 
-def results(claims: list[dict], uses: tuple[str, int]) -> str:
-    """Verdicts by group of claims, and what a user gets."""
+def results(claims: list[dict]) -> str:
+    """Verdicts by group of claims."""
     parts = {name: of_kind(claims, *kinds) for name, kinds in GROUPS.items()} | {"All": claims}
     counts = {name: tally(some) for name, some in parts.items()}
     rows = [
@@ -118,8 +117,7 @@ def results(claims: list[dict], uses: tuple[str, int]) -> str:
     direction = [claim for claim in with_verdict(claims, "holds") if claim.get("direction_only")]
     text = (
         f"Of {len(gpu)} claims whose test takes a graphics card, {are(len(with_verdict(gpu, 'untestable')))} untestable here. "
-        f"{len(direction) or 'No'} verdicts hold for the direction only, not for the printed size. In {uses[1]} situations with real axes "
-        f"NdLinear, against the best recorded model of its size, is {uses[0]}."
+        f"{len(direction) or 'No'} verdicts hold for the direction only, not for the printed size."
     )
     table = grid("Verdicts", ["Outcome", *parts], rows)
     return f"<p>{escape(headline(claims))}</p>{table}<p>{escape(text)}</p>"

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import sysconfig
 
-import ndlfront
 import ndlreport
 import ndltake
 import pandas as pd
@@ -16,7 +15,6 @@ import pytest
 import yaml
 from bs4 import BeautifulSoup
 from lab import modes, stats
-from lab.chapters import guide
 from lab.page import facts, ledger
 from lab.page.recorded import recorded
 
@@ -122,12 +120,6 @@ def test_the_recipes_say_what_the_records_say():
     assert "in [chapter 15](../notebooks/15_step_size.ipynb) it harms the head after a CNN" in text
 
 
-def test_the_figure_of_the_readme_is_that_of_the_front_page():
-    kept = (ROOT / "book" / "_static" / "results.svg").read_text("utf8")
-    drawn = ndlfront.standalone(guide.measured())
-    assert kept == drawn, "write book/_static/results.svg again from ndlfront.standalone"
-
-
 # --- downloads ---------------------------------------------------------------------------------------------------
 
 
@@ -182,57 +174,13 @@ def test_the_citation_says_what_the_file_says():
     assert "url" not in ndltake.bibtex(ROOT)
 
 
-# --- the figure of the front page --------------------------------------------------------------------------------
-
-
-def situations(*ends: tuple[float, float]) -> pd.DataFrame:
-    """Made-up rows of chapter 72; the same interval against both opponents."""
-    names = ["Head after a CNN", "Tables", "Tables"]
-    rows = []
-    for name, (low, high) in zip(names, ends):
-        row = {"situation": name, "kind": name, "decides": True, "counts": True}
-        for column in ("dense", "fair"):
-            row |= {column: (low + high) / 2, f"{column}_low": low, f"{column}_high": high}
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-@pytest.mark.parametrize(
-    ("value", "share"),
-    [(-100, 0), (-10, 1 / 6), (-1, 2 / 6), (0, 0.5), (0.5, 3.5 / 6), (10, 5 / 6)],
-)
-def test_a_difference_has_its_place(value, share):
-    width = ndlfront.RIGHT - ndlfront.LEFT
-    assert ndlfront.place(value) == pytest.approx(ndlfront.LEFT + share * width)
-    assert ndlfront.place(1e6) == ndlfront.place(100) == ndlfront.RIGHT
-
-
-def test_the_figure_counts_where_intervals_lie_and_draws_what_decides_at_own_rates():
-    rows = situations((1, 2), (-3, -1), (-1, 1))
-    assert ndlfront.tally(rows, "fair") == "ahead in 1, behind in 1, undecided in 1"
-    page = soup(ndlfront.figure(rows, "x.html"))
-    assert "NdLinear in 3 situations" in page.figcaption.text
-    assert page.figcaption.a["href"] == "x.html"
-    drawn = page.find("svg", role="img")
-    places = [float(circle["cx"]) for circle in drawn.find_all("circle")]
-    assert places == pytest.approx([ndlfront.place(v) for v in (1.5, -2, 0)], abs=0.06)
-    assert "Head after a CNN: ahead in 1, behind in 0" in drawn["aria-label"]
-    assert "Tables: ahead in 0, behind in 1, undecided in 1" in drawn["aria-label"]
-    assert not drawn.find_all(["a", "style", "image"])
-    rows["decides"], rows["counts"] = [True, False, True], [True, True, False]
-    page = soup(ndlfront.figure(rows, "x.html"))
-    assert "NdLinear in 1 situations" in page.figcaption.text
-    assert len(page.find("svg", role="img").find_all("circle")) == 1
-
-
 # --- the report --------------------------------------------------------------------------------------------------
 
 RUNS = {"one": [{"status": "ok", "seconds": 3600.0, "device": "a", "time": "2026-01-02T03"}]}
 
 
 def report(claims: list[dict]) -> BeautifulSoup:
-    uses = ("ahead in 1, behind in 0, undecided in 1", 2)
-    return soup(ndlreport.report(claims, RUNS, facts.protocols(), 7, uses))
+    return soup(ndlreport.report(claims, RUNS, facts.protocols(), 7))
 
 
 def test_the_report_has_the_counts_of_the_ledger():
@@ -242,7 +190,7 @@ def test_the_report_has_the_counts_of_the_ledger():
     assert counted == {k: n for k, n in ledger.tally(ledger.claims()).items() if n}
     assert sum(map(int, rows[-1][1:-1])) == int(rows[-1][-1]) == len(ledger.claims())
     assert "1 runs of 1 experiments are recorded, 1 hours in all" in page.text
-    assert "7 times a verdict" in page.text and "In 2 situations with real axes" in page.text
+    assert "7 times a verdict" in page.text
     assert "No run is recorded." in ndlreport.method({})
 
 

@@ -122,18 +122,10 @@ Phrases = Iterator[tuple]  # a phrase with a field of `str.format` for each valu
 def front_page() -> Phrases:
     cube = (32,) * 3
     yield "{:,} weights in place of {:,}", count_parameters(cube, cube, bias=False), 32**6
-    better = guide.with_axes(guide.measured())["better"]
-    answers = (better == "yes").sum(), len(better), (better == "no").sum()
-    yield "every recorded model of its size in {} of {} situations and worse in {} (", *answers
     alone = timing.ratios(recorded("speed-latency"), "dense").query("peer == 'ndlinear'")
     faster, slower = (alone["ratio_low"] > 1).sum(), (alone["ratio_high"] < 1).sum()
     assert faster + slower == len(alone)
     yield "of the same input and output in {} of {} cases", faster, len(alone)
-    by = ["backend", "batch", "network"]
-    steps = timing.increases(timing.ratios(recorded("overhead-peers"), "dense", by=by))
-    steps = steps.query("peer == 'ndlinear' and backend == '' and batch > 1")["time"]
-    ends = -10 * round(steps.min() / 10), 10 * round(steps.max() / 10)
-    yield "whole training steps take {} % less to {} % more time", *ends
 
 
 def headline() -> Phrases:

@@ -63,6 +63,15 @@ def test_the_pdf_has_outlines_and_links(browser, html, tmp_path):
     assert written.count(b"/Subtype /Link") >= 4 and b"/Outlines" in written
 
 
+def test_the_front_page_offers_the_file(tmp_path):
+    (tmp_path / "book").mkdir()
+    page = tmp_path / "book" / "index.html"
+    kept = (pdf.ROOT / "book" / "index.md").read_text(encoding="utf8")
+    page.write_text(kept[kept.index("`make pdf`") :], encoding="utf8")
+    pdf.offer(tmp_path, tmp_path / "all.pdf")
+    assert '<a download href="../all.pdf">' in page.read_text(encoding="utf8")
+
+
 def test_without_a_book_the_message_says_what_to_do(tmp_path):
     with pytest.raises(pdf.LabError, match="run make book"):
         pdf.print_book(tmp_path, tmp_path / "book.pdf", PAGES)

@@ -7,6 +7,7 @@ The articles of all pages become one page, so that a link between chapters is a 
 
 from __future__ import annotations
 
+import os
 import pathlib
 import posixpath
 import re
@@ -24,6 +25,7 @@ AFTER = ["book/recipes", "book/theorems", "book/glossary", "book/bibliography"]
 LEFT_OUT = ".headerlink, details.hide, script, button, form, .ndl-take, .ndl-filter, .ndl-more, .ndl-status"
 QUICK = """<script>Object.assign(window.MathJax?.options ?? {},
 {enableMenu: false, enableEnrichment: false, enableSpeech: false, enableBraille: false, enableExplorer: false})</script>"""
+OFFERED = "<!-- the chapters as one PDF -->"
 PAGE = """<!doctype html><html lang="en" data-theme="light"><head><meta charset="utf-8"><title>The NdLinear book</title>
 {head}<style>
 @page {{ size: A4; margin: 18mm 16mm; @bottom-center {{ content: counter(page); font: 9pt sans-serif; }} }}
@@ -151,7 +153,16 @@ def print_book(html: pathlib.Path, target: pathlib.Path, pages: list[str] | None
     target.write_bytes(once(target.read_bytes()))
 
 
+def offer(html: pathlib.Path, target: pathlib.Path) -> None:
+    """A link to the file on the front page of the built book, at the place that is kept for it."""
+    page = html / "book" / "index.html"
+    address = pathlib.Path(os.path.relpath(target, page.parent)).as_posix()
+    link = f'<a download href="{address}">The chapters as one PDF.</a>'
+    page.write_text(page.read_text(encoding="utf8").replace(OFFERED, link), encoding="utf8")
+
+
 def main(arguments: list[str]) -> None:
     """The command line: the folder of the built book, and the file to write."""
     call(print_book, arguments, __doc__)
+    offer(*map(pathlib.Path, arguments))
     print(f"The main line: {arguments[1]}")
