@@ -3,7 +3,7 @@
 It sets the mode of the notebooks, keeps the execution cache honest, ships MathJax inside the book, sets repository
 links only where an address is known, and provides the directives of book/*.md:
 
-    {claims-table}  {claims-counts}  {verdict-meanings}  {run-status}  {build-status}
+    {claims-table}  {claims-counts}  {verdict-meanings}
     {chapters}  {corrections-log}
 
 It also numbers the chapters, links every mention of one, and writes claims.json, previews.js and a page for each claim
@@ -14,7 +14,6 @@ import html
 import itertools
 import os
 import pathlib
-import platform
 import re
 
 import ndlapi
@@ -25,11 +24,9 @@ import ndlclaims
 import ndlcorrections
 import ndloverview
 import ndlpreviews
-import ndlruns
 import ndltables
 from docutils import nodes
 from docutils.statemachine import StringList
-from lab import records
 from lab.page import ledger
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
@@ -213,29 +210,6 @@ class Chapters(BookDirective):
         return self.markdown("\n".join(lines), "notebooks", "ndl-chapters")
 
 
-class RunStatus(BookDirective):
-    def content_html(self):
-        files = sorted((self.root / "notebooks" / "results").glob("*.jsonl"))
-        names = [path.stem for path in files if path.stem != TIMES]
-        return ndlruns.run_status({name: records.read(name) for name in names})
-
-
-class BuildStatus(BookDirective):
-    def content_html(self):
-        items = {
-            "Python": platform.python_version(),
-            "mode": ndlbuild.MODE,
-            "state of the sources": ndlbuild.cache_key(self.root),
-        }
-        items |= {name: ndlbuild.version(name) for name in ndlbuild.PACKAGES}
-        entries = "".join(
-            f"<div><dt>{ndltables.escape(k)}</dt><dd>{ndltables.escape(v)}</dd></div>"
-            for k, v in items.items()
-            if v != "absent"
-        )
-        return f'<dl class="ndl-versions">{entries}</dl>'
-
-
 def setup(app) -> dict:
     ndlbuild.refuse_other_checkout(pathlib.Path(app.srcdir))
     os.environ["NDL_MODE"] = ndlbuild.MODE  # kernels inherit it
@@ -254,6 +228,4 @@ def setup(app) -> dict:
     app.add_directive("verdict-meanings", VerdictMeanings)
     app.add_directive("chapters", Chapters)
     app.add_directive("corrections-log", CorrectionsLog)
-    app.add_directive("run-status", RunStatus)
-    app.add_directive("build-status", BuildStatus)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

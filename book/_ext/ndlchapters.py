@@ -56,7 +56,7 @@ def forward(book: pathlib.Path) -> None:
     """Pages at the addresses of those that became part of another one; they lead there."""
     moved = {name: modes.lecture(name) for name in modes.MERGED}
     pages = {f"notebooks/{old}": f"{new}.html" for old, new in moved.items() if new != old}
-    pages["book/deviations"] = "claims.html?differs=any"
+    pages |= {"book/deviations": "claims.html?differs=any", "book/status": "report.html"}
     for name, target in pages.items():
         (book / f"{name}.html").write_text(FORWARD.format(target=target), encoding="utf-8")
 

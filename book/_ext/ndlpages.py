@@ -39,7 +39,7 @@ class CiteThis(BookDirective):
 
 
 def rows(file: pathlib.Path) -> list[dict]:
-    """The rows of a record, without their checks, which the status page makes."""
+    """The rows of a record."""
     return [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
 
 

@@ -17,7 +17,6 @@ import ndlchapters
 import ndlclaims
 import ndlcorrections
 import ndlpreviews
-import ndlruns
 import ndltables
 import pytest
 import yaml
@@ -119,14 +118,6 @@ def test_a_claim_that_evidence_judges_has_the_boxes_of_its_chapter(tmp_path):
     assert found == {"layer-y": [("evidence/40_cnn", "Sources")]}
     notebook(tmp_path / "40_cnn.ipynb", ("markdown", f"# Heads\n\n{BOX}"))
     assert ndltables.boxes_of([claim], tmp_path) == {"layer-y": [("40_cnn", "Heads")]}
-
-
-def test_run_status_counts_failures():
-    row = {"status": "ok", "seconds": 90, "device": "cpu <1>"}
-    rows = [row | {"seed": s, "time": f"2026-01-0{s + 1}T00:00:00+00:00"} for s in (0, 1)]
-    text = soup(ndlruns.run_status({"bump": [*rows, {"seed": 1, "status": "failed"}]})).text
-    for part in ("bump", "3 (1 failed)", "cpu <1>", "3.0 min", "2026-01-01 to 2026-01-02"):
-        assert part in text
 
 
 DIRECTION = UNDECIDED | {"id": "layer-z", "verdict": "holds"}

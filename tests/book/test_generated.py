@@ -31,7 +31,7 @@ def soup(html: str) -> BeautifulSoup:
 # --- recipes -----------------------------------------------------------------------------------------------------
 
 
-RECIPES = (ROOT / "book" / "recipes.md").read_text("utf8")
+RECIPES = "\n".join((ROOT / "book" / f"{n}.md").read_text("utf8") for n in ("recipes", "adapters"))
 OPTIONAL = {"numpy", "scipy", "pandas", "safetensors", "peft", "transformers", "matplotlib", "lab"}
 BRINGS = {  # a package -> what comes with it
     "transformers": {"numpy", "safetensors", "scipy", "pandas"},

@@ -139,11 +139,14 @@ def recipes() -> Phrases:
     series = guide.measured().query("kind == @guide.SERIES")
     worse = series.query("opponent == 'linear' and better == 'no'")
     yield "on {} of {} sets it is ahead of NdLinear with time", len(worse), len(series)
+    code = (modes.ROOT / "book" / "recipes.md").read_text(encoding="utf-8")
+    yield "draws every `nn.Linear` with a deviation of {}", *set(re.findall(r"std=([\d.]+)", code))
+
+
+def adapters() -> Phrases:
     ranks = [arm[5:] for arm in ("lora-1", "lora-8") if arm in set(recorded("llm-adapters")["arm"])]
     yield "LoRA of its own size, which is rank {}.", ranks[0]
     yield "are not told apart, and rank {} ends lower", ranks[1]
-    code = (modes.ROOT / "book" / "recipes.md").read_text(encoding="utf-8")
-    yield "draws every `nn.Linear` with a deviation of {}", *set(re.findall(r"std=([\d.]+)", code))
 
 
 def guarded() -> Phrases:
@@ -165,6 +168,7 @@ PAGES = {
     "README.md": (front_page, headline),
     "book/index.md": (front_page,),
     "book/recipes.md": (recipes,),
+    "book/adapters.md": (adapters,),
     "book/claims.md": (sorted_claims,),
     "book/how-to-run.md": (guarded,),
     "book/theorems.md": (shattered,),
@@ -179,7 +183,6 @@ PAGES = {
         "notation",
         "open-problems",
         "report",
-        "status",
     )
 }
 

@@ -21,7 +21,7 @@ from ..modes import ROOT, LabError
 from .report import call, print_to
 
 BEFORE = ["book/index", "book/notation"]
-AFTER = ["book/recipes", "book/theorems", "book/glossary", "book/bibliography"]
+AFTER = ["book/recipes", "book/adapters", "book/theorems", "book/glossary", "book/bibliography"]
 LEFT_OUT = ".headerlink, details.hide, script, button, form, .ndl-take, .ndl-filter, .ndl-more, .ndl-status"
 QUICK = """<script>Object.assign(window.MathJax?.options ?? {},
 {enableMenu: false, enableEnrichment: false, enableSpeech: false, enableBraille: false, enableExplorer: false})</script>"""
