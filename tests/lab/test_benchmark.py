@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 import scipy.stats
 import torch
-from lab.benchmark import models, protocol, reading
+from lab.benchmark import models, protocol, reading, seconds
 from lab.benchmark.models import NONE, QUARTER, SMALL, Shape
 from lab.data.with_axes import CONTROLS, SETS, Table
 from lab.modes import LabError
@@ -263,6 +263,31 @@ def test_the_grid_holds_every_layer_on_every_set_that_it_fits():
                 assert (name, kind, budget, "permuted") in there
     convolved = {c["data"] for c in grid if c["layer"] == "convolution"}
     assert convolved == {name for name, each in SETS.items() if each.neighbours}
+
+
+# ---------------------------------------------------------------------------------------------------------------- times
+def test_a_step_of_every_model_is_timed_on_the_middle_set_of_each_kind():
+    chosen = seconds.middle()
+    assert [SETS[name].kind for name in chosen] == list(
+        dict.fromkeys(s.kind for s in SETS.values())
+    )
+    for name in chosen:
+        sizes = sorted(math.prod(s.axes) for s in SETS.values() if s.kind == SETS[name].kind)
+        assert math.prod(SETS[name].axes) == sizes[(len(sizes) - 1) // 2]
+    found = seconds.time_steps({"data": "breast-cancer", "rounds": 2, "seed": 0})
+    fits = {c["layer"] + ", " + c["budget"] for c in protocol.cells(["breast-cancer"], "small")}
+    assert set(found["curve"]) == fits - {"constant, none"}
+    assert all(len(own) == 2 and min(own) > 0 for own in found["curve"].values())
+
+
+def test_a_timed_step_trains():
+    net = torch.nn.Linear(3, 2)
+    x, y = torch.randn(8, 3), torch.arange(8) % 2
+    step = seconds.step_of(net, x, y, torch.nn.functional.cross_entropy)
+    before = torch.nn.functional.cross_entropy(net(x), y).item()
+    for _ in range(20):
+        step()
+    assert torch.nn.functional.cross_entropy(net(x), y).item() < before
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
