@@ -34,8 +34,6 @@ ELSEWHERE = {  # runs on the data of a situation that are not its evidence
     "ett-rate": "other rates of NdLinear with an axis of length one",
     "ett-tuned": "other rates of it, in the released protocol",
     "ett-tuned-rates": "the search of these rates",
-    "ett-released": "the released script",
-    "ett-past": "reads the past of the forecast quantity",
     "vit-hundred": "no block with two real modes",
     "vit-teachers": "the teachers",
     "structured-share-rates": "a search of rates",

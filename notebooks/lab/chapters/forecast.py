@@ -29,6 +29,7 @@ from ..train.loop import Split, seed_everything
 
 STEPS = 24
 HORIZON = 12
+CHANNELS = 6  # the loads, without the oil temperature
 PENALTIES = (1e-6, 1e-4, 1e-2, 1.0, 100.0)
 MANY_SEEDS = 1000
 
@@ -161,18 +162,6 @@ class Transformer(nn.Module):
         return self.out(self.layer(self.embed(x)))
 
 
-class Bypassed(nn.Module):
-    """What evaluation of the released layer amounts to: ``block`` is trained, ``unused`` answers in
-    evaluation mode."""
-
-    def __init__(self, block: nn.Module, unused: nn.Module):
-        super().__init__()
-        self.block, self.unused = block, unused
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.block(x) if self.training else self.unused(x)
-
-
 def between(first: nn.Module, act: nn.Module, dropout: float, last: nn.Module) -> nn.Sequential:
     """A block with dropout after its activation."""
     return nn.Sequential(first, act, nn.Dropout(dropout), last)
@@ -186,33 +175,25 @@ def column(width: int, hidden: int) -> tuple[nn.Module, nn.Module]:
     )
 
 
-def transformer(
-    arm: str, channels: int = 6, width: int = 32, everywhere: bool = False
-) -> Transformer:
-    """The Transformer of each arm; two heads, GELU, dropout 0.1.
+def transformer(arm: str, everywhere: bool = False) -> Transformer:
+    """The Transformer of each arm; width 32, two heads, GELU, dropout 0.1.
 
-    "dense" has a block of 2,048 units, "dense-width" of 32, "dense-params" of 50; "ndlinear" is
-    (32, 1) -> (32, 1) twice; "ndlinear-modes" is (24, 32) -> (24, 32) twice, over time and
-    channels; "released-own" is "ndlinear", and "released" the same with the dense block of the
-    parent class in its place in evaluation mode.
+    "dense" has a block of 2,048 units, "dense-width" of 32; "ndlinear" is (32, 1) -> (32, 1)
+    twice; "ndlinear-modes" is (24, 32) -> (24, 32) twice, over time and channels.
     """
-    dropout = 0.1
-    dense = {"dense": 2048, "dense-width": width, "dense-params": 50}
+    width, dropout = 32, 0.1
+    dense = {"dense": 2048, "dense-width": width}
     if arm in dense:
         first, last = nn.Linear(width, dense[arm]), nn.Linear(dense[arm], width)
     elif arm == "ndlinear-modes":
         first, last = (NdLinear((STEPS, width), (STEPS, width)) for _ in range(2))
-    elif arm in ("ndlinear", "released", "released-own"):
+    elif arm == "ndlinear":
         first, last = column(width, width)
     else:
         raise LabError(f"no Transformer of the arm {arm!r}")
     block = between(first, nn.GELU(), dropout, last)
-    model = Transformer(
-        channels, Attention(width, 2, block, dropout, everywhere or arm == "ndlinear-modes")
-    )
-    if arm == "released":  # built last, so that the other weights are those of "ndlinear"
-        model.layer.block = Bypassed(block, models.feed_forward(width, 2048))
-    return model
+    everywhere = everywhere or arm == "ndlinear-modes"
+    return Transformer(CHANNELS, Attention(width, 2, block, dropout, everywhere))
 
 
 class Recurrent(models.Recurrent):
@@ -233,29 +214,23 @@ class Recurrent(models.Recurrent):
         return self.head(torch.stack(states, 1) if self.every else states[-1])
 
 
-def recurrent(arm: str, channels: int = 6) -> nn.Module:
+def recurrent(arm: str) -> nn.Module:
     """The RNN of each arm; one layer, ReLU and dropout 0.3 in the head.
 
     "dense" has 96 units, "dense-width" and "ndlinear" 64, the width whose NdLinear count is the
     printed one; the last state is read; "ndlinear-paper" is "ndlinear" initialised as the paper's
     text says. "ndlinear-modes" reads the 24 states of 64 units: (24, 64) -> (12, 24) -> (12, 1).
-    "dense-params" has its parameters: 64 units, the last state, 26 units, 12.
     """
     if arm in ("dense", "dense-width", "ndlinear", "ndlinear-paper"):
         hidden = 96 if arm == "dense" else 64
         method = "NdLinear" if arm.startswith("nd") else "Linear"
         layer = functools.partial(NdLinear, init="paper" if arm == "ndlinear-paper" else "linear")
-        return Recurrent(
-            channels, hidden, models.recurrent(method, channels, hidden, layer=layer).head
-        )
-    if arm == "dense-params":
-        return Recurrent(
-            channels, 64, between(nn.Linear(64, 26), nn.ReLU(), 0.3, nn.Linear(26, HORIZON))
-        )
+        head = models.recurrent(method, CHANNELS, hidden, layer=layer).head
+        return Recurrent(CHANNELS, hidden, head)
     if arm == "ndlinear-modes":
         first, last = NdLinear((STEPS, 64), (HORIZON, 24)), NdLinear((HORIZON, 24), (HORIZON, 1))
         head = nn.Sequential(between(first, nn.ReLU(), 0.3, last), nn.Flatten())
-        return Recurrent(channels, 64, head, every=True)
+        return Recurrent(CHANNELS, 64, head, every=True)
     raise LabError(f"no RNN of the arm {arm!r}")
 
 
