@@ -379,14 +379,6 @@ def _adapters() -> list[Situation]:
             "Adapter, encoder, SST-2", *place, ("lora-adapters", "lora-more"), "240 steps of 16", {"task": "sst2"},
             search=("lora-rates", "lora-more-rates"), left_out={"ndlinear-released": ITSELF}, **full,
         ),
-        Situation(
-            "Adapter, encoder, CommonsenseQA", *place, ("lora-choice",), "100 steps of 8", {"task": "commonsenseqa"},
-            search=("lora-choice-rates",), **full,
-        ),
-        Situation(
-            "Adapter, small decoder, GSM8K", *place, ("lora-text",), "160 steps of 8", {"task": "gsm8k"}, "loss",
-            dense="full", search=("lora-text-rates",), error_of="full",
-        ),
     ]  # fmt: skip
 
 

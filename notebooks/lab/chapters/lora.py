@@ -98,12 +98,12 @@ def attach(model: nn.Module, targets: Mapping[str, nn.Linear], arm: str) -> nn.M
 
     Args:
         targets: the maps by their names in the model. arm: "lora-<rank>", "dora-<rank>", "vera-<rank>", "lokr-<factor>-<rank>",
-            "ndlinear", "full" (the maps themselves) or "all" (every weight of the model).
+            "ndlinear" or "full" (the maps themselves).
 
     Returns:
         The model.
     """
-    model.requires_grad_(arm == "all")
+    model.requires_grad_(False)
     if arm == "ndlinear":
         return apply_ndlinear_lora(model, list(targets))
     kind, *sizes = arm.split("-")
@@ -111,8 +111,8 @@ def attach(model: nn.Module, targets: Mapping[str, nn.Linear], arm: str) -> nn.M
     if kind == "vera":
         numbers = [vera_matrices(list(targets.values()), *numbers)]
     layers = {"lora": LowRank, "dora": DoRA, "vera": VeRA, "lokr": LoKr}
-    if kind not in (*layers, "full", "all"):
-        raise LabError(f"no arm {arm!r}; there are: {', '.join(layers)}, ndlinear, full, all")
+    if kind not in (*layers, "full"):
+        raise LabError(f"no arm {arm!r}; there are: {', '.join(layers)}, ndlinear, full")
     for name, module in targets.items():
         if kind in layers:
             _replace(model, name, layers[kind](module, *numbers))
@@ -348,7 +348,6 @@ NAMES = {
     "factor-8": "LoKr, factor 8",
     "base": "no adapter",
     "full": "all maps",
-    "all": "all weights",
 }
 
 

@@ -1,0 +1,91 @@
+"""Training on answers: what a problem becomes, which tokens count, the loss and a step against both written out."""
+
+import json
+
+import pytest
+import torch
+from lab import LabError
+from lab.decoder import Decoder, FeedForward
+from lab.train import answers
+from torch.nn import functional as F
+
+
+class Bytes:
+    """An encoding of one token for each byte."""
+
+    @staticmethod
+    def encode(text):
+        return torch.tensor(list(text.encode())).numpy()
+
+
+def model():
+    torch.manual_seed(0)
+    return Decoder(9, 12, 16, 1, 2, lambda: FeedForward(16, 32))
+
+
+@pytest.fixture
+def problems():
+    """Of 6 to 12 tokens, the last 2 to 4 of them the answer."""
+    draw = torch.Generator().manual_seed(0)
+    return [(torch.randint(9, (6 + i % 7,), generator=draw), 2 + i % 3) for i in range(20)]
+
+
+def test_a_problem_is_its_question_and_its_solution_without_the_calculators_marks():
+    answer = "2+3 = <<2+3=5>>5.\nSo $<<5*1=5>>5.\n#### 5"
+    asked = json.dumps({"question": "How many?", "answer": answer})
+    assert answers.worked(asked) == ("How many?\n", "2+3 = 5.\nSo $5.\n#### 5\n\n")
+    row, length = answers.encoded(asked, Bytes, 100)
+    assert bytes(row.tolist()) == b"How many?\n2+3 = 5.\nSo $5.\n#### 5\n\n" and length == 24
+
+
+@pytest.mark.parametrize(
+    ("context", "kept"), [(10, b"o?\nabcdefgh"), (8, b"\nabcdefgh"), (5, b"\nabcde")]
+)
+def test_too_long_questions_lose_their_beginning_and_solutions_their_end(
+    monkeypatch, context, kept
+):
+    monkeypatch.setattr(answers, "worked", lambda _: ("Who, so?\n", "abcdefgh"))
+    row, answer = answers.encoded("", Bytes, context)
+    assert bytes(row.tolist()) == kept and answer == min(8, context)
+
+
+def test_targets_are_the_solutions_tokens_one_place_earlier():
+    x, targets = answers.padded([(torch.tensor([5, 6, 7, 8]), 2), (torch.tensor([1, 2]), 1)])
+    no = answers.IGNORED
+    assert x.tolist() == [[5, 6, 7], [1, 2, 0]]
+    assert targets.tolist() == [[no, 7, 8], [2, no, no]]
+
+
+def test_the_loss_is_the_mean_over_the_solutions_tokens(problems):
+    net, total = model().requires_grad_(False), 0.0
+    for row, answer in problems:  # alone, without padding
+        logs = net(row[None, :-1])[0].log_softmax(-1)
+        places = range(len(row) - 1 - answer, len(row) - 1)
+        total -= sum(float(logs[i, row[i + 1]]) for i in places)
+    wanted = total / sum(answer for _, answer in problems)
+    for batch in (2, 32):
+        assert answers.answer_loss(net, problems, batch) == pytest.approx(wanted, rel=1e-5)
+
+
+def test_a_step_is_adamws_on_the_first_problems_of_the_order(problems):
+    """One step written out: warm-up over one step, so the full rate; the norm cut to one."""
+    one, other = model(), model()
+    answers.fine_tune(one, problems, steps=1, lr=1e-3, batch=3, seed=7)
+    order = torch.randperm(len(problems), generator=torch.Generator().manual_seed(7)).tolist()
+    x, targets = answers.padded([problems[i] for i in order[::-1][:3]])
+    loss = F.cross_entropy(other(x).flatten(0, 1), targets.flatten(), ignore_index=answers.IGNORED)
+    loss.backward()
+    norm = torch.stack([p.grad.norm() for p in other.parameters()]).norm()
+    for mine, wanted in zip(one.parameters(), other.parameters()):
+        gradient = wanted.grad * min(1, 1 / float(norm))
+        step = gradient / (gradient.abs() + 1e-8)  # Adam's first
+        assert torch.allclose(mine, wanted * (1 - 1e-5) - 1e-3 * step, atol=2e-5)
+
+
+def test_training_lowers_the_loss_and_one_that_diverges_raises(problems):
+    net = model()
+    before = answers.answer_loss(net, problems)
+    losses = answers.fine_tune(net, problems, steps=12, lr=1e-2, batch=4, seed=0)
+    assert len(losses) == 12 and answers.answer_loss(net, problems) < before - 0.05
+    with pytest.raises(LabError, match="lower lr"):
+        answers.fine_tune(net, problems, steps=9, lr=1e20, batch=2, seed=0)
