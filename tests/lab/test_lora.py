@@ -28,24 +28,16 @@ def sentences(tokenizer, repeat=4):
 
 
 # ------------------------------------------------------------------------------------------------------------- adapters
-def test_low_rank_is_the_base_plus_a_scaled_product():
+def test_low_rank_is_the_base_plus_a_product():
     base = nn.Linear(7, 5).double()
-    layer = lora.LowRank(base, 3, scale=0.25)
+    layer = lora.LowRank(base, 3)
     x = torch.randn(4, 7).double()
     assert torch.equal(layer(x), base(x)), "zero at the start"
     assert layer.A.abs().max() <= 1 / math.sqrt(7) and layer.A.abs().max() > 0
     layer.B.data.normal_()
-    wanted = x @ (base.weight + 0.25 * layer.B @ layer.A).T + base.bias
+    wanted = x @ (base.weight + layer.B @ layer.A).T + base.bias
     assert torch.allclose(layer(x), wanted)
     assert not base.weight.requires_grad and lora.trainable(layer) == 3 * (7 + 5)
-
-
-def test_low_rank_drops_inputs_of_the_update_only_while_training():
-    layer = lora.LowRank(nn.Linear(6, 6), 2, dropout=1.0)
-    layer.B.data.normal_()
-    x = torch.randn(3, 6)
-    assert torch.equal(layer(x), layer.base_layer(x))
-    assert not torch.equal(layer.eval()(x), layer.base_layer(x))
 
 
 COUNTS = {  # width 48, inner 96, two blocks: written out
@@ -63,22 +55,9 @@ def test_each_arm_trains_what_it_says(bert, arm):
     model, tokenizer = bert
     x, _ = sentences(tokenizer)
     before = lora.mean_vectors(model, x)
-    assert lora.trainable(lora.adapt(model, arm)) == COUNTS[arm]
+    assert lora.trainable(lora.attach(model, lora.maps(model), arm)) == COUNTS[arm]
     same = torch.allclose(lora.mean_vectors(model, x), before, atol=1e-6)
     assert same == (arm != "ndlinear-released"), "only the released start moves the encoder"
-
-
-def test_scales_reach_the_adapters(bert):
-    model, _ = bert
-    other = lora.adapt(copy.deepcopy(model), "lora-4", scale=0.25, dropout=0.5)
-    lora.adapt(model, "ndlinear", scale=3.0, dropout=0.5)
-    adapters = [m for m in model.modules() if isinstance(m, NdLinearLoRA)]
-    low = [m for m in other.modules() if isinstance(m, lora.LowRank)]
-    assert len(adapters) == len(low) == 12
-    assert {m.alpha for m in adapters} == {3.0} and {m.dropout.p for m in adapters} == {0.5}
-    assert {m.scale for m in low} == {0.25} and {m.dropout.p for m in low} == {0.5}
-    with pytest.raises(LabError, match="no arm 'dora'"):
-        lora.adapt(model, "dora")
 
 
 @pytest.mark.parametrize("fold", [(6, 8), (3, 20)])
@@ -109,7 +88,7 @@ def test_vectors_do_not_see_padding(bert):
 def test_training_changes_what_it_should_and_lowers_the_loss(bert, arm):
     model, tokenizer = bert
     torch.manual_seed(0)
-    network = lora.Sentences(lora.adapt(model, arm), 48)
+    network = lora.Sentences(lora.attach(model, lora.maps(model), arm), 48)
     data = sentences(tokenizer)
     frozen = {k: v.clone() for k, v in network.named_parameters() if not v.requires_grad}
     trained = {k: v.clone() for k, v in network.named_parameters() if v.requires_grad}
@@ -124,7 +103,7 @@ def test_training_changes_what_it_should_and_lowers_the_loss(bert, arm):
 
 def test_the_head_has_its_own_rate_and_the_rate_falls_to_zero(bert):
     model, tokenizer = bert
-    network = lora.Sentences(lora.adapt(model, "lora-1"), 48)
+    network = lora.Sentences(lora.attach(model, lora.maps(model), "lora-1"), 48)
     data = sentences(tokenizer)
     start = copy.deepcopy(network.state_dict())
     lora.fine_tune(network, data, steps=1, lr=0.0, head_lr=0.1, batch=4, seed=0)
@@ -136,7 +115,7 @@ def test_the_head_has_its_own_rate_and_the_rate_falls_to_zero(bert):
 
 def test_a_loss_that_is_no_number_is_refused(bert):
     model, tokenizer = bert
-    network = lora.Sentences(lora.adapt(model, "head"), 48)
+    network = lora.Sentences(lora.attach(model, lora.maps(model), "head"), 48)
     nn.init.constant_(network.head.bias, float("nan"))
     with pytest.raises(LabError, match="training loss is nan"):
         lora.fine_tune(network, sentences(tokenizer), steps=1, lr=1.0, head_lr=1.0, batch=4, seed=0)

@@ -1,8 +1,6 @@
 """Adapters of linear maps: LoRA beside NdLinear-LoRA, short fine-tunings of an encoder, and the paper's table of adapters.
 
-An arm is a way to fine-tune the linear maps in the blocks of a frozen encoder: "ndlinear" (NdLinearLoRA, an update of zero at
-the start), "ndlinear-released" (the start and the biases of the released adapter), "lora-1", "lora-4", "lora-8", "full" (the
-maps themselves) and "head" (nothing but the classifier on top).
+An arm is a way to fine-tune the linear maps in the blocks of a frozen model: see `attach`.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ndlinear import count_macs, near_square, rearrange
-from ndlinear_lora import NdLinearLoRA, apply_ndlinear_lora
+from ndlinear_lora import apply_ndlinear_lora
 
 from ..adapters import DoRA, KroneckerTerms, LoKr, VeRA, vera_matrices
 from ..models import DECODERS, TARGETS
@@ -27,29 +25,26 @@ from ..page.facts import facts
 from ..stats import differences, interval, paired, summary
 from ..train.loop import check_finite
 
-ARMS = ("ndlinear", "ndlinear-released", "lora-1", "lora-4", "lora-8", "full", "head")
 POOL = 20  # batches whose samples are sorted by length together
 
 
 # ------------------------------------------------------------------------------------------------------------- adapters
 class LowRank(nn.Module):
-    """LoRA (Hu et al., 2022): y = base(x) + scale B A x, with B zero at the start and A as torch.nn.Linear draws it.
+    """LoRA (Hu et al., 2022): y = base(x) + B A x, with B zero at the start and A as torch.nn.Linear draws it.
 
     Args:
-        base: the frozen linear map. rank: of the update. scale: alpha / r in the words of PEFT. dropout: on the adapter's input.
+        base: the frozen linear map. rank: of the update.
     """
 
-    def __init__(self, base: nn.Linear, rank: int, scale: float = 1.0, dropout: float = 0.0):
+    def __init__(self, base: nn.Linear, rank: int):
         super().__init__()
         self.base_layer = base.requires_grad_(False)
         self.A = nn.Parameter(base.weight.new_empty(rank, base.in_features))
         self.B = nn.Parameter(base.weight.new_zeros(base.out_features, rank))
         nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
-        self.scale = scale
-        self.dropout = nn.Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.base_layer(x) + self.scale * F.linear(F.linear(self.dropout(x), self.A), self.B)
+        return self.base_layer(x) + F.linear(F.linear(x, self.A), self.B)
 
 
 def maps(model: nn.Module) -> dict[str, nn.Linear]:
@@ -63,61 +58,38 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), last, module)
 
 
-def adapt(model: nn.Module, arm: str, scale: float = 1.0, dropout: float = 0.0) -> nn.Module:
-    """Freeze an encoder and make it trainable in the way of an arm, in place.
-
-    Args:
-        scale: of the update: alpha for NdLinear-LoRA, alpha / r for LoRA. dropout: on the input of the adapters.
-
-    Returns:
-        The model.
-    """
-    if arm not in ARMS:
-        raise LabError(f"no arm {arm!r}; there are: {', '.join(ARMS)}")
-    model.requires_grad_(False)
-    if arm == "full":
-        for module in maps(model).values():
-            module.requires_grad_(True)
-    elif arm.startswith("lora-"):
-        rank = int(arm.removeprefix("lora-"))
-        for name, module in maps(model).items():
-            _replace(model, name, LowRank(module, rank, scale, dropout))
-    elif arm == "ndlinear":
-        apply_ndlinear_lora(model, list(maps(model)), alpha=scale, dropout=dropout)
-    elif arm == "ndlinear-released":
-        options = {"bias": True, "transform_outer": False}
-        apply_ndlinear_lora(model, list(maps(model)), alpha=scale, dropout=dropout, **options)
-        for module in model.modules():
-            if isinstance(module, NdLinearLoRA):
-                module.adapter.reset_parameters()
-    return model
-
-
-def attach(model: nn.Module, targets: Mapping[str, nn.Linear], arm: str) -> nn.Module:
-    """Freeze any model and make some of its linear maps trainable in the way of an arm, in place; every scale is one.
+def attach(
+    model: nn.Module, targets: Mapping[str, nn.Linear], arm: str, alpha: float = 1.0
+) -> nn.Module:
+    """Freeze a model and make some of its linear maps trainable in the way of an arm, in place.
 
     Args:
         targets: the maps by their names in the model. arm: "lora-<rank>", "dora-<rank>", "vera-<rank>", "lokr-<factor>-<rank>",
-            "ndlinear" or "full" (the maps themselves).
+            "ndlinear" (an update of zero at the start), "ndlinear-released" (biases, order and start of the released adapter),
+            "full" (the maps themselves) or "head" (none of them). alpha: scale of the update of NdLinear-LoRA; every other is one.
 
     Returns:
         The model.
     """
     model.requires_grad_(False)
-    if arm == "ndlinear":
-        return apply_ndlinear_lora(model, list(targets))
+    if arm.startswith("ndlinear"):
+        released = {"bias": True, "transform_outer": False} if arm != "ndlinear" else {}
+        apply_ndlinear_lora(model, list(targets), alpha=alpha, **released)
+        for name in targets if released else ():
+            model.get_submodule(name).adapter.reset_parameters()
+        return model
     kind, *sizes = arm.split("-")
     numbers = [int(size) for size in sizes]
     if kind == "vera":
         numbers = [vera_matrices(list(targets.values()), *numbers)]
     layers = {"lora": LowRank, "dora": DoRA, "vera": VeRA, "lokr": LoKr}
-    if kind not in (*layers, "full"):
-        raise LabError(f"no arm {arm!r}; there are: {', '.join(layers)}, ndlinear, full")
+    if kind not in (*layers, "full", "head"):
+        raise LabError(f"no arm {arm!r}; there are: {', '.join(layers)}, ndlinear, full, head")
     for name, module in targets.items():
         if kind in layers:
             _replace(model, name, layers[kind](module, *numbers))
         else:
-            module.requires_grad_(True)
+            module.requires_grad_(kind == "full")
     return model
 
 
