@@ -3,7 +3,6 @@
 import itertools
 import math
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,7 +10,7 @@ import torch
 from lab import models
 from lab.chapters import forecast
 from lab.modes import LabError
-from lab.train import Split, fit, seed_everything, stacked
+from lab.train import Split, seed_everything, stacked
 from scipy import stats as scipy_stats
 from torch import nn
 from torch.nn import functional as F
@@ -313,18 +312,6 @@ def test_of_several_looks_the_last_one_of_each_family_and_set_is_kept():
     )
 
 
-def test_the_figures_show_every_seed_and_the_printed_factor():
-    runs, printed = many_runs(), as_printed()
-    _, axis = plt.subplots()
-    forecast.draw_factors(axis, runs, printed)
-    stars = [line for line in axis.lines if line.get_marker() == "*"]
-    shown = [star.get_xdata()[0] for star in stars]
-    factors = 1 / (1 - printed["reduction"].xs("mse", level="metric"))
-    assert shown == pytest.approx(factors.tolist())
-    strokes = [line for line in axis.lines if line.get_marker() == "|"]
-    assert [len(line.get_xdata()) for line in strokes] == [4] * 8
-
-
 # --- stacked training with dropout ---------------------------------------------------------------------------------
 
 
@@ -339,22 +326,3 @@ def test_dropout_is_stacked_only_when_asked_for(table):
         stacked.fit(make, small(table), **how)
     stack = stacked.fit(make, small(table), dropout=True, **how)
     assert stack.curves[0][-1]["val_loss"] != stack.curves[1][-1]["val_loss"]
-
-
-def test_stacked_members_train_as_they_would_alone_when_nothing_is_dropped(table):
-    def make():
-        net = forecast.transformer("ndlinear")
-        for module in net.modules():
-            if isinstance(module, nn.Dropout):
-                module.p = 0.0
-        return net
-
-    how = {"loss": F.mse_loss, "epochs": 2, "lr": 0.003, "batch_size": 32}
-    stack = stacked.fit(make, small(table), seeds=[0, 1], dropout=True, **how)
-    for i, seed in enumerate((0, 1)):
-        seed_everything(seed)
-        alone = fit(make(), small(table), seed=seed, **how)
-        assert stack.curves[i][-1]["val_loss"] == pytest.approx(
-            alone.curve[-1]["val_loss"], rel=1e-3
-        )
-        assert stack.epoch["best"][i] == alone.best_epoch

@@ -12,7 +12,6 @@ import torch
 from lab import models
 from lab.chapters import vision
 from lab.data import Data, splits
-from lab.train import loop
 from torch import nn
 from torch.nn import functional as F
 
@@ -143,22 +142,6 @@ def data(n=24):
     return torch.randn(n, 3, 8, 8, generator=draw) * 0.1 + y[:, None, None, None], y
 
 
-def test_training_is_the_loop_of_the_lab_in_bfloat16():
-    (x, y), model, plain = data(20), toy(4), toy(4).to(memory_format=torch.channels_last)
-
-    def forward(images):
-        with torch.autocast("cpu", torch.bfloat16):
-            out = plain(images.contiguous(memory_format=torch.channels_last))
-        assert out.dtype == torch.bfloat16
-        return out.float()
-
-    how = {"epochs": 2, "lr": 0.01, "batch_size": 8, "seed": 3}
-    curve = vision.train(model, (x, y), device="cpu", **how)
-    assert curve == loop.train_epochs(plain, (x, y), loss=F.cross_entropy, forward=forward, **how)
-    for found, expected in zip(model.parameters(), plain.parameters()):
-        assert torch.equal(found, expected)
-
-
 def test_pictures_are_drawn_by_the_seed_in_equal_numbers_and_scaled_by_themselves(small):
     (x, y), (x_test, y_test) = vision.pictures("small", 6, 2)
     raw, classes = small.part("train_exact")
@@ -243,20 +226,6 @@ def test_the_quick_loop_stops_at_a_loss_that_is_not_finite():
     data = torch.full((8, 32, 32, 3), math.inf, dtype=torch.bfloat16), torch.arange(8) % 3
     with pytest.raises(lab.modes.LabError, match="training loss is nan"):
         vision.train_quickly(toy(), data, epochs=1, lr=1e-3, batch_size=4, seed=0)
-
-
-def test_a_quick_run_repeats_itself_and_is_tested_on_the_other_pictures():
-    images = torch.randn(20, 3, 32, 32, generator=torch.Generator().manual_seed(1))
-    part, test = (images[:12], torch.arange(12) % 6), (images[12:], torch.arange(8) % 6)
-    make_head = lambda: nn.Sequential(nn.Flatten(), nn.Linear(4096, 6))  # noqa: E731
-    how = {"epochs": 2, "lr": 1e-3, "batch_size": 4, "seed": 7}
-    row, again = (vision.run_quickly(make_head, part, test, **how) for _ in range(2))
-    assert row == again != vision.run_quickly(make_head, part, test, **how | {"seed": 8})
-    assert [point["epoch"] for point in row["curve"]] == [1, 2]
-    assert row["metrics"]["train_loss"] == row["curve"][-1]["train_loss"]
-    changed = vision.run_quickly(make_head, part, (test[0], (test[1] + 1) % 6), **how)
-    assert changed["curve"] == row["curve"] and changed["metrics"] != row["metrics"]
-    assert row["parameters"] == models.size(vision.quick_network(make_head())) and row["macs"] > 0
 
 
 def test_a_network_from_memory_answers_as_on_the_pictures_themselves():
