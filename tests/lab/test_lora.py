@@ -5,7 +5,6 @@ import math
 
 import matplotlib.pyplot as plt
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from lab import LabError, facts, models
@@ -177,32 +176,11 @@ def test_costs_of_one_map_written_out():
 
 
 # ----------------------------------------------------------------------------------------------------- tables, drawings
-def made_up_runs(arms=("ndlinear", "lora-1", "lora-8", "full")):
-    rows = [
-        {"arm": arm, "seed": seed, "lr": 1e-3, "parameters": 10**i, "loss": 0.5 - 0.01 * i}
-        | {"accuracy": 0.8 + 0.01 * i + 0.001 * seed}
-        for i, arm in enumerate(arms)
-        for seed in range(3)
-    ]
-    return pd.DataFrame(rows)
-
-
 def test_words_of_the_rule():
     assert lora.word((0.0, -0.9, 0.9)) == "not inferior"
     assert lora.word((-0.5, -0.9, -0.1)) == "not inferior, worse"
     assert lora.word((-2.0, -3.0, -1.0)) == "worse"
     assert lora.word((-1.0, -3.0, 1.0)) == "undecided"
-
-
-def test_tables_pair_by_seed():
-    runs = made_up_runs()
-    table = lora.overview(runs)
-    assert table["seeds"].tolist() == [3] * 4 and table["accuracy"].iloc[0] == pytest.approx(80.1)
-    against = lora.against(runs)
-    assert against["against"].tolist() == [lora.NAMES[a] for a in ("lora-1", "lora-8", "full")]
-    assert against["points"].iloc[1] == "-2.0 [-2.0, -2.0]", "the seeds cancel"
-    assert against["by accuracy"].iloc[1] == "worse"
-    assert lora.against(runs, margin=0.015)["by loss"].iloc[0] == "higher, equivalent"
 
 
 @pytest.mark.parametrize(
