@@ -18,7 +18,7 @@ from ndlinear import cheapest_order, count_macs, count_parameters
 from .. import models
 from ..modes import LabError
 from ..page.facts import facts
-from ..page.figures import colour, intervals, marker
+from ..page.figures import colour, intervals
 from ..stats import below, interval, paired
 
 INPUTS = 10
@@ -259,23 +259,3 @@ def draw_gaps(axes, runs: pd.DataFrame, opponents: dict[str, str]) -> None:
     axes[0].set(ylabel="hidden shape of NdLinear")
     axes[0].invert_yaxis()
     axes[1].set(xlabel="dense − NdLinear, percent (right: NdLinear is better)")
-
-
-def draw_entropy_gaps(axes, runs: pd.DataFrame) -> None:
-    """AveEntropy of dense minus NdLinear in each pair of equal label, trained against untrained, an axis for each difficulty."""
-    stated = printed("ave_entropy")["value"].unstack("arm").eval("dense - ndlinear")
-    hue = colour("ndlinear")
-    for axis, sigma in zip(axes, SIGMAS):
-        for (width, depth), group in runs[runs["sigma"] == sigma].groupby(["width", "depth"]):
-            wide = group.set_index("seed").groupby("arm")[["init_ave_entropy", "end_ave_entropy"]]
-            gap = wide.get_group("dense") - wide.get_group("ndlinear")
-            x, y = gap["init_ave_entropy"], gap["end_ave_entropy"]
-            fill = hue if depth == 2 else "none"
-            axis.plot(x, y, marker("ndlinear"), color=hue, alpha=0.4, mfc=fill, ms=3.5)
-            axis.plot(x.mean(), y.mean(), "x", color=colour("linear"), ms=7)
-            star = stated[sigma, width, depth]
-            axis.plot(x.mean(), star, marker("paper"), color=colour("paper"))
-        axis.axline((0, 0), slope=1, color=colour("constant"), lw=1)
-        axis.set(xlabel="gap, untrained")
-        axis.set_title(f"σ = {sigma}", fontsize=10)
-    axes[0].set(ylabel="gap, trained")
