@@ -36,8 +36,6 @@ ELSEWHERE = {  # runs on the data of a situation that are not its evidence
     "vit-hundred": "no block with two real modes",
     "vit-teachers": "the teachers",
     "structured-share-rates": "a search of rates",
-    "llm-adapters": "another model, SmolLM2, without a training of all weights beside",
-    "llm-adapter-rates": "its search of rates",
     "cnn-printed-cifar10-released": "NdLinear itself, as in a released script",
     "cnn-printed-cifar100-released": "NdLinear itself, as in a released script",
 }
