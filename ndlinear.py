@@ -37,7 +37,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
 from operator import index
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, fx, nn
@@ -49,50 +49,27 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __version__ = "0.1.0"
-__all__ = [
-    "FlatNdLinear",
-    "KroneckerFit",
-    "NdLinear",
-    "NdLinearSum",
-    "cheapest_order",
-    "count_macs",
-    "count_parameters",
-    "kronecker_weight",
-    "mode_product",
-    "ndlinear",
-    "near_square",
-    "nearest_kronecker",
-    "rearrange",
-    "to_linear",
-    "total_bias",
-]
+__all__ = ["FlatNdLinear", "KroneckerFit", "NdLinear", "NdLinearSum", "cheapest_order"]
+__all__ += ["count_macs", "count_parameters", "kronecker_weight", "mode_product", "ndlinear"]
+__all__ += ["near_square", "nearest_kronecker", "rearrange", "to_linear", "total_bias"]
 
 Shape = Sequence[int]
 Sizes = tuple[int, ...]
 Tensors = Sequence["Tensor | None"]
-Layer = TypeVar("Layer")
 
 
 # ==== Part 1: the layer =========================================================================
 def mode_product(x: Tensor, weight: Tensor, mode: int, bias: Tensor | None = None) -> Tensor:
     """Multiply one axis of a tensor by a matrix and add a bias along it: X x_k W + b.
 
-    Args:
-        x: (..., D, ...).
-        weight: (H, D).
-        mode: the axis of size D, a torch `dim`: -1 is the last axis whatever the number of batch
-            axes; 0 is the first axis of `x`, a batch axis if it has any.
-        bias: (H,) or None.
-
-    Returns:
-        (..., H, ...), possibly a transposed view. Costs H multiply-adds per entry of `x`.
-        Raises ValueError if the sizes do not fit.
+    x (..., D, ...), weight (H, D) and bias (H,) or None give (..., H, ...), possibly a transposed
+    view, at H multiply-adds per entry of x. `mode` is the axis of size D, a torch `dim`: 0 is the
+    first axis of x, a batch axis if it has any. ValueError if the sizes do not fit.
 
     >>> mode_product(torch.zeros(7, 4, 5), torch.zeros(3, 4), mode=-2).shape
     torch.Size([7, 3, 5])
     """
-    size = x.shape[mode] if -x.ndim <= mode < x.ndim else None
-    fits = size is not None and weight.shape[1:] == (size,)
+    fits = -x.ndim <= mode < x.ndim and weight.shape[1:] == (x.shape[mode],)
     if not fits or (bias is not None and bias.shape != weight.shape[:1]):
         given = None if bias is None else tuple(bias.shape)
         raise ValueError(
@@ -110,15 +87,10 @@ def ndlinear(
 ) -> Tensor:
     """Algorithm 1: mode after mode, multiply by the weight and add the bias.
 
-    Args:
-        x: (..., D_1, ..., D_N).
-        weights: N matrices, the k-th (H_k, D_k).
-        biases: N vectors, the k-th (H_k,) or None; None for no biases at all.
-        order: the modes 0..N-1 in the order in which they are executed, by default 0, 1, ..., N-1.
-            It changes the result only through the biases.
-
-    Returns:
-        (..., H_1, ..., H_N), at `count_macs(D, H, order)` MACs per sample. Errors as in `NdLinear`.
+    x (..., D_1, ..., D_N), N weights (H_k, D_k) and N biases (H_k,) or None, or None for no biases,
+    give (..., H_1, ..., H_N), at `count_macs(D, H, order)` MACs per sample. The modes 0..N-1 are
+    executed in `order`, by default 0, 1, ..., N-1, which changes the result only through the
+    biases. Errors as in `NdLinear`.
 
     >>> weights = [torch.ones(3, 4), torch.ones(2, 5)]
     >>> ndlinear(torch.ones(7, 4, 5), weights).shape
@@ -128,8 +100,7 @@ def ndlinear(
     biases = [None] * n if biases is None else biases
     if n == 0 or len(biases) != n or any(weight.ndim != 2 for weight in weights):
         raise ValueError(
-            "give one weight (H, D) and one bias per mode, "
-            f"got {n} weights and {len(biases)} biases"
+            f"give a weight (H, D) and one bias per mode, not {n} weights and {len(biases)} biases"
         )
     _check_input(x, tuple(weight.shape[1] for weight in weights), weights)
     for k in _order(order, n):
@@ -141,9 +112,9 @@ class NdLinear(nn.Module):
     """A linear layer that keeps the axes: (..., D_1, ..., D_N) -> (..., H_1, ..., H_N).
 
     Its parameters are `align_layers.{k}.weight` (H_k, D_k) and, with `bias`,
-    `align_layers.{k}.bias` (H_k,): sum D_k H_k + sum H_k numbers. It costs
-    `count_macs(input_dims, hidden_size, execution_order)` multiply-adds per sample or, where
-    merged modes take less time, what `plan` prints. Source: Algorithm 1 of the paper.
+    `align_layers.{k}.bias` (H_k,). It costs `count_macs(input_dims, hidden_size, execution_order)`
+    multiply-adds per sample or, where merged modes take less time, what `plan` prints. Source:
+    Algorithm 1 of the paper.
 
     Args:
         input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N), positive integers.
@@ -157,20 +128,14 @@ class NdLinear(nn.Module):
             "recompute": planned, under torch.utils.checkpoint, which keeps only the input.
         device, dtype: of the parameters, as in torch.nn.Linear.
 
-    Attributes:
-        order: the modes in the order that defines what the biases do.
-        execution_order: the modes in the order of fewest multiply-adds; `order` if sequential.
-        approximation: a `KroneckerFit` in a layer made by `from_linear`, else None.
-
-    Raises:
-        ValueError, TypeError: sizes or input that do not fit.
-        AttributeError: sizes or order are set in a layer that exists.
+    `order` lists the modes in the order that defines what the biases do, `execution_order` in that
+    of fewest multiply-adds, `order` if sequential; `approximation` is a `KroneckerFit` in a layer
+    made by `from_linear`, else None. ValueError or TypeError for sizes or input that do not fit,
+    AttributeError where sizes or order of a layer that exists are set.
 
     >>> layer = NdLinear((4, 5), (3, 2))
     >>> layer(torch.randn(7, 4, 5)).shape
     torch.Size([7, 3, 2])
-    >>> sum(parameter.numel() for parameter in layer.parameters())
-    27
     >>> layer
     NdLinear((4, 5), (3, 2), transform_outer=True, bias=True, init='linear')
     """
@@ -191,20 +156,16 @@ class NdLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        dims, hidden = _shapes(input_dims, hidden_size)
         if init not in ("linear", "paper", "unit"):
             raise ValueError(f'init must be "linear", "paper" or "unit", got {init!r}')
-        self.input_dims = dims
-        self.hidden_size = hidden
+        dims, hidden = _shapes(input_dims, hidden_size)
+        self.input_dims, self.hidden_size = dims, hidden
         self.transform_outer = bool(transform_outer)
         self.init = init
         self.execution = execution
-        order = tuple(range(len(dims)))
-        self.order = order if transform_outer else order[::-1]
-        orders = [self.order]
-        if execution != "sequential":
-            orders.append(cheapest_order(dims, hidden))
-        self.execution_order = min(orders, key=lambda order: count_macs(dims, hidden, order))
+        self.order = tuple(range(len(dims)))[:: 1 if transform_outer else -1]
+        cheapest = self.order if execution == "sequential" else cheapest_order(dims, hidden)
+        self.execution_order = min(self.order, cheapest, key=partial(count_macs, dims, hidden))
         modes = [nn.Linear(d, h, bias, device, dtype) for d, h in zip(dims, hidden)]
         self.align_layers = cast("list[nn.Linear]", nn.ModuleList(modes))
         self._prepare()
@@ -217,23 +178,19 @@ class NdLinear(nn.Module):
         weights, biases, as_made = _gather(self, compiling)
         if isinstance(x, fx.Proxy):
             return self._algorithm_1(x)
-        # a mode that is called may bring its numbers only then: hooks move, cast and gather them
+        # a mode may bring its numbers only when it is called: hooks move, cast and gather them
         _check_input(x, self.input_dims, weights if as_made else (), compiling)
         if not as_made or self.execution == "sequential":
             return self._algorithm_1(x)
         return self._planned(x, weights, biases, compiling)
 
-    def _planned(
-        self, x: Tensor, weights: Sequence[Tensor], biases: Tensors, compiling: bool
-    ) -> Tensor:
+    def _planned(self, x: Tensor, *_: Any) -> Tensor:
         """Part 3 puts its engine in this place, and what that needs in the next one."""
         return self._algorithm_1(x)
 
-    _plans: dict[Call, Plan]
-    _plans_for_any: list[Plan]
-
     def _plan_ahead(self) -> None:
-        pass
+        self._plans: dict[Call, Plan] = {}
+        self._plans_for_any: list[Plan] = []
 
     def _algorithm_1(self, x: Tensor) -> Tensor:
         """Mode after mode through its module, whatever someone has made of it."""
@@ -250,18 +207,14 @@ class NdLinear(nn.Module):
     @property
     def weights(self) -> list[Tensor]:
         """The weights of the modes, (H_k, D_k) each."""
-        own = [mode.weight for mode in self.align_layers]
-        if not all(isinstance(weight, Tensor) for weight in own):  # torch.ao has methods there
-            return [weight for weight, _ in _numbers(self)]
-        return own
+        held = [mode.weight for mode in self.align_layers]
+        return [weight() if callable(weight) else weight for weight in held]  # methods of torch.ao
 
     @property
     def biases(self) -> list[Tensor | None]:
         """The biases of the modes, (H_k,) each, or None."""
-        own = [getattr(mode, "bias", None) for mode in self.align_layers]
-        if not all(bias is None or isinstance(bias, Tensor) for bias in own):
-            return [bias for _, bias in _numbers(self)]
-        return own
+        held = [getattr(mode, "bias", None) for mode in self.align_layers]
+        return [bias() if callable(bias) else bias for bias in held]
 
     @property
     def num_layers(self) -> int:
@@ -284,12 +237,8 @@ class NdLinear(nn.Module):
         those of `nearest_kronecker`, with `rank` 1. The biases of the modes, which cannot reach
         every dense bias, are the least-squares fit. `approximation` holds both relative errors.
         ValueError or TypeError for sizes that do not fit or what is no dense layer.
-
-        >>> layer = NdLinear.from_linear(nn.Linear(20, 6), (4, 5), (3, 2))
-        >>> 0 < layer.approximation.weight_error < 1
-        True
         """
-        return _nearest(cls, linear, input_dims, hidden_size, rank, search)
+        return cast("Self", _nearest(cls, linear, input_dims, hidden_size, rank, search))
 
     def plan(
         self, batch: int = 256, needs_grad: bool = True, device: torch.device | str | None = None
@@ -298,12 +247,6 @@ class NdLinear(nn.Module):
 
         Whatever compiles, exports, traces, transforms or casts runs `plan()` for any batch. On
         CUDA, where nothing was measured, no modes are merged. The device need not be there.
-
-        >>> layer = NdLinear((64, 8, 8), (256, 2, 2))
-        >>> layer.plan(64).groups, layer.plan(64).macs  # modes 2 and 3 as one, then mode 1
-        (((1, 2), (0,)), 81920)
-        >>> layer.plan(64, device="cuda").groups  # each by itself, in the cheapest order
-        ((1,), (2,), (0,))
         """
         own = next(self.parameters(), torch.empty(0))
         cuda = torch.device(own.device if device is None else device).type == "cuda"
@@ -313,19 +256,16 @@ class NdLinear(nn.Module):
         """What `forward` needs beside the parameters. It is made here: compilers then find it."""
         self._plan_ahead()
         for k, mode in enumerate(self.align_layers):
-            own: Any = mode.__dict__.get("reset_parameters", _Draw(_draw))
-            again = type(own) is _Draw or own.func is nn.Linear.reset_parameters
-            if type(mode) is nn.Linear and again:
-                shrink = math.sqrt(self._rank) if k == 0 else 1.0
-                mode.__dict__["reset_parameters"] = _Draw(_draw, mode, self.init, shrink)
+            drawn = isinstance(mode.__dict__.get("reset_parameters"), (partial, type(None)))
+            if type(mode) is nn.Linear and drawn:
+                over = math.sqrt(self._rank) if k == 0 else 1.0
+                mode.__dict__["reset_parameters"] = _Draw(_draw, mode, self.init, over)
 
     def __getstate__(self) -> dict[str, Any]:
-        made = ("_plans", "_plans_for_any")
-        return {name: value for name, value in self.__dict__.items() if name not in made}
+        return {key: own for key, own in self.__dict__.items() if not key.startswith("_plans")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        base: Any = super()
-        base.__setstate__(state)
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
         self._prepare()
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -336,14 +276,12 @@ class NdLinear(nn.Module):
                 "build a new layer and load the state_dict of this one"
             )
         if name == "execution" and value not in ("planned", "recompute", "sequential"):
-            raise ValueError(
-                f'execution must be "planned", "recompute" or "sequential", got {value!r}'
-            )
+            raise ValueError(f'execution is "planned", "recompute" or "sequential", not {value!r}')
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        options = f"transform_outer={self.transform_outer}, bias={_has_bias(self)}"
-        options += f", init={self.init!r}"
+        options = f"transform_outer={self.transform_outer}, bias={_has_bias(self)}, "
+        options += f"init={self.init!r}"
         if self.execution != "planned":
             options += f", execution={self.execution!r}"
         call = f"{type(self).__name__}({self.input_dims}, {self.hidden_size}, {options})"
@@ -377,9 +315,9 @@ class _Draw(partial):  # type: ignore[type-arg]
 class FlatNdLinear(NdLinear):
     """An NdLinear in place of a torch.nn.Linear: (..., prod D) -> (..., prod H).
 
-    Parameters, arguments, `from_linear` and costs are those of NdLinear. Code that reads `weight`
-    and `bias`, as nn.TransformerEncoderLayer in evaluation and nn.MultiheadAttention do, gets those
-    of the dense layer, made in each access; TypeError where someone writes to them.
+    All else is as in NdLinear. Code that reads `weight` and `bias`, as nn.TransformerEncoderLayer
+    in evaluation and nn.MultiheadAttention do, gets those of the dense layer, made in each access;
+    TypeError where someone writes to them.
 
     >>> layer = FlatNdLinear((4, 5), (3, 2))
     >>> layer(torch.randn(7, 20)).shape, layer.in_features, layer.out_features
@@ -389,9 +327,7 @@ class FlatNdLinear(NdLinear):
     def forward(self, x: Tensor) -> Tensor:
         """(..., prod D) -> (..., prod H)."""
         if isinstance(x, Tensor) and x.shape[-1:] != (self.in_features,):
-            raise ValueError(
-                f"expected input of shape (..., {self.in_features}), got {tuple(x.shape)}"
-            )
+            raise ValueError(f"expected shape (..., {self.in_features}), got {tuple(x.shape)}")
         sizes = (self.out_features,)
         y = super().forward(x.reshape(x.shape[:-1] + self.input_dims))
         return y.reshape(x.shape[:-1] + sizes)  # exporters and tracers see that they are free
@@ -424,48 +360,52 @@ class FlatNdLinear(NdLinear):
 
 
 _WRITTEN = (
-    "the dense weight and bias are made of those of the modes in each access, so what is written "
-    "to them is lost: change `align_layers`, for example prune each mode, or zero the one that is "
-    "executed last, layer.align_layers[layer.order[-1]]; layer.reset_parameters() draws them anew; "
-    "from_linear makes a layer of a dense one, and weight.clone() is a tensor of one's own"
+    "the dense weight and bias are made in each access, so what is written to them is lost: change "
+    "`align_layers`, for example prune each or zero the last, layer.align_layers[layer.order[-1]]; "
+    "layer.reset_parameters() draws them anew, from_linear makes a layer of a dense one"
 )
 
 
 class _ReadOnly(Tensor):
     """A tensor made for reading, and its views: whatever would change them is refused."""
 
+    refusal = _WRITTEN
+
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, kwargs = func.__name__, kwargs or {}
         in_place = name.endswith("_") and not name.endswith("__")
+        written = in_place or name in ("__setitem__", "__set__") or kwargs.get("out") is not None
         target = kwargs.get("out", next(iter([*args, *kwargs.values()]), None))
         targets = target if isinstance(target, (list, tuple)) else (target,)
         own = any(isinstance(one, cls) for one in targets)  # else it is only read
-        written = in_place or name in ("__setitem__", "__set__") or kwargs.get("out") is not None
         if own and written:
-            raise TypeError(_WRITTEN)
+            raise TypeError(cls.refusal)
+        if name in ("__reduce_ex__", "__deepcopy__"):  # a copy is a plain tensor
+            return func(args[0].as_subclass(Tensor), *args[1:])
         with torch._C.DisableTorchFunctionSubclass():
             y = func(*args, **kwargs)
-        if own and isinstance(y, Tensor) and name != "as_subclass":
-            return y.as_subclass(cls) if y._is_view() or name in ("detach", "__get__") else y
-        return y
+        if not own or name == "as_subclass":
+            return y
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
-        plain: Any = self.as_subclass(Tensor)
-        return plain.__reduce_ex__(protocol)
+        def guarded(one: Any) -> Any:
+            shared = isinstance(one, Tensor) and (one._is_view() or name in ("detach", "__get__"))
+            return _read_only(one, cls) if shared else one
+
+        return tuple(map(guarded, y)) if type(y) is tuple else guarded(y)
 
 
-def _read_only(tensor: Tensor) -> Tensor:
+def _read_only(tensor: Tensor, kind: type[_ReadOnly] = _ReadOnly) -> Tensor:
     plain = type(tensor) is Tensor and not torch.compiler.is_compiling()
-    return tensor.as_subclass(_ReadOnly) if plain else tensor
+    return tensor.as_subclass(kind) if plain else tensor
 
 
 # ==== Part 2: exact algebra and costs ===========================================================
 class KroneckerFit(NamedTuple):
     """How well a layer made by `from_linear` fits: ||target - fit|| / ||target||.
 
-    >>> KroneckerFit(weight_error=0.5, bias_error=0.0).weight_error
-    0.5
+    >>> NdLinear.from_linear(nn.Linear(20, 6), (4, 5), (3, 2)).approximation.weight_error < 1
+    True
     """
 
     weight_error: float
@@ -477,10 +417,8 @@ def kronecker_weight(layer: NdLinear | NdLinearSum) -> Tensor:
 
     (prod H, prod D), row-major, differentiable: vec(layer(x)) = it @ vec(x) + vec(layer(0)).
 
-    >>> layer = NdLinear((4, 5), (3, 2), bias=False)
-    >>> x = torch.randn(4, 5)
-    >>> torch.allclose(layer(x).flatten(), kronecker_weight(layer) @ x.flatten(), atol=1e-6)
-    True
+    >>> kronecker_weight(NdLinear((4, 5), (3, 2))).shape
+    torch.Size([6, 20])
     """
     products = [reduce(_kron, [w for w, _ in _numbers(term)]) for term in layer.terms]
     return reduce(torch.add, products)
@@ -492,21 +430,15 @@ def _kron(a: Tensor, b: Tensor) -> Tensor:
 
 
 def total_bias(layer: NdLinear | NdLinearSum) -> Tensor:
-    """All that a layer adds: layer(0), (H_1, ..., H_N); differentiable. Costs O(prod H).
+    """All that a layer adds: layer(0), (H_1, ..., H_N); differentiable. Costs no more than that.
 
-    >>> layer = NdLinear((4, 5), (3, 2))
-    >>> torch.allclose(total_bias(layer), layer(torch.zeros(4, 5)), atol=1e-6)
-    True
+    >>> total_bias(NdLinear((4, 5), (3, 2))).shape
+    torch.Size([3, 2])
     """
+    weights, biases = zip(*_numbers(layer.terms[0]))
     if isinstance(layer, NdLinear):
-        weights, biases = zip(*_numbers(layer))
         return _total_bias(weights, biases, layer.order)
-    weight, _ = _numbers(layer.terms[0])[0]
-    if "forward" in layer.__dict__:  # what was put there may bring the bias
-        return cast("Tensor", layer(weight.new_zeros(layer.input_dims)))
-    bias = weight.new_zeros(layer.hidden_size) if layer.bias is None else layer.bias
-    wrapped = [total_bias(term) for term in layer.terms if _has_bias(term)]
-    return reduce(torch.add, wrapped, bias)
+    return cast("Tensor", layer(weights[0].new_zeros(layer.input_dims)))
 
 
 def _numbers(layer: NdLinear) -> list[tuple[Tensor, Tensor | None]]:
@@ -522,20 +454,16 @@ def _affine(mode: nn.Module, d: int) -> tuple[Tensor, Tensor | None]:
         if weight.dtype in _NO_ARITHMETIC:
             raise _unusable(weight)
         return weight, cast("Tensor | None", mode.bias)
-    usable = [p for p in mode.parameters() if p.dtype in _REAL or p.is_complex()]
-    own = next(iter(usable), None)
-    device = "cpu" if own is None or own.is_meta else own.device
-    unit = torch.eye(d, device=device, dtype=None if own is None else own.dtype)
+    usable = (p for p in mode.parameters() if p.dtype in _REAL or p.is_complex())
+    own = next(usable, torch.empty(0))
+    unit = torch.eye(d, device="cpu" if own.is_meta else own.device, dtype=own.dtype)
     bias = mode(unit.new_zeros(1, d))  # torch.ao takes no single vector
     return (mode(unit) - bias).t(), bias.squeeze(0)
 
 
 def _total_bias(weights: Sequence[Tensor], biases: Tensors, order: Shape) -> Tensor:
-    """The biases of all modes as one tensor, (H_1, ..., H_N) for the orders 1..N and N..1.
-
-    By Horner's rule: each mode multiplies what there is by the row sums of its weight and adds its
-    own bias.
-    """
+    """All biases as one tensor, for the orders 1..N and N..1, by Horner's rule: each mode
+    multiplies what there is by the row sums of its weight and adds its own bias. O(prod H)."""
     own = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases)]
     beta = own[order[0]]
     for k in order[1:]:
@@ -560,10 +488,8 @@ def to_linear(layer: NdLinear | NdLinearSum) -> nn.Linear:
 
     It costs prod D * prod H multiply-adds. An NdLinearLoRA gives its merged form.
 
-    >>> layer = NdLinear((4, 5), (3, 2))
-    >>> x = torch.randn(7, 4, 5)
-    >>> torch.allclose(to_linear(layer)(x.flatten(-2)), layer(x).flatten(-2), atol=1e-6)
-    True
+    >>> to_linear(NdLinear((4, 5), (3, 2)))
+    Linear(in_features=20, out_features=6, bias=True)
     """
     own: Any = layer
     bias: Tensor | None
@@ -585,16 +511,12 @@ class NdLinearSum(nn.Module):
     """A sum of `rank` NdLinear layers without biases, plus one full bias.
 
     With enough terms (N = 2: min(D_1 H_1, D_2 H_2)) it is any dense layer. Its parameters are
-    `terms.{r}.align_layers.{k}.weight` and `bias` (H_1, ..., H_N): rank * sum D_k H_k + prod H_k
-    numbers; it costs `rank` times the multiply-adds of NdLinear. Drawn like NdLinear over
-    sqrt(rank). All other arguments and errors are those of NdLinear. Source: the extension to
-    higher rank that the paper names as future work.
+    `terms.{r}.align_layers.{k}.weight` and `bias` (H_1, ..., H_N); it costs `rank` times the
+    multiply-adds of NdLinear. Drawn like NdLinear over sqrt(rank). All other arguments and errors
+    are those of NdLinear. Source: the extension that the paper names as future work.
 
-    >>> layer = NdLinearSum((4, 5), (3, 2), rank=2)
-    >>> layer(torch.randn(7, 4, 5)).shape
+    >>> NdLinearSum((4, 5), (3, 2), rank=2)(torch.randn(7, 4, 5)).shape
     torch.Size([7, 3, 2])
-    >>> sum(parameter.numel() for parameter in layer.parameters())
-    50
     """
 
     approximation: KroneckerFit | None = None
@@ -640,27 +562,18 @@ class NdLinearSum(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(..., D_1, ..., D_N) -> (..., H_1, ..., H_N)."""
         y = self._summed(x)
-        if y is None:
-            y = reduce(torch.add, [term(x) for term in self.terms])
         return y if self.bias is None else y + self.bias.to(y.dtype)
 
-    def _summed(self, x: Tensor) -> Tensor | None:
-        """Part 3 computes all terms of two modes at once, where it can."""
-        return None
+    def _summed(self, x: Tensor) -> Tensor:
+        """Term by term; part 3 computes all terms of two modes at once, where it can."""
+        return cast("Tensor", reduce(torch.add, [term(x) for term in self.terms]))
 
     @classmethod
     def from_linear(
         cls, linear: nn.Module, input_dims: Shape, hidden_size: Shape, rank: int = 1, **search: Any
     ) -> Self:
-        """The sum of `rank` terms nearest to a dense layer, with its bias; else as in NdLinear.
-
-        >>> linear = nn.Linear(20, 6)
-        >>> layer = NdLinearSum.from_linear(linear, (4, 5), (3, 2), rank=10)
-        >>> x = torch.randn(7, 20)  # ten terms represent every matrix of this size
-        >>> torch.allclose(layer(x.unflatten(1, (4, 5))).flatten(1), linear(x), atol=1e-5)
-        True
-        """
-        return _nearest(cls, linear, input_dims, hidden_size, rank, search)
+        """The sum of `rank` terms nearest to a dense layer, with its bias; else as in NdLinear."""
+        return cast("Self", _nearest(cls, linear, input_dims, hidden_size, rank, search))
 
     def __repr__(self) -> str:
         options = f"rank={self.rank}, bias={self.bias is not None}, init={self.init!r}"
@@ -705,24 +618,16 @@ def nearest_kronecker(
     In float64 or complex128. N <= 2 is exact, by singular value decomposition of the rearrangement
     (Van Loan and Pitsianis, 1993). N > 2 gives a local optimum (the global one is NP-hard, and need
     not exist for rank > 1): the best of alternating least squares from the leading singular vectors
-    of the unfoldings and from `restarts` random starts.
+    of the unfoldings and from `restarts` random starts, drawn with `seed`; each takes `sweeps`
+    rounds at most and ends with one that lowers the squared error by less than `tol`.
 
-    Args:
-        matrix: (prod H, prod D), real or complex.
-        input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N).
-        rank: number of terms.
-        restarts, seed: number of random starts, and what they are drawn with.
-        sweeps, tol: most rounds from each start; stop when one lowers the squared error by less.
+    A real or complex matrix (prod H, prod D) gives (terms, error): it is close to the sum over r of
+    terms[r][0] kron ... kron terms[r][N-1], with terms[r][k] (H_k, D_k); error is ||matrix - sum||
+    / ||matrix||. ValueError or TypeError if the sizes do not fit or fewer terms are enough.
 
-    Returns:
-        (terms, error): matrix ~ sum over r of terms[r][0] kron ... kron terms[r][N-1], with
-        terms[r][k] (H_k, D_k); error = ||matrix - sum|| / ||matrix||. Raises ValueError or
-        TypeError if the sizes do not fit or fewer terms are enough.
-
-    >>> a, b = torch.randn(3, 4), torch.randn(2, 5)
-    >>> terms, error = nearest_kronecker(torch.kron(a, b), (4, 5), (3, 2))
-    >>> [factor.shape for factor in terms[0]], error < 1e-6
-    ([torch.Size([3, 4]), torch.Size([2, 5])], True)
+    >>> product = torch.kron(torch.randn(3, 4), torch.randn(2, 5))
+    >>> nearest_kronecker(product, (4, 5), (3, 2))[1] < 1e-6
+    True
     """
     dims, hidden = _shapes(input_dims, hidden_size, rank)
     if not (matrix.is_floating_point() or matrix.is_complex()):
@@ -731,9 +636,7 @@ def nearest_kronecker(
     tensor = rearrange(matrix.detach().to(exact), dims, hidden)
     enough = tensor.numel() // max(tensor.shape)
     if rank > enough:
-        raise ValueError(
-            f"rank {rank} is too high for {dims} -> {hidden}: rank {enough} represents every matrix"
-        )
+        raise ValueError(f"rank {rank} is too high: rank {enough} represents every matrix")
     if len(dims) == 1:
         factors = [tensor[:, None]]
     elif len(dims) == 2:
@@ -796,12 +699,11 @@ def _error(target: Tensor, factors: Sequence[Tensor]) -> float:
 
 @torch.no_grad()
 def _nearest(
-    cls: type[Layer], linear: Any, input_dims: Shape, hidden_size: Shape, rank: int, search: Any
-) -> Layer:
+    kind: Any, linear: Any, input_dims: Shape, hidden_size: Shape, rank: int, search: Any
+) -> Any:
     """A layer like a dense one in dtype, device and bias, and as near to it as `rank` allows."""
     dims, hidden = _shapes(input_dims, hidden_size, rank)
-    kind: Any = cls
-    options: dict[str, Any] = {"rank": rank} if issubclass(cls, NdLinearSum) else {}
+    options: dict[str, Any] = {"rank": rank} if issubclass(kind, NdLinearSum) else {}
     if rank > 1 and not options:
         raise ValueError(
             f"an NdLinear is one term, got rank={rank}; a sum of {rank} terms is "
@@ -813,10 +715,7 @@ def _nearest(
     elif isinstance(linear, nn.Linear):
         weight, bias = _affine(linear, math.prod(dims))
     else:
-        raise TypeError(
-            f"from_linear needs a torch.nn.Linear, got {type(linear).__name__}; "
-            "of other layers it takes the Conv1D of transformers"
-        )
+        raise TypeError(f"from_linear takes an nn.Linear or a Conv1D, got {type(linear).__name__}")
     terms, weight_error = nearest_kronecker(weight, dims, hidden, rank, **search)
     options |= {"bias": bias is not None, "device": "meta", "dtype": weight.dtype}  # draws nothing
     layer = kind(dims, hidden, **options).to_empty(device=weight.device)
@@ -825,13 +724,13 @@ def _nearest(
             target.copy_(value)
     bias_error = 0.0
     if bias is not None and isinstance(layer, NdLinearSum):
-        total_bias(layer).copy_(bias.reshape(hidden))
+        cast("Tensor", layer.bias).copy_(bias.reshape(hidden))
     elif bias is not None:
         nearest, bias_error = _nearest_biases(bias, layer.weights, layer.order)
         for target, value in zip(layer.biases, nearest):
             target.copy_(value)
     layer.approximation = KroneckerFit(weight_error, bias_error)
-    return cast("Layer", layer)
+    return layer
 
 
 def _nearest_biases(
@@ -878,8 +777,7 @@ def cheapest_order(input_dims: Shape, hidden_size: Shape) -> Sizes:
 def count_macs(input_dims: Shape, hidden_size: Shape, order: Shape | None = None) -> int:
     """Multiply-adds per sample: the sum over the modes of (size of the tensor before it) * H_k.
 
-    The modes are executed in `order`, by default 0, 1, ..., N-1. Additions of biases are not
-    counted. Errors as in `NdLinear`.
+    In `order`, by default 0, 1, ..., N-1, without additions of biases. Errors as in `NdLinear`.
 
     >>> count_macs((32, 32, 32), (32, 32, 32)) == 3 * 32**4
     True
@@ -896,10 +794,8 @@ def count_macs(input_dims: Shape, hidden_size: Shape, order: Shape | None = None
 def count_parameters(
     input_dims: Shape, hidden_size: Shape, bias: bool = True, rank: int = 1
 ) -> int:
-    """Numbers that a layer trains.
-
-    NdLinear: sum D_k H_k, with bias + sum H_k. NdLinearSum of `rank` > 1 terms: rank * sum D_k H_k,
-    with bias + prod H_k. Errors as in `NdLinear`.
+    """Numbers that a layer trains: rank * sum D_k H_k, and sum H_k for the biases of one term,
+    prod H_k for that of an NdLinearSum of more. Errors as in `NdLinear`.
 
     >>> count_parameters((32, 32, 32), (32, 32, 32))  # a dense layer has 1,073,774,592
     3168
@@ -965,20 +861,15 @@ class Plan:
 
 
 class _Cost:
-    """Seconds that the parts of a plan take on a CPU; they decide which one runs.
-
-    Fitted by hand to times of single products, of the layers of the paper and of random layers, in
-    one thread of an AMD EPYC (torch 2.13, November 2026). "Matrix": where axes follow the mode, a
-    product is one of many matrices (dim, right), unless it is thin, see `_is_thin`.
+    """Seconds on a CPU, fitted by hand to times of single products, of the layers of the paper and
+    of random layers in one thread of an AMD EPYC (torch 2.13, November 2026). Where axes follow the
+    mode, a product is one of many matrices (dim, right), unless it is thin, see `_is_thin`.
     """
 
     LITERAL = 1.8e-5  # to start a mode of Algorithm 1 as it is written
-    PLAN = 8e-6  # to begin anything else
-    PRODUCT = 1e-5  # to start a product
-    BATCHED = 1e-5  # more to start a product of many matrices,
-    BATCHED_BACKWARD = 2  # with gradients as many times more
+    PLAN = 8e-6  # to begin anything else, and to add one bias to the total bias
+    PRODUCT = 1e-5  # to start a product; of many matrices two, with gradients three
     MERGE = 1.5e-5  # to start what merges one more weight into a matrix
-    BIAS = 8e-6  # to start what adds one bias to the total bias
     MULTIPLY_ADD = 1.6e-11
     ROW = 2.5e-9  # one matrix: for each row
     MATRIX = 9e-8  # many matrices: for each one
@@ -996,12 +887,9 @@ class _Cost:
 
 @lru_cache(4096)
 def _search(dims: Sizes, hidden: Sizes, order: Sizes, bias: bool, call: Call) -> Plan:
-    """The fastest plan by estimate for a kind of call; on CUDA, the fewest multiply-adds.
-
-    Candidates are, in the cheapest order, neighbours merged in all ways (up to eight modes), but
-    for those that keep more for backward than Algorithm 1 does, and Algorithm 1, by products of
-    many matrices or as it is written, which is taken where nothing promises to be much faster.
-    """
+    """The fastest plan by estimate; on CUDA, that of fewest multiply-adds. Of neighbours merged in
+    all ways (up to eight modes) that keep no more for backward than Algorithm 1, and Algorithm 1,
+    by products of many matrices or as it is written."""
     n = len(dims)
     estimate = partial(_estimate, dims, hidden, bias, call)
     inline = estimate([(k,) for k in order], True)
@@ -1047,19 +935,17 @@ def _estimate(
     samples = 0.75 * 2**bits
     sizes = list(dims)
     steps = []
-    starts = 0.0 if literal else cost.PLAN + cost.BIAS * len(dims) * (bias and not inline)
+    starts = 0.0 if literal else cost.PLAN * (1 + len(dims) * (bias and not inline))
     work = 0.0
     for group in groups:
-        first = group[0]
-        behind = group[-1] + 1
+        first, behind = group[0], group[-1] + 1
         d = math.prod(dims[first:behind])
         h = math.prod(hidden[first:behind])
         left = math.prod(sizes[:first])
         right = math.prod(sizes[behind:])
         batched = right > 1 and not literal
         copied = right > 1 and (literal or _is_thin(h, d, right, grad))
-        number = cost.COPIED_NUMBER if copied else cost.NUMBER
-        moved = number * right * (d + h)
+        moved = (cost.COPIED_NUMBER if copied else cost.NUMBER) * right * (d + h)
         moved += cost.MATRIX if batched else cost.ROW * right
         if grad and right == 1 and 1 < d < 12:
             moved += cost.NARROW_NUMBER * h
@@ -1068,8 +954,7 @@ def _estimate(
         if right == 1 and h % 1024 == 0:
             moved += cost.PAGE_NUMBER * h
         macs = d * h * right * (cost.HALF if half else 1)
-        starts += cost.LITERAL if literal else cost.PRODUCT
-        starts += cost.BATCHED * batched * (cost.BATCHED_BACKWARD if grad else 1)
+        starts += cost.LITERAL if literal else cost.PRODUCT * (1 + batched * (1 + grad))
         starts += cost.MERGE * (len(group) - 1)
         work += samples * left * (cost.MULTIPLY_ADD * macs + moved)
         work += cost.MERGED_NUMBER * d * h * (len(group) > 1)
@@ -1115,23 +1000,23 @@ def _gather_gradient(y: Any) -> None:
     y.register_hook(lambda g: None if g is None else g.contiguous())
 
 
-def _summed(layer: NdLinearSum, x: Tensor) -> Tensor | None:
-    """All terms of a sum with two modes together, or None where the terms are to be called.
+_term_by_term = NdLinearSum._summed
 
-    Where it costs fewer multiply-adds, the terms are added up to one matrix. Else those of one mode
-    are stacked and those of the other stand side by side, so that its product also adds them up.
-    """
+
+def _summed(layer: NdLinearSum, x: Tensor) -> Tensor:
+    """All terms of a sum of two modes together where each would run as planned: added up to one
+    matrix if that is cheap, else stacked in one mode and side by side in the other."""
     if len(layer.input_dims) != 2 or torch.compiler.is_compiling() or isinstance(x, fx.Proxy):
-        return None
+        return _term_by_term(layer, x)
     weights = []
     for term in layer.terms:
         own, _, as_made = _gather(term, False)
         if not as_made or term.execution != "planned":
-            return None
+            return _term_by_term(layer, x)
         weights.append(own)
     _check_input(x, layer.input_dims, [weight for own in weights for weight in own])
     if x.is_cuda or not _is_ordinary(x) or _any_autocast():
-        return None
+        return _term_by_term(layer, x)
     first, second = (torch.stack(own) for own in zip(*weights))
     (rank, h, d), (_, k, e) = first.shape, second.shape
     samples = x.shape[:-2].numel()
@@ -1203,18 +1088,15 @@ def _run(plan: Plan, product: Callable[..., Tensor], x: Tensor, *operands: Tenso
 
 
 def _is_thin(h: int, d: int, right: int, grad: bool) -> bool:
-    """Whether a product of many matrices (d, right) is done as one, of a copy with axes swapped:
-    the gradient of the weight, (h, d) for each of the many, is then never far above the data, nor
-    are there many tiny products."""
+    """Whether a product of many matrices (d, right) is done as one, of a copy with axes swapped: no
+    gradient of the weight, (h, d) for each, is then far above the data, nor are many products tiny.
+    """
     tiny = grad and (min(h, d) == 1 or h * d <= 16)
     return tiny or (right < h and (right < 16 or 4 * right * (h + d) < h * d))
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """(L, D) -> (L, H) or (L, D, R) -> (L, H, R), copied only if thin; anything can transform it.
-
-    The bias is (H,) or (H, R).
-    """
+    """(L, D) -> (L, H) or (L, D, R) -> (L, H, R); bias (H,) or (H, R). All can transform it."""
     if x.ndim == 2:
         return F.linear(x, weight, bias)
     left, d, right = x.shape
@@ -1268,7 +1150,7 @@ class _Large(torch.autograd.Function):
 
 
 def _trained_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`_product` with gradients, where nothing watches."""
+    """`_product` with gradients."""
     if x.ndim == 2 and _is_much(x, weight.shape[0]):
         large: Callable[..., Tensor] = _Large.apply
         return large(x, weight, bias)
@@ -1306,13 +1188,9 @@ def _shapes(input_dims: Shape, hidden_size: Shape, rank: int = 1) -> tuple[Sizes
         hidden = tuple(map(index, hidden_size))
         rank = index(rank)
     except TypeError:
-        raise TypeError(
-            f"{given} must be (sequences of) integers; write for example (8, 8) and (4, 4)"
-        ) from None
+        raise TypeError(f"{given} must be sequences of integers, as (8, 8) and (4, 4)") from None
     if not dims or len(dims) != len(hidden) or min(*dims, *hidden, rank) < 1:
-        raise ValueError(
-            f"{given} must be positive, equally many sizes (an axis that vanishes gets size 1)"
-        )
+        raise ValueError(f"{given}: give equally many positive sizes (size 1 lets an axis vanish)")
     return dims, hidden
 
 
@@ -1352,15 +1230,10 @@ def _check_input(x: Tensor, dims: Sizes, weights: Tensors, compiling: bool = Fal
 
 def _unusable(x: Tensor) -> TypeError:
     if x.is_nested:
-        return TypeError(
-            "nested tensors do not work: pad with torch.nested.to_padded_tensor, or give the "
-            "values() of a jagged one, whose first axis is then the batch axis"
-        )
+        return TypeError("nested x does not work: use to_padded_tensor, or give values() of it")
     if x.layout is not torch.strided:
         return TypeError(f"input of layout {x.layout} does not work: give x.to_dense()")
-    return TypeError(
-        f"torch cannot multiply {x.dtype}: convert input and layer with .to(torch.bfloat16)"
-    )
+    return TypeError(f"torch cannot multiply {x.dtype}: convert all with .to(torch.bfloat16)")
 
 
 def _check_mixed(x: Tensor, weight: Tensor) -> None:
@@ -1375,11 +1248,8 @@ def _check_mixed(x: Tensor, weight: Tensor) -> None:
 
 
 def _gather(layer: NdLinear, compiling: bool) -> tuple[list[Tensor], Tensors, bool]:
-    """The weights and biases of the modes, and whether the modes are what NdLinear made.
-
-    They are not if someone quantised, wrapped, pruned or hooked one. Raises ValueError for one of
-    other sizes. This runs in every call, so it reads the dictionaries of the modules.
-    """
+    """The weights and biases of the modes, and whether the modes are what NdLinear made, not
+    quantised, wrapped, pruned or hooked. As part of every call it reads the modules' own dicts."""
     weights: list[Any] = []
     biases: list[Tensor | None] = []
     as_made = compiling or not any(_GLOBAL_HOOKS) or not _is_watched()
@@ -1417,21 +1287,13 @@ def _is_watched() -> bool:
 
 
 # Private names of torch: where one is missing, its stand-in sends every call down the plain path.
-def _private(path: str, stand_in: Any) -> Any:
-    """torch.<path>, or the stand-in where torch has no such name."""
-    found: Any = torch
-    for name in path.split("."):
-        found = getattr(found, name, None)
-    return stand_in if found is None else found
-
-
-_functorch_is_active = _private("_C._are_functorch_transforms_active", lambda: True)
-_tracing_state = _private("_C._get_tracing_state", lambda: True)
-_any_autocast = _private("_C._is_any_autocast_enabled", lambda: True)
-_dispatch_modes = _private("_C._len_torch_dispatch_stack", lambda: True)  # they count operations
-_onednn_linear = _private("ops.mkldnn._linear_pointwise", None)
-_GLOBAL_HOOKS = [
-    _private(f"nn.modules.module._global_{kind}_hooks", {})
+_functorch_is_active = getattr(torch._C, "_are_functorch_transforms_active", lambda: True)
+_tracing_state = getattr(torch._C, "_get_tracing_state", lambda: True)
+_any_autocast = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)
+_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: True)
+_onednn_linear: Any = getattr(torch.ops.mkldnn, "_linear_pointwise", None)
+_GLOBAL_HOOKS: list[dict[int, Any]] = [
+    getattr(nn.modules.module, f"_global_{kind}_hooks", {})
     for kind in ("forward", "forward_pre", "backward", "backward_pre")
 ]
 _PLAIN = (Tensor, nn.Parameter)

@@ -31,7 +31,15 @@ if (_met := getattr(ndlinear, "__version__", "unknown")) != __version__:
         f"this ndlinear_lora.py is of version {__version__}, {ndlinear.__file__} of version "
         f"{_met}: copy both from one release, side by side"
     )
-from ndlinear import NdLinear, kronecker_weight, near_square, to_linear, total_bias
+from ndlinear import (
+    NdLinear,
+    _read_only,
+    _ReadOnly,
+    kronecker_weight,
+    near_square,
+    to_linear,
+    total_bias,
+)
 
 __all__ = [
     "NdLinearLoRA",
@@ -187,7 +195,8 @@ class NdLinearLoRA(nn.Module):
     def weight(self) -> Tensor:
         """The weight in effect, (prod H, prod D), made in each access; it cannot be written to."""
         base = dense_weight(self.base_layer)
-        return _to_read((base + self.alpha * kronecker_weight(self.adapter)).to(base.dtype))
+        total = base + self.alpha * kronecker_weight(self.adapter)
+        return _read_only(total.to(base.dtype), _ToRead)
 
     @property
     def bias(self) -> Tensor | None:
@@ -197,7 +206,7 @@ class NdLinearLoRA(nn.Module):
             return base
         update = self.alpha * total_bias(self.adapter).flatten()
         total = update if base is None else base + update
-        return _to_read(total.to(self.base_layer.weight.dtype))
+        return _read_only(total.to(self.base_layer.weight.dtype), _ToRead)
 
     @weight.setter
     def weight(self, value) -> None:
@@ -240,38 +249,8 @@ WRITTEN = (
 )
 
 
-WRITES = {"__set__", "__setitem__"}
-
-
-class _ToRead(Tensor):
-    """A tensor, and its views, that refuse to be written to."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        name, kwargs = func.__name__, kwargs or {}
-        writes = name in WRITES or (name.endswith("_") and not name.startswith("_"))
-        target = kwargs.get("out", next(iter([*args, *kwargs.values()]), None))
-        if isinstance(target, cls) and (writes or "out" in kwargs):
-            raise TypeError(WRITTEN)
-        with torch._C.DisableTorchFunctionSubclass():
-            made = func(*args, **kwargs)
-        if name == "as_subclass" or not isinstance(target, cls):
-            return made
-        if isinstance(made, (tuple, list)):
-            return type(made)(map(_to_read, made)) if type(made) in (tuple, list) else made
-        views = name in ("detach", "__get__") or (isinstance(made, Tensor) and made._is_view())
-        return _to_read(made) if views else made
-
-    def __reduce_ex__(self, protocol):
-        return self.as_subclass(Tensor).__reduce_ex__(protocol)
-
-    def __deepcopy__(self, memo):
-        return self.as_subclass(Tensor).__deepcopy__(memo)
-
-
-def _to_read(tensor):
-    plain = type(tensor) is Tensor and not torch.compiler.is_compiling()
-    return tensor.as_subclass(_ToRead) if plain else tensor
+class _ToRead(_ReadOnly):
+    refusal = WRITTEN
 
 
 def adaptable(module: nn.Module) -> bool:

@@ -128,13 +128,6 @@ def test_the_dense_equivalent_of_offloaded_and_wrapped_modes_is_what_they_comput
     torch.testing.assert_close(found, model(x).flatten(1), atol=1e-4, rtol=1e-4)
 
 
-def test_a_mode_that_is_not_called_is_still_checked():
-    layer = nd.NdLinear((4, 6), (3, 5))
-    layer.align_layers[0].double()
-    with pytest.raises(TypeError, match="do not mix"):
-        layer(torch.randn(7, 4, 6))
-
-
 @pytest.mark.filterwarnings("ignore")
 @kinds
 def test_quantize_dynamic(kind):
@@ -277,15 +270,30 @@ def test_fsdp_with_a_policy_for_each_mode(one_process):
 
 
 # ---------------------------------------------------------------------------------------- what is read, written
-FLAT = {
-    "init": lambda layer: nn.init.zeros_(layer.weight),
+DENSE = {  # a layer, how its dense weight is made, what a write to it says
+    "flat": (
+        lambda: nd.FlatNdLinear((4, 6), (3, 5)),
+        nd.kronecker_weight,
+        "is lost: change `align",
+    ),
+    "adapter": (
+        lambda: ndlinear_lora.NdLinearLoRA(nn.Linear(24, 15), bias=True),
+        lambda layer: layer.base_layer.weight + nd.kronecker_weight(layer.adapter),
+        r"lost: write to base_layer\.weight, or to adapter",
+    ),
+}
+WRITES = {
+    "init": lambda layer: nn.init.kaiming_uniform_(layer.weight),
     "init of a bias": lambda layer: nn.init.constant_(layer.bias, 1.0),
     "copy_": lambda layer: layer.weight.copy_(torch.zeros(15, 24)),
     "data": lambda layer: layer.weight.data.normal_(0, 0.02),
     "detached": lambda layer: layer.weight.detach().zero_(),
     "a part": lambda layer: layer.weight[:3].fill_(0),
     "an item": lambda layer: layer.weight.__setitem__(0, 1.0),
-    "chunk": lambda layer: layer.weight.t()[0].mul_(2),
+    "a view": lambda layer: layer.weight.t()[0].mul_(2),
+    "chunk": lambda layer: layer.weight.chunk(3)[0].zero_(),
+    "unbind": lambda layer: layer.weight.detach().unbind(0)[0].zero_(),
+    "foreach": lambda layer: torch._foreach_zero_([layer.weight]),
     "add_": lambda layer: layer.bias.add_(1),
     "new data": lambda layer: setattr(layer.weight, "data", torch.zeros(15, 24)),
     "out": lambda layer: torch.mul(torch.ones(15, 24), 2, out=layer.weight),
@@ -293,24 +301,49 @@ FLAT = {
     "no bias": lambda layer: setattr(layer, "bias", nn.Parameter(torch.zeros(15))),
     "prune": lambda layer: prune.l1_unstructured(layer, "weight", 0.5),
 }
+dense = pytest.mark.parametrize("make, by_formula, words", DENSE.values(), ids=DENSE)
 
 
-@pytest.mark.parametrize("how", FLAT)
-def test_a_write_to_the_dense_weight_is_refused_with_what_to_do(how):
-    layer = nd.FlatNdLinear((4, 6), (3, 5))
+@pytest.mark.parametrize("write", WRITES.values(), ids=WRITES)
+@dense
+def test_a_write_to_the_dense_weight_is_refused_with_what_to_do(make, by_formula, words, write):
+    layer = randomise(make())
     before = copy.deepcopy(layer.state_dict())
     for context in (torch.no_grad(), torch.enable_grad()):
-        with context, pytest.raises(TypeError, match=r"is lost: change `align_layers`"):
-            FLAT[how](layer)
+        with context, pytest.raises(TypeError, match=words):
+            write(layer)
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
-
-
-def test_the_dense_weight_cannot_be_set():
-    layer = nd.FlatNdLinear((4, 6), (3, 5))
+    with pytest.raises((AttributeError, TypeError)):
+        layer.weight = torch.zeros(15, 24)
     with pytest.raises(AttributeError):
         layer.bias += 1
-    with pytest.raises(AttributeError):
-        layer.weight = torch.zeros(15, 24)
+
+
+@dense
+def test_the_dense_weight_is_a_plain_tensor_in_all_that_reads_it(make, by_formula, words, tmp_path):
+    layer, linear, x = randomise(make()).double(), nn.Linear(24, 15).double(), torch.randn(7, 24)
+    weight, x = layer.weight, x.double()
+    torch.testing.assert_close(x @ weight.t() + layer.bias, layer(x))
+    read = (weight * 2, weight.clone(), weight.float(), weight.t() @ weight, weight.clone().zero_())
+    assert {type(result) for result in (*read, copy.deepcopy(weight.detach()))} == {torch.Tensor}
+    torch.save({"weight": weight.detach()}, tmp_path / "dense.pt")
+    stored = torch.load(tmp_path / "dense.pt", weights_only=True)["weight"]
+    assert type(stored) is torch.Tensor and torch.equal(stored, by_formula(layer))
+    parameters = [p for name, p in layer.named_parameters() if name.endswith("layers.0.weight")]
+    (grad,) = torch.autograd.grad(weight.square().sum(), parameters)
+    assert torch.equal(grad, torch.autograd.grad(by_formula(layer).square().sum(), parameters)[0])
+    with torch.no_grad():
+        linear.weight.copy_(weight)
+        assert torch.equal(linear.weight, weight)
+        linear.weight[:] = 2 * weight
+        linear.weight.sub_(weight)
+    torch.testing.assert_close(linear.weight, weight.clone())
+    linear.load_state_dict({"weight": weight, "bias": layer.bias})
+    torch.testing.assert_close(linear(x), layer(x))
+    torch.mm(weight.detach(), weight.detach().T, out=torch.empty(15, 15).double())
+    with pytest.raises(TypeError, match=words):
+        torch.mm(linear.weight.detach(), torch.eye(24).double(), out=layer.weight)
+    assert weight.numpy(force=True).shape == (15, 24)
 
 
 def test_weights_that_do_not_lie_in_one_piece():
@@ -337,27 +370,6 @@ def test_onnx_by_torchscript_keeps_the_batch_axis_free(kind, execution):
         x = torch.randn(batch, *x.shape[1:])
         y = torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
         torch.testing.assert_close(y, model(x), atol=1e-4, rtol=1e-4)
-
-
-def test_the_dense_weight_is_a_plain_tensor_in_all_that_reads_it(tmp_path):
-    layer = randomise(nd.FlatNdLinear((4, 6), (3, 5), dtype=torch.float64))
-    weight, x = layer.weight, torch.randn(7, 24, dtype=torch.float64)
-    torch.testing.assert_close(x @ weight.t() + layer.bias, layer(x))
-    for result in (
-        weight * 2,
-        weight.clone(),
-        weight.float(),
-        weight.t() @ weight,
-        weight.clone().zero_(),
-    ):
-        assert type(result) is torch.Tensor
-    torch.save({"weight": weight.detach()}, tmp_path / "dense.pt")
-    read = torch.load(tmp_path / "dense.pt", weights_only=True)["weight"]
-    assert type(read) is torch.Tensor and torch.equal(read, nd.kronecker_weight(layer))
-    grads = torch.autograd.grad(weight.square().sum(), layer.weights)
-    plain = torch.autograd.grad(nd.kronecker_weight(layer).square().sum(), layer.weights)
-    assert all(torch.equal(a, b) for a, b in zip(grads, plain))
-    assert layer.weight.numpy(force=True).shape == (15, 24)
 
 
 def test_attention_with_a_layer_as_its_projection_is_compiled():
@@ -412,21 +424,3 @@ def test_averaged_swapped_and_parametrised_weights():
     torch.testing.assert_close(
         nd.to_linear(layer)(x.flatten(1)), layer(x).flatten(1), atol=1e-4, rtol=1e-4
     )
-
-
-def test_a_dense_weight_can_be_read_into_another_tensor():
-    """Reading it as the source of a copy is no write."""
-    flat, dense = nd.FlatNdLinear((4, 6), (3, 5)), nn.Linear(24, 15)
-    with torch.no_grad():
-        dense.weight.copy_(flat.weight)
-        assert torch.equal(dense.weight, flat.weight)
-        dense.weight[:] = 2 * flat.weight
-        dense.weight.sub_(flat.weight)
-    torch.testing.assert_close(dense.weight, flat.weight.clone())
-    dense.load_state_dict({"weight": flat.weight, "bias": flat.bias})
-    x = torch.randn(7, 24)
-    torch.testing.assert_close(dense(x), flat(x))
-    weight = flat.weight.detach()
-    torch.mm(weight, weight.T, out=torch.empty(15, 15))
-    with pytest.raises(TypeError, match="is lost"):
-        torch.mm(dense.weight.detach(), torch.eye(24), out=flat.weight)

@@ -14,7 +14,8 @@ PUBLIC = [getattr(file, name) for file in FILES for name in file.__all__]
 
 def test_examples_run():
     found = [doctest.testmod(file) for file in FILES]
-    assert not any(failed for failed, _ in found) and sum(run for _, run in found) > 40
+    assert not any(failed for failed, _ in found)
+    assert sum(run for _, run in found) >= len(PUBLIC)
 
 
 @pytest.mark.parametrize("thing", PUBLIC, ids=lambda thing: thing.__name__)
