@@ -339,8 +339,14 @@ def test_cheapest_order_by_trying_all(shape):
             macs += math.prod(size) * dims[k]
         costs[order] = macs
         assert nd.count_macs(dims, hidden, order) == macs
-    assert costs[nd.cheapest_order(dims, hidden)] == min(costs.values())
+    least = min(costs.values())
+    assert costs[nd.cheapest_order(dims, hidden)] == least
     assert nd.count_macs(dims, hidden) == costs[tuple(range(len(dims)))]
+    for outer in (True, False):
+        layer = nd.NdLinear(dims, hidden, outer)
+        assert layer.order == tuple(sorted(range(len(dims)), reverse=not outer))
+        assert costs[layer.execution_order] == least
+        assert (layer.execution_order == layer.order) == (costs[layer.order] == least)
 
 
 def test_ties_keep_their_place():

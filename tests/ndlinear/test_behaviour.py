@@ -165,14 +165,6 @@ def test_onnx(layer):
         same(torch.from_numpy(got), expected(layer, x), 1e-4)
 
 
-@pytest.mark.filterwarnings(
-    "ignore"
-)  # that the shape is checked while tracing, and that tracing is old
-def test_trace_takes_other_batch_sizes(layer):
-    traced, x = torch.jit.trace(layer, batch(3)), batch(8)
-    same(traced(x), layer(x))
-
-
 # ------------------------------------------------------------------------------------------- what autograd may ask for
 def gradients(layer, x, needed, **options):
     """Gradients of a fixed function of the output by those of [x, *parameters] that are needed."""
@@ -190,24 +182,6 @@ def test_any_part_may_be_frozen(layer):
     wanted = gradients(layer, x, [True] * count)
     for only in range(count):
         same(gradients(layer, x, [i == only for i in range(count)])[0], wanted[only])
-
-
-def test_gradients_of_gradients(layer):
-    """A gradient penalty: the squared gradient by the input, differentiated by the parameters."""
-    x, copy_ = batch(2).requires_grad_(), batch(2)
-    with torch.no_grad():
-        copy_.copy_(x)
-    copy_.requires_grad_()
-    results = []
-    for y, leaf in ((layer(x), x), (expected(layer, copy_), copy_)):
-        (g,) = torch.autograd.grad(y.pow(3).sum(), leaf, create_graph=True)
-        results.append(
-            torch.autograd.grad(g.square().sum(), [leaf, *layer.parameters()], allow_unused=True)
-        )
-    for a, b in zip(*results):
-        assert (a is None) == (b is None)
-        if a is not None:
-            same(a, b)
 
 
 @pytest.mark.parametrize("execution", ["planned", "recompute"])
@@ -366,20 +340,3 @@ def test_hooks_on_a_mode_fire(layer, kind):
         handle.remove()
     layer(x).sum().backward()
     assert len(seen) == 3
-
-
-def test_a_replaced_forward_of_a_mode_is_called(layer):
-    """How libraries that move weights between devices work: they put a function in place of a module's `forward`."""
-    mode, seen, x = layer.align_layers[1], [], batch(2)
-    want, forward = layer(x), mode.forward
-    mode.forward = lambda x: seen.append(1) or forward(x)
-    same(layer(x), want)
-    assert seen == [1]
-
-
-def test_weight_norm_on_a_mode(layer):
-    x = batch(2)
-    want = layer(x)
-    torch.nn.utils.parametrizations.weight_norm(layer.align_layers[1])
-    same(layer(x), want)
-    same(layer(x).flatten(1), nd.to_linear(layer)(x.flatten(1)))

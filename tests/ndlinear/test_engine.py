@@ -7,7 +7,6 @@ import random
 import pytest
 import torch
 from ndlinear_cases import randomise
-from torch import nn
 from torch.autograd import forward_ad
 
 import ndlinear as nd
@@ -216,25 +215,6 @@ def test_derivatives_by_finite_differences(dims, hidden, outer, bias, execution)
     inputs = (torch.randn(2, *dims, dtype=torch.float64, requires_grad=True), *layer.parameters())
     assert torch.autograd.gradcheck(f, inputs, check_batched_grad=True)
     assert torch.autograd.gradgradcheck(f, inputs)
-
-
-def test_a_mode_without_bias_is_run_as_it_is():
-    layer, reference = pair((6, 5), (7, 4))
-    for module in (layer, reference):
-        module.align_layers[1].bias = None
-    x = torch.randn(3, 6, 5, dtype=torch.float64)
-    assert torch.equal(layer(x), reference(x))
-
-
-def test_subclass_weights_run_mode_by_mode():
-    class Quantised(torch.Tensor):
-        pass
-
-    layer = nd.NdLinear((6, 5), (7, 4))
-    x = torch.randn(3, 6, 5)
-    want = layer(x)
-    layer.align_layers[0].weight = nn.Parameter(layer.weights[0].detach().as_subclass(Quantised))
-    torch.testing.assert_close(layer(x).as_subclass(torch.Tensor), want)
 
 
 def spread(layer, x, g):

@@ -59,21 +59,6 @@ def test_mode_product_counts_axes_like_torch(mode, bias):
     torch.testing.assert_close(nd.mode_product(x, weight, mode, b), want, **close)
 
 
-@QUICK
-@given(shapes())
-def test_executes_the_cheapest_order_and_keeps_the_defined_one_when_nothing_is_gained(shape):
-    dims, hidden = shape
-    for outer in (True, False):
-        layer = nd.NdLinear(dims, hidden, outer)
-        assert layer.order == tuple(sorted(range(len(dims)), reverse=not outer))
-        costs = {
-            order: nd.count_macs(dims, hidden, order)
-            for order in itertools.permutations(range(len(dims)))
-        }
-        assert costs[layer.execution_order] == min(costs.values())
-        assert (layer.execution_order == layer.order) == (costs[layer.order] == min(costs.values()))
-
-
 @pytest.mark.parametrize("size", [2, 256, 4096])
 @pytest.mark.parametrize(
     "dims, hidden", [((7, 2), (2, 7)), ((3, 4, 5), (5, 4, 3)), ((64, 8, 8), (64, 8, 8))]
