@@ -4,6 +4,7 @@ A phrase has a field of `str.format` for each value. What stands here is compute
 ledger's own words are held by its seals (`lab/tools/seals.py`).
 """
 
+import inspect
 import itertools
 import math
 from collections.abc import Iterator
@@ -82,9 +83,8 @@ def series() -> Iterator[tuple]:
 
 
 def tables() -> Iterator[tuple]:
-    runs = recorded("tabular-printed").query(
-        "dataset == 'Cardio Disease' and scaling == 'standardised'"
-    )
+    wanted = "dataset == 'Cardio Disease' and scaling == 'standardised'"
+    runs = recorded("tabular-printed").query(wanted)
     mean = 100 * runs.groupby("arm")["score"].mean()
     more = points(runs, "score", "dense", "NdLinear")
     id = "tabular-cardio-accuracy"
@@ -93,12 +93,7 @@ def tables() -> Iterator[tuple]:
     yield id, "correction", "dense network {:.1f} %", mean["dense"]
     yield id, "correction", "{:.2f} points more [{:.2f}, {:.2f}]", *more
     peers = recorded("tabular-peers").query("dataset == 'Cardio Disease' and arm == 'boosting'")
-    yield (
-        "tabular-cardio-accuracy",
-        "correction",
-        "boosting has {:.1f} %",
-        100 * peers["score"].mean(),
-    )
+    yield id, "correction", "boosting has {:.1f} %", 100 * peers["score"].mean()
 
 
 def biases() -> Iterator[tuple]:
@@ -122,10 +117,8 @@ def biases() -> Iterator[tuple]:
 
 def orders() -> Iterator[tuple]:
     runs = recorded("ablation-cifar-trained")
-    kept = {
-        arm: ablations.retention(runs, arm)
-        for arm in ("reverse order", "random order", "reverse axes")
-    }
+    arms = "reverse order", "random order", "reverse axes"
+    kept = {arm: ablations.retention(runs, arm) for arm in arms}
     id = "ablation-order-retention"
     yield id, "correction", "(reverse " + ERROR, *kept["reverse order"]
     yield id, "correction", "random " + ERROR + " of the accuracy", *kept["random order"]
@@ -149,9 +142,8 @@ def sweep() -> Iterator[tuple]:
     printed = facts.facts("app_hyperparam", metric="acc_at_5").astype({"lr": float, "batch": int})
     printed = printed[printed["lr"] == 0.01].set_index(["hidden_size", "batch"])["value"]
     for arm in ("128,4,4", "256,2,2"):
-        wide = 100 * runs[runs["arm"] == arm].pivot(
-            index="seed", columns="batch", values="test_top_five"
-        )
+        some = runs[runs["arm"] == arm]
+        wide = 100 * some.pivot(index="seed", columns="batch", values="test_top_five")
         change = stats.interval(wide[128] - wide[32], level=0.975)
         phrase = "by {:+.1f} [{:+.1f}, {:+.1f}]" + (" points" if arm == "128,4,4" else "")
         phrase += f" with ({arm}), printed " + "{:+.1f}"
@@ -159,9 +151,8 @@ def sweep() -> Iterator[tuple]:
 
 
 def overheads() -> Iterator[tuple]:
-    cells = facts.facts("overhead").pivot_table(
-        index=["metric", "model"], columns="method", values="value"
-    )
+    places = {"index": ["metric", "model"], "columns": "method", "values": "value"}
+    cells = facts.facts("overhead").pivot_table(**places)
     grown = 100 * (cells["NdLinear"] / cells["Linear"] - 1)
     memory, time = (grown[what].to_dict() for what in ("peak_memory", "epoch_time"))
     ends = [end(part.values()) for part in (memory, time) for end in (min, max)]
@@ -176,13 +167,9 @@ def overheads() -> Iterator[tuple]:
 
 
 def students() -> Iterator[tuple]:
-    id, cells = (
-        "vit-200-beats-500",
-        facts.facts("vit_scaling", dataset="CIFAR-100", metric="acc_at_5"),
-    )
-    level = cells.astype({"blocks": int, "embed_dim": int}).set_index(["blocks", "embed_dim"])[
-        "value"
-    ]
+    id, places = "vit-200-beats-500", ["blocks", "embed_dim"]
+    cells = facts.facts("vit_scaling", dataset="CIFAR-100", metric="acc_at_5")
+    level = cells.astype(dict.fromkeys(places, int)).set_index(places)["value"]
     gap = {(b, w): level[b, 500] - level[b, w] for b in (6, 9) for w in (200, 300)}
     yield id, "correction", "width 200 lies {:.2f} points below", gap[6, 200]
     yield id, "correction", "6 blocks and {:.2f}", gap[9, 200]
@@ -200,26 +187,15 @@ def bumps() -> Iterator[tuple]:
     printed = bump.printed("ave_entropy")["value"].unstack("arm")
     lower = 100 * (1 - printed["ndlinear"] / printed["dense"])
     by_task = lower.groupby("sigma").mean()
-    phrase = "at the three difficulties, {:.1f}, {:.1f} and {:.1f} %, lie"
-    yield "entropy-15-30pct", "correction", phrase, *by_task
-    yield (
-        "entropy-15-30pct",
-        "another_reading",
-        "at each difficulty, {:.1f}, {:.1f} and {:.1f} %",
-        *by_task,
-    )
+    id, three = "entropy-15-30pct", ", {:.1f}, {:.1f} and {:.1f} %"
+    yield id, "correction", f"at the three difficulties{three}, lie", *by_task
+    yield id, "another_reading", f"at each difficulty{three}", *by_task
     inside = lower.round().between(15, 30).sum()
-    id = "entropy-15-30pct"
     yield id, "correction", "The {} single pairs", len(lower)
     yield id, "correction", "from {:.0f} to {:.0f} %, {} of them", lower.min(), lower.max(), inside
     counts = bump.printed("params")["value"].unstack("arm").eval("dense / ndlinear")
-    yield (
-        "entropy-15-30pct",
-        "correction",
-        "has {:.1f} to {:.1f} times the parameters",
-        counts.min(),
-        counts.max(),
-    )
+    ends = counts.min(), counts.max()
+    yield id, "correction", "has {:.1f} to {:.1f} times the parameters", *ends
 
 
 def changes(name: str, metric: str, key: str, one: str, other: str, **where) -> np.ndarray:
@@ -234,10 +210,9 @@ def changes(name: str, metric: str, key: str, one: str, other: str, **where) -> 
 
 def needed(values: np.ndarray, distance: float, level: float) -> int:
     """The fewest seeds at which half the t interval, at the spread of these values, is below a distance."""
-    halves = (
-        stdtrit(n - 1, 0.5 + level / 2) * values.std(ddof=1) / n**0.5 for n in range(2, 10_000)
-    )
-    return next(n for n, half in enumerate(halves, 2) if half < distance)
+    seeds = np.arange(2, 10_000)
+    halves = stdtrit(seeds - 1, 0.5 + level / 2) * values.std(ddof=1) / seeds**0.5
+    return seeds[halves < distance][0]
 
 
 def in_percent(logs: np.ndarray, level: float) -> list[float]:
@@ -245,10 +220,8 @@ def in_percent(logs: np.ndarray, level: float) -> list[float]:
 
 
 def doubling() -> Iterator[tuple]:
-    for name, word, level in (
-        ("ablation-doubling", "gains", 0.975),
-        ("ablation-cifar-trained", "after", 0.95),
-    ):
+    looks = ("ablation-doubling", "gains", 0.975), ("ablation-cifar-trained", "after", 0.95)
+    for name, word, level in looks:
         gain = 100 * changes(name, "test_top_five", "arm", "256x2x2", "128x4x4")
         phrase = word + " {:.1f} [{:.1f}, {:.1f}]"
         yield "ablation-hidden-doubling", "correction", phrase, *stats.interval(gain, level=level)
@@ -266,22 +239,15 @@ def forecasts() -> Iterator[tuple]:
 
 def undecided_forecast() -> Iterator[tuple]:
     id, level, most = "ett-rnn-ettm2", 1 - 0.05 / 4, 0
-    cells = facts.facts(
-        "ts_forecast_combined_side_by_side", dataset="ETTm2", model="RNN", metric=["mse", "mae"]
-    )
+    wanted = {"dataset": "ETTm2", "model": "RNN", "metric": ["mse", "mae"]}
+    cells = facts.facts("ts_forecast_combined_side_by_side", **wanted)
     printed = cells.pivot(index="metric", columns="method", values="value")
     half = 0.5 * (1 - printed["NdLinear"] / printed["Linear"])
-    yield (
-        id,
-        "would_take",
-        "printed reductions ({:.1f} % and {:.1f} %)",
-        100 * half["mse"],
-        100 * half["mae"],
-    )
+    phrase = "printed reductions ({:.1f} % and {:.1f} %)"
+    yield id, "would_take", phrase, *(100 * half[["mse", "mae"]])
     for arm, word, sign in (("ndlinear", "lower", -1), ("ndlinear-paper", "higher", 1)):
-        mse, mae = (
-            changes("ett-last", m, "model", arm, "dense", dataset="ETTm2") for m in ("mse", "mae")
-        )
+        arms = "model", arm, "dense"
+        mse, mae = (changes("ett-last", m, *arms, dataset="ETTm2") for m in ("mse", "mae"))
         mean, *ends = (sign * value for value in in_percent(mse, level))
         yield id, "would_take", word + " by {:.0f} % [{:.0f}, {:.0f}]", mean, *sorted(ends)
         most = max(most, needed(mae, abs(mae.mean() - math.log1p(-half["mae"])), level))
@@ -290,12 +256,8 @@ def undecided_forecast() -> Iterator[tuple]:
 
 def spectra() -> Iterator[tuple]:
     logs = changes("axes-spectra", "test_loss", "order", "both lost", "in place", arm="ndlinear")
-    yield (
-        "bias-aligned-domains",
-        "would_take",
-        "about {} would",
-        needed(logs, logs.mean(), 1 - 0.05 / 9),
-    )
+    enough = needed(logs, logs.mean(), 1 - 0.05 / 9)
+    yield "bias-aligned-domains", "would_take", "about {} would", enough
 
 
 def loss_curves() -> Iterator[tuple]:
@@ -348,11 +310,9 @@ def other_readings() -> Iterator[tuple]:
     yield "ablation-hyper-lr-0001", "another_reading", "{:.1f} points [{:.1f}, {:.1f}]", *gap
     heads = pd.concat([superseded("cnn-structured"), superseded("cnn-structured-check")])
     wide = heads.pivot_table(index="seed", columns=["arm", "start"], values="points")
-    for start, phrase in (
-        (4.0, "{:.1f} points [{:.1f}, {:.1f}]"),
-        (0.5, "from equal starts {:.1f} [{:.1f}, {:.1f}]"),
-    ):
+    for start, words in ((4.0, "{:.1f} points"), (0.5, "from equal starts {:.1f}")):
         gap = (wide["ndlinear", start] - wide["cp", 0.5]).dropna()
+        phrase = words + " [{:.1f}, {:.1f}]"
         yield "structured-accuracy", "another_reading", phrase, *stats.interval(gap)
 
 
@@ -362,23 +322,14 @@ def dials() -> Iterator[tuple]:
     phrase = "better by {:.0f} to {:.0f} % at every alpha"
     yield "bias-crossover", "condition", phrase, below.min(), below.max()
     gaps = dial.log_ratios(runs, "linear-scrambled")
-    longer = dial.by_budget(recorded("dial-budget"))
-    ends = {
-        n: dial.ends(part).set_index("alpha")
-        for n, part in longer.items()
-        if "linear-scrambled" in n
-    }
+    longer = dial.by_budget(recorded("dial-budget")).items()
+    ends = {n: dial.ends(part).set_index("alpha") for n, part in longer if "scrambled" in n}
     at = ends["linear-scrambled, 10,000 steps"].loc[0]
     ratio = [1 / at[name] for name in ("ratio", "ratio_high", "ratio_low")]
-    yield (
-        "bias-49x-separable",
-        "condition",
-        "({:.0f} times lower [{:.0f}, {:.0f}], ten seeds)",
-        *ratio,
-    )
-    high = [
-        ends[f"linear-scrambled, {n} steps"].loc[1]["ratio"] for n in ("5,000", "10,000", "20,000")
-    ]
+    phrase = "({:.0f} times lower [{:.0f}, {:.0f}], ten seeds)"
+    yield "bias-49x-separable", "condition", phrase, *ratio
+    steps = [f"linear-scrambled, {n} steps" for n in ("5,000", "10,000", "20,000")]
+    high = [ends[name].loc[1]["ratio"] for name in steps]
     phrase = "{:.0f} times after 5,000 steps, {:.0f} after 10,000, {:.0f} after 20,000"
     yield "bias-64x-entangled", "condition", phrase, *high
     first = math.exp(gaps[1].mean())
@@ -417,37 +368,9 @@ def settings() -> Iterator[tuple]:
     runs = recorded("cnn-sweep-trained")
     cell = 100 * runs.pivot(index="seed", columns=["lr", "arm", "batch"], values="test_top_five")
     spread = stats.interval(cell[cell.mean().idxmax()] - cell[cell.mean().idxmin()])
-    yield (
-        "ablation-hyper-range",
-        "correction",
-        "varies by {:.1f} points [{:.1f}, {:.1f}] between",
-        *spread,
-    )
+    phrase = "varies by {:.1f} points [{:.1f}, {:.1f}] between"
+    yield "ablation-hyper-range", "correction", phrase, *spread
 
 
-PARTS = (
-    pictures,
-    maps,
-    series,
-    tables,
-    biases,
-    orders,
-    sizes,
-    sweep,
-    overheads,
-    students,
-    samples,
-    bumps,
-    doubling,
-    forecasts,
-    undecided_forecast,
-    spectra,
-    loss_curves,
-    zero_shot,
-    directions,
-    other_readings,
-    dials,
-    pairs,
-    printed_cells,
-    settings,
-)
+# every generator here, so that none is forgotten
+PARTS = [part for part in list(vars().values()) if inspect.isgeneratorfunction(part)]

@@ -1,15 +1,13 @@
 """Numbers changed at random in prose and in the ledger, one at a time, and how many of the changes are refused.
 
-``python tests/book/mutants.py [SEED]`` changes 60 numbers (bar: 58 refused) and makes 20 edits of words (bar: none refused), in pages
-whose numbers are tied and in the ledger. Of a notebook it runs the code once, to have the phrases that it quotes; that takes a few
-minutes. It ends with 1 where the bar of numbers is missed. Edits of words are listed only: a word inside a quoted phrase is part of the
-tie, and about one edit of ten meets one.
+``python tests/book/mutants.py [SEED...]`` changes for each seed 60 numbers (bar: 58 refused) and makes 20 edits of words (bar: none
+refused), in pages whose numbers are tied and in the ledger. Of a notebook it runs the code once, to have the phrases that it quotes; that
+takes a few minutes. It ends with 1 where a bar is missed.
 """
 
 import contextlib
 import copy
 import io
-import json
 import os
 import random
 import re
@@ -23,17 +21,6 @@ from lab import modes
 from lab.page import ledger, quote
 from lab.tools import scripts, seals
 
-GUARDS = dict.fromkeys(("its fact cells", "its computed phrases", "its seal"), 0)
-FIELDS = (
-    "statement",
-    "rule",
-    "scope",
-    "condition",
-    "correction",
-    "would_take",
-    "reason",
-    "direction_only",
-)
 NUMBERS, WORDS = 60, 20
 HARMLESS = (
     (r"\bbut\b", "yet"),
@@ -41,13 +28,18 @@ HARMLESS = (
     (r"\bshows\b", "tells"),
     (r"\bis\b", "was"),
     (r"\bwith\b", "having"),
+    (r"\bthe ", ""),
+    (r"\bthat\b", "which"),
+    (r"\babout\b", "roughly"),
+    (r"\beach\b", "every single"),
+    (r"\bneeds\b", "requires"),
 )
 
 
-def phrases(slug: str) -> list[str]:
+def phrases(slug: str) -> list[tuple]:
     """What a notebook quotes from itself: its code is run, and the footer keeps the phrases."""
     os.chdir(modes.NOTEBOOKS)
-    found: list[str] = []
+    found: list[tuple] = []
     footer, lab.footer = lab.footer, lambda slug: found.extend(quote._PENDING)
     code = scripts.source(modes.NOTEBOOKS / f"{slug}.ipynb")
     with contextlib.redirect_stdout(io.StringIO()):
@@ -70,28 +62,23 @@ class Prose:
     def refused(self, field: str, text: str) -> bool:
         if not self.notebook:
             return bool(ties.faults(self.page, text))
-        unsaid = [phrase for phrase in self.told if not quote.says(text, phrase)]
-        return bool(unsaid or ties.untied(text, ties.quotes(self.page)))
+        unsaid = not all(quote.says(text, *phrase) for phrase in self.told)
+        return unsaid or bool(ties.untied(text, ties.quotes(self.page)))
 
 
 class Claim:
-    """A claim that a mutant changes; `GUARDS` counts which guard sees it."""
+    """A claim that a mutant changes."""
 
     def __init__(self, claim: dict):
         self.claim, self.page = claim, f"claim {claim['id']}"
-        self.texts = {field: claim[field] for field in FIELDS if claim.get(field)}
+        texts = {field: text for field, text in claim.items() if isinstance(text, str)}
+        self.texts = {field: text for field, text in texts.items() if " " in text}
         self.seal = seals.seal(claim)
 
     def refused(self, field: str, text: str) -> bool:
         changed = copy.deepcopy(self.claim) | {field: text}
-        reasons = {
-            "its fact cells": bool(ties.strangers(changed)),
-            "its computed phrases": bool(ties.unsaid(changed)),
-            "its seal": seals.seal(changed) != self.seal,
-        }
-        for reason, found in reasons.items():
-            GUARDS[reason] += found
-        return any(reasons.values())
+        sealed = seals.seal(changed) == self.seal
+        return not sealed or bool(ties.strangers(changed) or ties.unsaid(changed))
 
 
 def another(number: str, chance: random.Random) -> str:
@@ -130,23 +117,15 @@ def worded(one, chance: random.Random) -> list[tuple]:
     return [edit for edit in edits if edit[2]]
 
 
-def share() -> str:
-    """How many numbers of all prose stand in pages that are tied."""
-    every = {modes.slug(p): quote.prose(modes.slug(p)) for p in modes.chapters()}
-    files = [modes.ROOT / "README.md", *(modes.ROOT / "book").glob("*.md")]
-    every |= {str(p.relative_to(modes.ROOT)): p.read_text("utf-8") for p in files}
-    main = {
-        page: len(ties.numbers(text)) for page, text in every.items() if "evidence/" not in page
-    }
-    tied = sum(count for page, count in main.items() if page in {*ties.NOTEBOOKS, *ties.PAGES})
-    return f"{tied} of {sum(main.values())} numbers outside the evidence and the ledger stand in tied pages"
+def changed_part(old: str, new: str) -> str:
+    """Where an edit changed a text, with some words around it."""
+    at = next(i for i, (a, b) in enumerate(zip(old, new)) if a != b)
+    return new[max(at - 40, 0) : at + 40]
 
 
-def main(seed: int) -> int:
-    chance = random.Random(seed)
-    pages = [Prose(page) for page in (*ties.NOTEBOOKS, *ties.PAGES)]
-    claims = list(map(Claim, ledger.claims()))
-    missed = []
+def measured(seed: int, pages: list[Prose], claims: list[Claim]) -> bool:
+    """Make the edits of a seed, say what came of them, and whether a bar is missed."""
+    chance, missed = random.Random(seed), []
     for some in (pages, claims):
         drawn = {(one.texts[field], a): (one, field, a, b) for one, field, a, b in spots(some)}
         for one, field, a, b in chance.sample(list(drawn.values()), NUMBERS // 2):
@@ -156,7 +135,7 @@ def main(seed: int) -> int:
                 missed.append(f"{one.page} {field}: {changed[max(a - 40, 0) : b + 20]!r}")
     edits = [edit for one in [*pages, *claims] for edit in worded(one, chance)]
     alarms = [
-        f"{one.page} {field}"
+        f"{one.page} {field}: {changed_part(one.texts[field], text)!r}"
         for one, field, text in chance.sample(edits, WORDS)
         if one.refused(field, text)
     ]
@@ -168,9 +147,14 @@ def main(seed: int) -> int:
     print(
         f"seed {seed}: {NUMBERS - len(missed)} of {NUMBERS} numbers refused; {len(alarms)} of {WORDS} edits of words refused"
     )
-    print(f"in the ledger by guard, all that see a change: {json.dumps(GUARDS)}; {share()}")
-    return int(len(missed) > 2)
+    return len(missed) > 2 or bool(alarms)
+
+
+def main(seeds: list[int]) -> int:
+    pages = [Prose(page) for page in (*ties.NOTEBOOKS, *ties.PAGES)]
+    claims = list(map(Claim, ledger.claims()))
+    return int(max(measured(seed, pages, claims) for seed in seeds))
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if sys.argv[1:] else 0))
+    sys.exit(main([int(seed) for seed in sys.argv[1:]] or [0]))

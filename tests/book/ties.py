@@ -10,17 +10,18 @@ import re
 from collections.abc import Iterator
 
 import judged
+import test_prose
 from lab import modes, timing
 from lab.chapters import capacity, guide
 from lab.data import files
 from lab.page import facts, ledger, quote
 from lab.page.recorded import recorded
+from lab.tools import scripts
 
 from ndlinear import count_parameters
 
-FIELD = re.compile(r"\{[^{}]*\}")
-VALUE = r"([\w.,+-]+)"
 DEFINITIONS = {
+    "a log of past states, from its date to the end of the section": r"(?ims)\b(?:made|measured)\s+on \d+ [a-z]+ 20\d\d.*?(?=^## |\Z)",
     "code": r"(?s)```.*?```|`[^`]*`",
     "mathematics": r"(?s)\$\$.*?\$\$|\$[^$\n]*\$",
     "addresses, comments and tags": r"(?s)\]\([^)]*\)|https?://\S+|arXiv:[\d.]+|<!--.*?-->|<[^>]*>",
@@ -56,16 +57,10 @@ def numbers(text: str) -> list[tuple[int, int]]:
     return [one.span() for one in found]
 
 
-def places(text: str, phrase: str) -> list[re.Match]:
-    """Where a text says a phrase, with whatever values."""
-    fixed = [re.escape(quote.plain(part)).replace(r"\ ", r"\s+") for part in FIELD.split(phrase)]
-    return list(re.finditer(VALUE.join(fixed), text.replace("**", "  ")))
-
-
 def untied(text: str, phrases: list[str]) -> list[str]:
     """The numbers of a text that no quoted phrase covers, with the words around them, and phrases said with two sets of values."""
-    text = text.replace("\N{MINUS SIGN}", "-")
-    found = {phrase: places(text, phrase) for phrase in phrases}
+    text = quote.bare(text)
+    found = {phrase: quote.places(text, phrase) for phrase in phrases}
     tied = {
         place
         for matches in found.values()
@@ -80,31 +75,18 @@ def untied(text: str, phrases: list[str]) -> list[str]:
 
 # --- notebooks ---------------------------------------------------------------------------------------------------
 
-# Pages whose numbers are all tied; the others follow as they are rewritten.
-NOTEBOOKS = (
-    "10_one_layer",
-    "11_kronecker",
-    "12_cost_and_order",
-    "15_step_size",
-    "20_capacity",
-    "21_separability",
-    "22_approximation",
-    "23_entropy",
-    "24_generalisation",
-    "34_when_do_axes_matter",
-    "52_lora",
-    "60_speed",
-    "63_behaviour",
-    "71_all_claims",
-    *modes.REPORTS,
+# Chapters whose numbers are not tied yet; they follow as they are rewritten.
+LATER = ("64_structured_layers", "72_should_you_use_it")
+NOTEBOOKS = tuple(
+    modes.slug(path)
+    for path in modes.chapters()
+    if path.parent == modes.NOTEBOOKS and path.stem not in LATER
 )
 
 
 def quotes(slug: str) -> list[str]:
     """The phrases that a notebook quotes from itself."""
-    cells = json.loads((modes.NOTEBOOKS / f"{slug}.ipynb").read_text(encoding="utf-8"))["cells"]
-    code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
-    calls = (node for source in code for node in ast.walk(ast.parse(source)))
+    calls = ast.walk(ast.parse(scripts.source(modes.NOTEBOOKS / f"{slug}.ipynb")))
     return [
         ast.literal_eval(node.args[0])
         for node in calls
@@ -164,40 +146,37 @@ def sorted_claims() -> Phrases:
     yield "within a factor of {} of the right one", ledger.SLIP_FACTOR
 
 
-PAGES = {
+def lengths() -> Phrases:
+    yield "report of at most {} words", test_prose.REPORT
+
+
+LOGS = ("changelog", "corrections")  # dated logs of past states: nothing computes these today
+PARTS = {
     "README.md": (front_page, headline),
     "book/index.md": (front_page,),
     "book/recipes.md": (recipes,),
     "book/adapters.md": (adapters,),
     "book/claims.md": (sorted_claims,),
+    "book/contributing.md": (lengths,),
     "book/how-to-run.md": (guarded,),
     "book/theorems.md": (shattered,),
-} | {
-    f"book/{name}.md": ()
-    for name in (
-        "add-a-layer",
-        "api",
-        "calculator",
-        "evidence",
-        "glossary",
-        "notation",
-        "open-problems",
-        "report",
-    )
 }
+WRITTEN = sorted(path for path in (modes.ROOT / "book").glob("*.md") if path.stem not in LOGS)
+PAGES = ("README.md", *(f"book/{path.name}" for path in WRITTEN))
 
 
 @functools.cache
 def phrases(page: str) -> list[tuple]:
-    return [phrase for part in PAGES[page] for phrase in part()]
+    return [phrase for part in PARTS.get(page, ()) for phrase in part()]
 
 
 def faults(page: str, text: str) -> list[str]:
     """What is wrong with the numbers of a page: phrases that it does not say, and numbers that none covers."""
-    told = [phrase.format(*values) for phrase, *values in phrases(page)]
-    return [phrase for phrase in told if not quote.says(text, phrase)] + untied(
-        text, [phrase for phrase, *_ in phrases(page)]
-    )
+    told = phrases(page)
+    unsaid = [
+        phrase.format(*values) for phrase, *values in told if not quote.says(text, phrase, *values)
+    ]
+    return unsaid + untied(text, [phrase for phrase, *_ in told])
 
 
 # --- the ledger --------------------------------------------------------------------------------------------------
@@ -231,12 +210,15 @@ def strangers(claim: dict) -> list[str]:
 def sentences() -> dict[str, list[tuple]]:
     """The computed phrases of the ledger by claim."""
     found: dict[str, list[tuple]] = {}
-    for id, field, phrase, *values in (one for part in judged.PARTS for one in part()):
-        found.setdefault(id, []).append((field, phrase.format(*values)))
+    for id, *sentence in (one for part in judged.PARTS for one in part()):
+        found.setdefault(id, []).append(sentence)
     return found
 
 
 def unsaid(claim: dict) -> list[str]:
     """The computed phrases that a claim does not say."""
-    told = sentences().get(claim["id"], [])
-    return [phrase for field, phrase in told if not quote.says(str(claim[field]), phrase)]
+    return [
+        phrase.format(*values)
+        for field, phrase, *values in sentences().get(claim["id"], [])
+        if not quote.says(str(claim[field]), phrase, *values)
+    ]

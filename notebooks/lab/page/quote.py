@@ -8,46 +8,71 @@ import re
 from .. import modes
 from ..modes import LabError, mode
 
-_PENDING: list[str] = []  # phrases of the running notebook, which its footer looks up
+FIELD = re.compile(r"\{[^{}]*\}")
+VALUE = r"([\w.,+-]+)"
+FEWEST = 4  # words of a phrase, with its numbers, in which one may be another
+# Words that say what a number is compared with: none of them may be another one, or stand in another one's place.
+COMPARING = r"\w+er|\w*less|least|mo(?:re|st)|under|above|below|before|after|ahead|behind|times|no|not|never|by|to|from"
+WORD = rf"(?!(?:{COMPARING})\b)[^\s\d%{{}}]+"
+
+# phrases of the running notebook with their values, which its footer looks up
+_PENDING: list[tuple] = []
 
 
-def quote(phrase: str, *values: object, page: str = "") -> None:
-    """Fail unless a page says a phrase with these values in it: a number in prose is tied to what it says.
+def quote(phrase: str, *values: object) -> None:
+    """Fail unless this notebook says a phrase with these values in it: a number in prose is tied to what it says.
+
+    Its footer looks the phrases up. A smoke run has other numbers and looks up none.
 
     Args:
         phrase: with a field of `str.format` for each value, such as ``"{:.0f} times as fast forward"``.
-        page: address of a text file below the book's root, such as ``"README.md"``; without one it is the notebook itself.
-
-    Raises:
-        LabError: the page does not contain the phrase. A notebook's own phrases are looked up by its footer. A smoke run has
-            other numbers and looks up none.
     """
-    if mode() == "smoke":
-        return
-    said = plain(phrase.format(*values))
-    if not page:
-        _PENDING.append(said)
-    elif not says((modes.ROOT / page).read_text(encoding="utf-8"), said):
-        raise LabError(_message(page, said))
+    if mode() != "smoke":
+        _PENDING.append((phrase, *values))
 
 
 def look_up(slug: str) -> None:
     """Fail unless a notebook says each phrase that it has quoted so far."""
     phrases, _PENDING[:] = list(_PENDING), []
-    if not phrases:
-        return
-    said = prose(slug)
-    for phrase in phrases:
-        if not says(said, phrase):
-            raise LabError(_message(f"notebooks/{slug}.ipynb", phrase))
+    said = prose(slug) if phrases else ""
+    for phrase, *values in phrases:
+        if not says(said, phrase, *values):
+            raise LabError(
+                f"notebooks/{slug}.ipynb does not say {phrase.format(*values)!r}: correct the sentence, or the cell that quotes it"
+            )
 
 
-def says(text: str, phrase: str) -> bool:
-    """Whether a text has a phrase, and no longer number or other sign where the phrase begins or ends with a number."""
-    phrase = plain(phrase)
-    before = r"(?<![\d+-])(?<!\d[.,])" if phrase[:1].isdigit() else ""
-    behind = r"(?!\d)(?![.,]\d)" if phrase[-1:].isdigit() else ""
-    return bool(re.search(before + re.escape(phrase) + behind, plain(text)))
+def says(text: str, phrase: str, *values: object) -> bool:
+    """Whether a text says a phrase with these values, where it says the phrase."""
+    fields = zip(FIELD.findall(phrase), values, strict=True)
+    told = tuple(field.format(value) for field, value in fields)
+    found = (match.groups() for match in places(bare(text), phrase))
+    return told in {tuple(value.strip(".,") for value in values) for values in found}
+
+
+def places(text: str, phrase: str) -> list[re.Match]:
+    """Where a bare text says a phrase, with whatever values and commas. If it does so nowhere: where one word is missing, is another
+    one, or has one beside it. Numbers, and words that compare, must stand as they are.
+    """
+    said = bare(phrase).split()
+    words = [_pattern(word) for word in said]
+    found = list(re.finditer(r"\s+".join(words), text))
+    if found or len(words) < FEWEST:
+        return found
+    variants = [_without(words, i) for i, word in enumerate(said) if re.fullmatch(WORD, word)]
+    return [match for pattern in variants for match in re.finditer(pattern, text)]
+
+
+def _pattern(word: str) -> str:
+    """A word of a phrase as a pattern: a group for each value, and a comma behind it or none."""
+    return VALUE.join(map(re.escape, FIELD.split(word.rstrip(",")))) + ",?"
+
+
+def _without(words: list[str], i: int) -> str:
+    """The pattern of a phrase with up to two words, or none, in the place of one."""
+    first, last = r"\s+".join(words[:i]), r"\s+".join(words[i + 1 :])
+    between = rf"\s+(?:{WORD}\s+){{0,2}}" if first and last else ""
+    return first + between + last
 
 
 def prose(slug: str) -> str:
@@ -58,11 +83,6 @@ def prose(slug: str) -> str:
     return "\n\n".join([*(figure.get("caption", "") for figure in figures), *parts])
 
 
-def plain(text: str) -> str:
-    """Text in one line, without emphasis, with one kind of minus sign and of space."""
-    text = text.replace("\N{MINUS SIGN}", "-").replace("**", "")
-    return re.sub(r"\s+", " ", text)
-
-
-def _message(page: str, phrase: str) -> str:
-    return f"{page} does not say {phrase!r}: correct the sentence, or the cell that quotes it"
+def bare(text: str) -> str:
+    """Text without emphasis and with one kind of minus sign."""
+    return text.replace("\N{MINUS SIGN}", "-").replace("**", "")

@@ -13,7 +13,7 @@ import re
 from ..modes import PAPER, LabError
 from ..page.facts import read_yaml
 from ..page.ledger import claims
-from ..page.quote import plain
+from ..page.quote import bare
 from ..records import golden
 
 PLACE = PAPER / "seals.json"
@@ -22,9 +22,10 @@ NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 def seal(claim: dict) -> str:
     """Digest of a claim's rule, word by word, of all its other numbers, and of the seals of its records."""
+    rule = re.sub(r"\s+", " ", bare(claim.get("rule", "")))
     rest = json.dumps({key: value for key, value in claim.items() if key != "rule"})
     records = [golden.kept(name)["record"] for name in claim.get("records", [])]
-    return _digest(plain(claim.get("rule", "")), NUMBER.findall(rest), records)
+    return _digest(rule, NUMBER.findall(rest), records)
 
 
 def current() -> dict[str, str]:
