@@ -10,7 +10,6 @@ It also numbers the chapters, links every mention of one, and writes claims.json
 beside the pages.
 """
 
-import html
 import itertools
 import os
 import pathlib
@@ -101,8 +100,6 @@ def with_links(app, pagename: str, body: str) -> str:
         return app.builder.get_relative_uri(pagename, page) + (anchor and f"#{anchor}")
 
     pages = ndlchapters.by_number(app.env.found_docs)
-    titles = {page: html.escape(app.env.titles[page].astext()) for page in pages.values()}
-    titles = {page.split("/", 1)[1]: title for page, title in titles.items()}
     standard = app.env.get_domain("std")
     address = {number: uri(page) for number, page in pages.items() if page != pagename}
     address |= {
@@ -110,7 +107,7 @@ def with_links(app, pagename: str, body: str) -> str:
         for name, (page, anchor) in standard.anonlabels.items()
         if name.startswith("thm-")
     }
-    body = ndlchapters.name_links(ndlchapters.link(body, address), titles)
+    body = ndlchapters.link(body, address)
     if not ndlchapters.number(pagename):
         return body
     terms = {
@@ -143,6 +140,7 @@ class BookDirective(SphinxDirective):
     """Base: finds the book's files; its page is read again at every build."""
 
     optional_arguments = 1
+    has_content = True
 
     def run(self) -> list[nodes.Node]:
         self.env.note_reread()
@@ -150,7 +148,7 @@ class BookDirective(SphinxDirective):
         self.known = {
             name.split("/", 1)[1] for name in self.env.found_docs if name.startswith("notebooks/")
         }
-        result = self.content_html()
+        result = self.make(self)
         return result if isinstance(result, list) else [nodes.raw("", result, format="html")]
 
     def uri(self, page: str) -> str:
@@ -165,49 +163,44 @@ class BookDirective(SphinxDirective):
         self.state.nested_parse(StringList(text.splitlines(), source=source), 0, holder)
         return [holder]
 
-    def content_html(self) -> str | list[nodes.Node]:
-        raise NotImplementedError
+
+def claims_table(page: BookDirective) -> str:
+    return ndltables.claims_table(ledger.claims(), page.uri("notebooks/"), page.known)
 
 
-class ClaimsTable(BookDirective):
-    def content_html(self):
-        claims, uri = ledger.claims(), self.uri("notebooks/")
-        apart = ndltables.boxes_of(claims, self.root / "notebooks")
-        return ndltables.claims_table(claims, uri, self.known, apart)
+def claims_counts(page: BookDirective) -> str:
+    changed = len(ndlcorrections.turned(ndlcorrections.load(page.root)))
+    addresses = page.uri("book/claims"), changed, page.uri("book/corrections")
+    return ndltables.claims_counts(ledger.claims(), *addresses)
 
 
-class ClaimsCounts(BookDirective):
-    def content_html(self):
-        changed = len(ndlcorrections.turned(ndlcorrections.load(self.root)))
-        addresses = self.uri("book/claims"), changed, self.uri("book/corrections")
-        return ndltables.claims_counts(ledger.claims(), *addresses)
+def verdict_meanings(page: BookDirective) -> str:
+    return ndltables.meanings()
 
 
-class VerdictMeanings(BookDirective):
-    def content_html(self):
-        return ndltables.meanings()
-
-
-class CorrectionsLog(BookDirective):
+def corrections_log(page: BookDirective) -> str:
     """Every verdict and statement of ours that changed; a log that contradicts the ledger stops the build."""
-
-    def content_html(self):
-        entries, claims = ndlcorrections.load(self.root), ledger.claims()
-        if problems := ndlcorrections.problems(entries, claims):
-            raise ExtensionError("book/paper/corrections.yml: " + "; ".join(problems))
-        table, notebooks = self.uri("book/claims"), self.uri("notebooks/")
-        looks = ndlcorrections.looks(entries, claims, table)
-        return looks + ndlcorrections.log(entries, claims, table, notebooks, self.known)
+    entries, claims = ndlcorrections.load(page.root), ledger.claims()
+    if problems := ndlcorrections.problems(entries, claims):
+        raise ExtensionError("book/paper/corrections.yml: " + "; ".join(problems))
+    table, notebooks = page.uri("book/claims"), page.uri("notebooks/")
+    looks = ndlcorrections.looks(entries, claims, table)
+    return looks + ndlcorrections.log(entries, claims, table, notebooks, page.known)
 
 
-class Chapters(BookDirective):
+def chapters(page: BookDirective) -> list[nodes.Node]:
     """Every chapter with the first sentence of its answer and how many claims it settles."""
+    folder, uri, claims = page.root / "notebooks", page.uri("notebooks/"), ledger.claims()
+    names = sorted(name for name in page.known if "/" not in name)
+    lines = [ndltables.chapter(folder / f"{name}.ipynb", uri, claims) for name in names]
+    return page.markdown("\n".join(lines), "notebooks", "ndl-chapters")
 
-    def content_html(self):
-        folder, uri, claims = self.root / "notebooks", self.uri("notebooks/"), ledger.claims()
-        names = sorted(name for name in self.known if "/" not in name)
-        lines = [ndltables.chapter(folder / f"{name}.ipynb", uri, claims) for name in names]
-        return self.markdown("\n".join(lines), "notebooks", "ndl-chapters")
+
+def add_directives(app, *makers) -> None:
+    """A directive for each function, with its name: it makes HTML, or nodes, for the page on which the directive stands."""
+    for make in makers:
+        kind = type(make.__name__, (BookDirective,), {"make": staticmethod(make)})
+        app.add_directive(make.__name__.replace("_", "-"), kind)
 
 
 def setup(app) -> dict:
@@ -223,9 +216,5 @@ def setup(app) -> dict:
     app.connect("build-finished", on_finish)
     for script in ("figures.js", "hover.js"):  # on every page
         app.add_js_file(script, loading_method="defer")
-    app.add_directive("claims-table", ClaimsTable)
-    app.add_directive("claims-counts", ClaimsCounts)
-    app.add_directive("verdict-meanings", VerdictMeanings)
-    app.add_directive("chapters", Chapters)
-    app.add_directive("corrections-log", CorrectionsLog)
+    add_directives(app, claims_table, claims_counts, verdict_meanings, chapters, corrections_log)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -30,7 +30,6 @@ FORWARD = """<!doctype html><html lang="en"><head><meta charset="utf-8"><title>M
 <link rel="canonical" href="{target}"><meta http-equiv="refresh" content="0; url={target}"></head>
 <body><p>This page is part of <a href="{target}">another one</a> now.</p></body></html>
 """
-FILE_NAME_AS_TEXT = re.compile(r"(<a\b[^>]*>)(\d\d_\w+)(</a>)")
 
 
 def number(docname: str) -> str:
@@ -56,7 +55,7 @@ def forward(book: pathlib.Path) -> None:
     """Pages at the addresses of those that became part of another one; they lead there."""
     moved = {name: modes.lecture(name) for name in modes.MERGED}
     pages = {f"notebooks/{old}": f"{new}.html" for old, new in moved.items() if new != old}
-    pages |= {"book/deviations": "claims.html?differs=any", "book/status": "report.html"}
+    pages |= {"book/deviations": "claims.html", "book/status": "report.html"}
     for name, target in pages.items():
         (book / f"{name}.html").write_text(FORWARD.format(target=target), encoding="utf-8")
 
@@ -119,10 +118,3 @@ def link_terms(body: str, address: dict[str, str]) -> str:
         return f'<a class="ndl-term" href="{html.escape(address[term])}">{match[0]}</a>'
 
     return between(AROUND_PROSE, body, lambda text: pattern.sub(mention, text))
-
-
-def name_links(body: str, titles: dict[str, str]) -> str:
-    """HTML in which a link that shows the file name of a chapter shows its title. titles: file name -> title as HTML."""
-    return FILE_NAME_AS_TEXT.sub(
-        lambda match: match[1] + titles.get(match[2], match[2]) + match[3], body
-    )

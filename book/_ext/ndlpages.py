@@ -4,7 +4,7 @@
     {cite-this}                            BibTeX, from CITATION.cff
     {reproducibility-report}               one page, from ledger and records
 
-Chapters that use the layer get a link to its file at their end. Files are copied beside the pages.
+Files are copied beside the pages.
 """
 
 import json
@@ -16,26 +16,22 @@ import ndlreport
 import ndltake
 from docutils import nodes
 from lab.page import facts, ledger
-from ndlbook import TIMES, BookDirective
+from ndlbook import TIMES, BookDirective, add_directives
 
 
-class TakeWithYou(BookDirective):
-    has_content = True  # what is shown where nobody renders it, on GitHub
-
-    def content_html(self):
-        key = (self.arguments or ["ndlinear"])[0]
-        if key == "clone":
-            text = ndltake.commands("\n".join(self.content), ndlbuild.repository_url(self.root))
-            return [nodes.literal_block(text, text, language="bash")]
-        return ndltake.link(self.root, key, self.uri("./"))
+def take_with_you(page: BookDirective) -> str | list[nodes.Node]:
+    """Its content is what is shown where nobody renders it, on GitHub."""
+    key = (page.arguments or ["ndlinear"])[0]
+    if key == "clone":
+        text = ndltake.commands("\n".join(page.content), ndlbuild.repository_url(page.root))
+        return [nodes.literal_block(text, text, language="bash")]
+    return ndltake.link(page.root, key, page.uri("./"))
 
 
-class CiteThis(BookDirective):
-    def content_html(self):
-        url = ndlbuild.repository_url(self.root)
-        text = ndltake.bibtex(self.root, url, self.config.copyright)
-        block = nodes.literal_block(text, text, language="bibtex", classes=["ndl-cite"])
-        return [block]
+def cite_this(page: BookDirective) -> list[nodes.Node]:
+    url = ndlbuild.repository_url(page.root)
+    text = ndltake.bibtex(page.root, url, page.config.copyright)
+    return [nodes.literal_block(text, text, language="bibtex", classes=["ndl-cite"])]
 
 
 def rows(file: pathlib.Path) -> list[dict]:
@@ -43,22 +39,11 @@ def rows(file: pathlib.Path) -> list[dict]:
     return [json.loads(line) for line in file.read_text(encoding="utf8").splitlines()]
 
 
-class ReproducibilityReport(BookDirective):
-    def content_html(self):
-        files = sorted((self.root / "notebooks" / "results").glob("*.jsonl"))
-        runs = {file.stem: rows(file) for file in files if file.stem != TIMES}
-        changed = len(ndlcorrections.load(self.root))
-        return ndlreport.report(ledger.claims(), runs, facts.protocols(), changed)
-
-
-def on_page(app, pagename, templatename, context, doctree) -> None:
-    """A link to the layer's file in the footer of every chapter that uses it."""
-    notebook = pathlib.Path(app.srcdir) / f"{pagename}.ipynb"
-    if "body" not in context or not notebook.is_file():
-        return
-    if ndltake.uses_the_layer(json.loads(notebook.read_text(encoding="utf8"))):
-        line = ndltake.line(pathlib.Path(app.srcdir), "../" * pagename.count("/"))
-        context["body"] = ndltake.with_line(context["body"], line)
+def reproducibility_report(page: BookDirective) -> str:
+    files = sorted((page.root / "notebooks" / "results").glob("*.jsonl"))
+    runs = {file.stem: rows(file) for file in files if file.stem != TIMES}
+    changed = len(ndlcorrections.load(page.root))
+    return ndlreport.report(ledger.claims(), runs, facts.protocols(), changed)
 
 
 def on_finish(app, exception) -> None:
@@ -67,9 +52,6 @@ def on_finish(app, exception) -> None:
 
 
 def setup(app) -> dict:
-    app.connect("html-page-context", on_page)
     app.connect("build-finished", on_finish)
-    app.add_directive("take-with-you", TakeWithYou)
-    app.add_directive("cite-this", CiteThis)
-    app.add_directive("reproducibility-report", ReproducibilityReport)
+    add_directives(app, take_with_you, cite_this, reproducibility_report)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

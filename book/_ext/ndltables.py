@@ -11,24 +11,8 @@ import pathlib
 import re
 
 import yaml
-from docutils import nodes
 from lab import modes
-from lab.page.ledger import (
-    DIRECTION,
-    GROUNDS,
-    LATER,
-    MILD,
-    OUTCOMES,
-    SIGNS,
-    another_reading,
-    area,
-    chapter_of,
-    classes,
-    headline,
-    label,
-    outcome,
-    scale_words,
-)
+from lab.page import ledger
 from lab.page.show import cells
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -37,13 +21,12 @@ HERE = pathlib.Path(__file__).resolve().parent
 MEANING = {
     "holds": "true as stated, within the scope given; where direction only is said, not in size",
     "holds-if": "not true as printed, true under the condition given beside it",
-    **GROUNDS,
+    **ledger.GROUNDS,
     "undecided": "tested, and the interval includes both answers",
     "untestable": "cannot be tested; what is missing is given beside it",
     "open": "not tested yet",
 }
 SETTLED = ("holds", "holds-if", "fails", "undecided")  # these have a cell that judges them
-DIFFERS = ("any", "correction or condition", "paper, code, here")
 COLUMNS = (
     ("verdict", "Verdict"),
     ("id", "Claim"),
@@ -70,18 +53,18 @@ def place(labels: list[str] | str | None) -> str:
 
 def badge(name: str, text: str = "") -> str:
     """An outcome, or a verdict, as sign and word or other text."""
-    return f'<span class="ndl-badge {style(name)}">{text or f"{SIGNS[name]} {name}"}</span>'
+    return f'<span class="ndl-badge {style(name)}">{text or f"{ledger.SIGNS[name]} {name}"}</span>'
 
 
 def style(name: str) -> str:
     """The style class of an outcome or a verdict: every ground is a way to fail."""
-    mild = " ndl-mild" if name in MILD else ""
-    return f"ndl-{'fails' if name in GROUNDS else name}{mild}"
+    mild = " ndl-mild" if name in ledger.MILD else ""
+    return f"ndl-{'fails' if name in ledger.GROUNDS else name}{mild}"
 
 
 def claim_badge(claim: dict) -> str:
     """The verdict of a claim as sign and word; one that holds for the direction only says so."""
-    return f'<span class="{classes(claim)}">{label(claim)}</span>'
+    return f'<span class="{ledger.classes(claim)}">{ledger.label(claim)}</span>'
 
 
 def cell_link(claim: dict, uri: str) -> str | None:
@@ -101,7 +84,7 @@ def remarks(claim: dict) -> str:
         ("Direction only", "direction_only"),
         ("Another reading", "another_reading"),
     )
-    claim = claim | {"another_reading": another_reading(claim)}
+    claim = claim | {"another_reading": ledger.another_reading(claim)}
     rows = [
         f'<div class="ndl-remark"><b>{head}:</b> {escape(claim[key])}</div>'
         for head, key in parts
@@ -118,39 +101,33 @@ def origin(claim: dict, page: str) -> str:
         ("Where", place(claim.get("where"))),
         ("Kind", claim.get("kind")),
         ("Scope", claim.get("scope")),
-        ("Scale, ours and printed", scale_words(claim)),
+        ("Scale, ours and printed", ledger.scale_words(claim)),
     )
     text = " · ".join(f"{head}: {escape(value)}" for head, value in parts if value)
     own = f'<a href="{escape(page)}">Page to link to</a>'
     return f'<div class="ndl-origin">{text} · {own}</div>'
 
 
-def claims_table(claims: list[dict], uri: str, known: set[str], apart: dict | None = None) -> str:
-    """All claims as one table. `uri` leads to the notebooks, `known` are the notebooks that the book has.
-
-    `apart` has the boxes of each claim, as `boxes_of` finds them.
-    """
-    order = {name: rank for rank, name in enumerate(OUTCOMES)}
+def claims_table(claims: list[dict], uri: str, known: set[str]) -> str:
+    """All claims as one table. `uri` leads to the notebooks, `known` are the notebooks that the book has."""
+    order = {name: rank for rank, name in enumerate(ledger.OUTCOMES)}
     rows = []
     for claim in claims:
         link = cell_link(claim, uri) if claim.get("notebook") in known else None
         verdict = claim_badge(claim)
-        around = [box for box in (apart or {}).get(claim["id"], ()) if box[0] in known]
-        told = box_links(around, uri) if around else ""
         page = f"{uri.removesuffix('notebooks/')}claims/{claim['id']}.html"
         if link:
-            verdict += f' <a class="ndl-cell" href="{escape(link)}">chapter {escape(chapter_of(claim)[:2])}</a>'
-        statement = f"<div>{escape(claim['statement'])}</div>{remarks(claim)}{told}"
+            verdict += f' <a class="ndl-cell" href="{escape(link)}">chapter {escape(ledger.chapter_of(claim)[:2])}</a>'
+        statement = f"<div>{escape(claim['statement'])}</div>{remarks(claim)}"
         tds = (
-            f'<td role="cell" data-sort="{order[outcome(claim)]}">{verdict}</td>'
+            f'<td role="cell" data-sort="{order[ledger.outcome(claim)]}">{verdict}</td>'
             f'<td role="cell"><a class="ndl-id" href="#{escape(claim["id"])}">{escape(claim["id"])}</a></td>'
             f'<td role="cell">{statement}{origin(claim, page)}</td>'
         )
-        only = f' data-only="{DIRECTION}"' if claim.get("direction_only") else ""
+        only = f' data-only="{ledger.DIRECTION}"' if claim.get("direction_only") else ""
         rows.append(
-            f'<tr role="row" id="{escape(claim["id"])}" data-verdict="{outcome(claim)}"{only} '
-            f'data-kind="{escape(claim.get("kind"))}" data-area="{escape(area(claim))}" '
-            f'data-differs="{"|".join(differs(claim, bool(around)))}">{tds}</tr>'
+            f'<tr role="row" id="{escape(claim["id"])}" data-verdict="{ledger.outcome(claim)}"{only} '
+            f'data-kind="{escape(claim.get("kind"))}" data-area="{escape(ledger.area(claim))}">{tds}</tr>'
         )
     heads = "".join(
         f'<th role="columnheader" scope="col" data-key="{key}">{head}</th>' for key, head in COLUMNS
@@ -164,12 +141,6 @@ def claims_table(claims: list[dict], uri: str, known: set[str], apart: dict | No
     )
 
 
-def differs(claim: dict, box: bool) -> list[str]:
-    """In which ways the paper's statement is not the whole story: values of the filter."""
-    corrected = claim["verdict"] in ("fails", "holds-if")
-    return [name for name, so in zip(DIFFERS[1:], (corrected, box)) if so]
-
-
 def filter_form(claims: list[dict]) -> str:
     """The filter above the table; hidden until the script has taken it over."""
 
@@ -177,16 +148,15 @@ def filter_form(claims: list[dict]) -> str:
         options = "".join(f'<option value="{escape(v)}">{escape(v)}</option>' for v in values)
         return f'<label>{title} <select name="{name}"><option value="">all</option>{options}</select></label>'
 
-    verdicts = [name for name in OUTCOMES if any(outcome(c) == name for c in claims)]
-    verdicts += [DIRECTION] if any(c.get("direction_only") for c in claims) else []
+    verdicts = [name for name in ledger.OUTCOMES if any(ledger.outcome(c) == name for c in claims)]
+    verdicts += [ledger.DIRECTION] if any(c.get("direction_only") for c in claims) else []
     kinds = sorted({str(c.get("kind")) for c in claims})
-    areas = sorted({area(c) for c in claims}, key=str.lower)
+    areas = sorted({ledger.area(c) for c in claims}, key=str.lower)
     return (
         '<form class="ndl-filter" hidden aria-label="Filter the claims">'
         '<label class="ndl-wide">Text <input type="search" name="text" autocomplete="off" '
         'placeholder="id, statement, place …"></label>'
         f"{select('verdict', 'Verdict', verdicts)}{select('kind', 'Kind', kinds)}{select('area', 'Area', areas)}"
-        f"{select('differs', 'Differs', list(DIFFERS))}"
         '<button type="reset">Show all</button></form>'
     )
 
@@ -196,8 +166,8 @@ def claims_counts(claims: list[dict], uri: str, changed: int, log: str) -> str:
 
     `changed` verdicts were turned in the course of the work; `log` is the address of the page that lists them.
     """
-    counts = collections.Counter(map(outcome, claims))
-    shown = [name for name in OUTCOMES if counts[name]]
+    counts = collections.Counter(map(ledger.outcome, claims))
+    shown = [name for name in ledger.OUTCOMES if counts[name]]
     bar = "".join(
         f'<span class="ndl-bar-part {style(v)}" style="flex-grow:{counts[v]}"></span>'
         for v in shown
@@ -210,7 +180,7 @@ def claims_counts(claims: list[dict], uri: str, changed: int, log: str) -> str:
     )
     turned = f'<a href="{escape(log)}">{changed} verdicts changed</a> in the course of the work'
     return (
-        f'<div class="ndl-counts"><p><b>{headline(claims)}</b> The others cannot be tested here; {turned}.</p>'
+        f'<div class="ndl-counts"><p><b>{ledger.headline(claims)}</b> The others cannot be tested here; {turned}.</p>'
         f'<div class="ndl-bar" aria-hidden="true">{bar}</div><ul>{items}</ul>'
         f"<p>{rules_sentence(claims)}</p></div>"
     )
@@ -218,14 +188,14 @@ def claims_counts(claims: list[dict], uri: str, changed: int, log: str) -> str:
 
 def meanings() -> str:
     """What each outcome means, as a table."""
-    rows = "".join(f"<tr>{cells([badge(n), escape(MEANING[n])])}</tr>" for n in OUTCOMES)
+    rows = "".join(f"<tr>{cells([badge(n), escape(MEANING[n])])}</tr>" for n in ledger.OUTCOMES)
     return f'<table class="ndl-table"><tbody>{rows}</tbody></table>'
 
 
 def rules_sentence(claims: list[dict]) -> str:
     """How many rules were not left as they were written before the first run."""
     ruled = [claim for claim in claims if claim.get("rule")]
-    later = [claim for claim in ruled if LATER.search(claim["rule"])]
+    later = [claim for claim in ruled if ledger.LATER.search(claim["rule"])]
     return (
         f"The rule that decides is written before the first run, with exceptions: {len(later)} of {len(ruled)} rules were "
         "written or changed when some results were known, and say so."
@@ -241,8 +211,8 @@ def direction_count(number: int, uri: str) -> str:
     """How many claims of a verdict hold for the direction only, with a link to them; nothing where none does."""
     if not number:
         return ""
-    address = f"{uri}?verdict={DIRECTION.replace(' ', '+')}"
-    return f'; <a href="{escape(address)}">of these <b>{number}</b> {DIRECTION}</a>'
+    address = f"{uri}?verdict={ledger.DIRECTION.replace(' ', '+')}"
+    return f'; <a href="{escape(address)}">of these <b>{number}</b> {ledger.DIRECTION}</a>'
 
 
 def chapter(path: pathlib.Path, folder: str, claims: list[dict]) -> str:
@@ -253,69 +223,15 @@ def chapter(path: pathlib.Path, folder: str, claims: list[dict]) -> str:
     found = paragraphs[1 if path.stem in modes.REPORTS else 0]
     sentences = re.split(r"(?<=[.!?])\s", " ".join(found.split()))
     answer = " ".join(sentences[: 1 if len(sentences[0]) > 60 else 2])
-    judged = [c for c in claims if chapter_of(c) == path.stem and c["verdict"] in SETTLED]
-    given = collections.Counter(map(outcome, judged))
+    judged = [c for c in claims if ledger.chapter_of(c) == path.stem and c["verdict"] in SETTLED]
+    given = collections.Counter(map(ledger.outcome, judged))
     marks = " ".join(
-        badge(v, f'{SIGNS[v]} {given[v]}<span class="ndl-hidden"> {v}</span>')
-        for v in OUTCOMES
+        badge(v, f'{ledger.SIGNS[v]} {given[v]}<span class="ndl-hidden"> {v}</span>')
+        for v in ledger.OUTCOMES
         if given[v]
     )
     link = f"[{path.stem[:2]} · {title.removeprefix('# ').strip()}]({folder}{path.name})"
     return f"- **{link}** {rebase_links(answer, folder)} {marks}".rstrip()
-
-
-def boxes(path: pathlib.Path) -> list[tuple[str, set[str]]]:
-    """The *Paper · Released code · Here* boxes of a notebook: the heading above each, and the claims judged in its section."""
-    found, heading, judged = [], "", set()
-    for cell in json.loads(path.read_text(encoding="utf8"))["cells"]:
-        source = "".join(cell["source"])
-        if cell["cell_type"] == "code":
-            judged.update(re.findall(r"lab\.verdict\(\s*[\"']([\w-]+)", source))
-            continue
-        for line in source.splitlines():
-            if match := re.match(r"(#{1,6})\s+(.*)", line):
-                heading, judged = match[2].strip(), set()  # the claims are added while it is read
-            elif line.startswith("> **Paper.**"):
-                found.append((heading, judged))
-    return found
-
-
-def boxes_of(claims: list[dict], notebooks: pathlib.Path) -> dict[str, list[tuple[str, str]]]:
-    """Claim -> the boxes that tell paper, released code and this book apart: (notebook, heading).
-
-    They stand in the section that judges the claim, or, where evidence judges it, in its chapter.
-    """
-    read = functools.cache(lambda name: boxes(notebooks / f"{name}.ipynb"))
-    found = {}
-    for claim in claims:
-        name = claim.get("notebook")
-        settled = name and claim["verdict"] in SETTLED
-        if not settled or not (notebooks / f"{name}.ipynb").is_file():
-            continue
-        here = [(name, title) for title, ids in read(name) if claim["id"] in ids]
-        if name.startswith("evidence/"):
-            lecture = chapter_of(claim)
-            here = [(lecture, title) for title, _ in read(lecture)]
-            here = here or [(name, title) for title, _ in read(name)]
-        if here:
-            found[claim["id"]] = list(dict.fromkeys(here))
-    return found
-
-
-def box_links(found: list[tuple[str, str]], uri: str) -> str:
-    """Where a claim's boxes stand, as links."""
-    links = ", ".join(
-        f'<a href="{escape(uri + name)}.html#{anchor(heading)}">'
-        f"{escape(pathlib.Path(name).name[:2])} · {escape(re.sub(r'[$*`]', '', heading))}</a>"
-        for name, heading in found
-    )
-    return f'<div class="ndl-remark"><b>Paper, released code, here:</b> {links}</div>'
-
-
-def anchor(heading: str) -> str:
-    """The id that the book gives to a heading."""
-    plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading)
-    return nodes.make_id(re.sub(r"[$*`]|<[^>]*>", "", plain))
 
 
 def rebase_links(markdown: str, folder: str) -> str:

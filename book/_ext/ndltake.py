@@ -5,7 +5,6 @@ Plain functions without Sphinx, as in `ndltables.py`; `ndlpages.py` makes direct
 
 import hashlib
 import pathlib
-import re
 import shutil
 from typing import NamedTuple
 
@@ -13,9 +12,6 @@ import yaml
 from ndltables import escape
 
 import ndlinear
-
-FOOTER = '<div class="ndl-footer">'
-USES_THE_LAYER = re.compile(r"^\s*(from|import) ndlinear\b|\bNdLinear\w*\(", re.M)
 
 
 class File(NamedTuple):
@@ -67,27 +63,6 @@ def link(root: pathlib.Path, key: str, folder: str) -> str:
 def commands(text: str, url: str) -> str:
     """Commands with the repository's address in place of the word ADDRESS, where it is known."""
     return text.replace("ADDRESS", url) if url else text
-
-
-def line(root: pathlib.Path, folder: str) -> str:
-    """The same link in one line, for the end of a chapter."""
-    file = FILES["ndlinear"]
-    digest = checksum(root, file)
-    return (
-        f'<p class="ndl-take"><a href="{escape(folder + file.name)}" download>Download {file.name}</a> '
-        f'{ndlinear.__version__} · <span title="SHA-256 {digest}">SHA-256 {digest[:12]}…</span></p>'
-    )
-
-
-def uses_the_layer(notebook: dict) -> bool:
-    """Whether a code cell of a notebook imports the layer or makes one."""
-    cells = ("".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "code")
-    return any(USES_THE_LAYER.search(source) for source in cells)
-
-
-def with_line(body: str, addition: str) -> str:
-    """The text of a page with a line in its footer; a page without a footer stays as it is."""
-    return body.replace(FOOTER, FOOTER + addition)
 
 
 def copy(root: pathlib.Path, target: pathlib.Path) -> None:

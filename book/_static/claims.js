@@ -1,8 +1,8 @@
-// The claims table: sort by any column, filter by verdict, kind, area, what differs and free text, 25 rows at a time.
+// The claims table: sort by any column, filter by verdict, kind, area and free text, 25 rows at a time.
 // Without this script the page shows the same table in the order of the ledger.
 (function () {
   "use strict";
-  const NAMES = ["text", "verdict", "kind", "area", "differs"];
+  const NAMES = ["text", "verdict", "kind", "area"];
   const AT_A_TIME = 25;
 
   function setUp(root) {
@@ -17,7 +17,6 @@
     // "direction only" and the grounds of a claim that fails are offered among the verdicts; such a claim has its verdict as well
     function matches(row, name) {
       const value = form.elements[name].value;
-      if (name === "differs" && value) return value === "any" ? row.dataset.differs !== "" : row.dataset.differs.split("|").includes(value);
       return !value || row.dataset[name] === value || (name === "verdict" && row.dataset.only === value);
     }
 

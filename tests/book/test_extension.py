@@ -77,47 +77,11 @@ def test_chapter_entry_gives_title_answer_and_verdicts(tmp_path):
     assert soup(entry).select_one(".ndl-fails").text == "✗ 2 refuted" and "More" not in entry
 
 
-BOX = "> **Paper.** One.\n>\n> **Released code.** Two.\n>\n> **Here.** [Three](11_sound.ipynb#x)."
-
-
 def notebook(path: pathlib.Path, *cells: tuple[str, str]) -> pathlib.Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     cells = [{"cell_type": kind, "source": source} for kind, source in cells]
     path.write_text(json.dumps({"cells": cells}))
     return path
-
-
-def test_a_box_belongs_to_the_claims_of_its_section(tmp_path):
-    notebook(
-        tmp_path / "11_sound.ipynb",
-        ("markdown", "# T"),
-        ("code", 'lab.verdict("layer-x", holds=True)'),
-        ("markdown", f"## The *mode* $k$\n\n{BOX}\n\n> A quote."),
-        ("code", 'lab.verdict(\n    "layer-y",\n    holds=True,\n)'),
-        ("markdown", "### Next"),
-        ("code", 'lab.verdict("layer-z", holds=True)'),
-    )
-    some = [WRONG | {"id": f"layer-{letter}"} for letter in "xyz"]
-    found = ndltables.boxes_of(some, tmp_path)
-    assert found == {"layer-y": [("11_sound", "The *mode* $k$")]}
-    assert not ndltables.boxes_of([CLAIM, WRONG | {"notebook": "12_none"}], tmp_path)
-    table = soup(ndltables.claims_table(some, "../notebooks/", {"11_sound"}, found))
-    row = table.find(id="layer-y")
-    assert row["data-differs"] == "correction or condition|paper, code, here"
-    (link,) = row.select("a[href='../notebooks/11_sound.html#the-mode-k']")
-    assert link.text == "11 · The mode k"
-    rows = soup(ndltables.claims_table([CLAIM, WRONG], "", set(), found)).select("tbody tr")
-    assert [row["data-differs"] for row in rows] == ["", "correction or condition"]
-
-
-def test_a_claim_that_evidence_judges_has_the_boxes_of_its_chapter(tmp_path):
-    claim = WRONG | {"notebook": "evidence/40_cnn"}
-    notebook(tmp_path / "evidence" / "40_cnn.ipynb", ("markdown", f"## Sources\n\n{BOX}"))
-    notebook(tmp_path / "40_cnn.ipynb", ("markdown", "# Heads"))
-    found = ndltables.boxes_of([claim], tmp_path)
-    assert found == {"layer-y": [("evidence/40_cnn", "Sources")]}
-    notebook(tmp_path / "40_cnn.ipynb", ("markdown", f"# Heads\n\n{BOX}"))
-    assert ndltables.boxes_of([claim], tmp_path) == {"layer-y": [("40_cnn", "Heads")]}
 
 
 DIRECTION = UNDECIDED | {"id": "layer-z", "verdict": "holds"}
@@ -186,12 +150,6 @@ def test_chapters_and_theorems_become_links(text, links):
     linked = ndlchapters.link(text, CHAPTERS)
     assert re.sub(r'<a href="t[^"]+">(.*?)</a>', r"\1", linked, flags=re.DOTALL) == text
     assert [a.text for a in soup(linked).select('a[href^="t"]')] == links
-
-
-def test_a_card_shows_titles_and_not_file_names():
-    card = '<a href="10_a.html">10_a</a> <a href="11_b.html">11_b</a> <code>10_a</code>'
-    named = soup(ndlchapters.name_links(card, {"10_a": "10 · A &amp; B"}))
-    assert [tag.text for tag in named.select("a, code")] == ["10 · A & B", "11_b", "10_a"]
 
 
 def test_the_first_mention_of_a_term_is_a_link():
@@ -542,7 +500,7 @@ def test_a_miniature_book_with_an_address(tmp_path, monkeypatch):
     assert "https://github.com/owner/name" in links
     front = soup((html / "book" / "index.html").read_text(encoding="utf8"))
     moved = (html / "book" / "deviations.html").read_text(encoding="utf8")
-    assert "url=claims.html?differs=any" in moved
+    assert "url=claims.html" in moved
     links = front.select('article a[href="../notebooks/10_mini.html"]')
     assert "chapter 10" in [link.text for link in links]
     assert page.h1.text.startswith("10 · Ten") and page.title.text.startswith("10 · Ten")

@@ -1,7 +1,6 @@
 """What the book makes for readers beside its pages: recipes that run, downloads, a citation, a figure and a report from the data."""
 
 import hashlib
-import json
 import re
 import shutil
 import subprocess
@@ -21,7 +20,6 @@ from lab.page.recorded import recorded
 import ndlinear
 
 ROOT = modes.ROOT
-NOTEBOOKS = modes.chapters()
 
 
 def soup(html: str) -> BeautifulSoup:
@@ -131,8 +129,6 @@ def test_a_download_is_the_file_with_its_version_and_checksum(tmp_path):
     digest = hashlib.sha256((tmp_path / "ndlinear.py").read_bytes()).hexdigest()
     assert page.code.text == digest
     assert (tmp_path / "ndlinear.py").read_bytes() == (ROOT / "ndlinear.py").read_bytes()
-    short = soup(ndltake.line(ROOT, "../"))
-    assert digest[:12] in short.text and digest in short.span["title"]
 
 
 def test_the_file_of_rates_runs_by_itself(tmp_path):
@@ -147,15 +143,6 @@ def test_the_file_of_rates_runs_by_itself(tmp_path):
     how = {"cwd": tmp_path, "env": {"PATH": ""}, "capture_output": True, "text": True}
     done = subprocess.run([sys.executable, "-c", code], **how)
     assert done.returncode == 0, done.stderr
-
-
-def test_chapters_that_use_the_layer_are_found():
-    read = {modes.slug(path): json.loads(path.read_text("utf8")) for path in NOTEBOOKS}
-    using = {slug for slug, notebook in read.items() if ndltake.uses_the_layer(notebook)}
-    assert {"10_one_layer", "22_approximation", "72_should_you_use_it"} <= using
-    assert "71_all_claims" not in using
-    body = '<h1>T</h1><div class="ndl-footer"><p>x</p></div>'
-    assert ndltake.with_line(body, "<i>") == body.replace("<p>", "<i><p>")
 
 
 # --- citing ------------------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""How much a reader has to read, and how long the sentences are: ``python tests/book/test_prose.py`` prints a table.
+"""How much a reader has to read, and how long the sentences are.
 
 The bounds are what the book has reached; lower them when it gets shorter, never raise them.
 """
@@ -51,12 +51,11 @@ def words_before_a_figure(notebook: dict) -> float:
     return float("inf")
 
 
-def measured() -> dict[str, list[list[str]]]:
-    """The sentences of every chapter of the main line."""
+def measured() -> list[int]:
+    """The words of every sentence of the main line."""
     main = [path for path in modes.chapters() if path.parent == modes.NOTEBOOKS]
-    return {
-        path.stem: sentences(prose(json.loads(path.read_text(encoding="utf8")))) for path in main
-    }
+    texts = [prose(json.loads(path.read_text(encoding="utf8"))) for path in main]
+    return [len(words) for text in texts for words in sentences(text)]
 
 
 def test_a_sentence_ends_at_its_point_and_at_a_list_entry():
@@ -65,7 +64,7 @@ def test_a_sentence_ends_at_its_point_and_at_a_list_entry():
 
 
 def test_the_main_line_gets_no_longer():
-    lengths = [len(words) for found in measured().values() for words in found]
+    lengths = measured()
     assert sum(lengths) <= WORDS, f"{sum(lengths):,} words; move rules to the evidence"
     long = sum(length > 35 for length in lengths) / len(lengths)
     assert long <= LONG_SENTENCES, f"{long:.1%} of the sentences have more than 35 words"
@@ -82,12 +81,3 @@ def test_a_chapter_is_short_and_begins_with_a_figure(path):
     assert sum(map(len, sentences(text))) <= bound
     assert max(paragraphs(text)) <= PARAGRAPH
     assert words_before_a_figure(notebook) <= BEFORE_A_FIGURE
-
-
-if __name__ == "__main__":
-    for chapter, found in measured().items():
-        lengths = [len(words) for words in found]
-        print(f"{chapter:32}{sum(lengths):7,} words, longest sentence {max(lengths, default=0):3}")
-    every = [len(words) for found in measured().values() for words in found]
-    long = sum(length > 35 for length in every) / len(every)
-    print(f"{'together':32}{sum(every):7,} words, {long:.1%} above 35")

@@ -278,7 +278,8 @@ def test_the_footer_names_claims_evidence_time_and_version(jupyter):
         assert said in jupyter[0]
     lab.footer("99_nothing")
     assert "settled" not in jupyter[1] and "not recorded yet" in jupyter[1]
-    assert f"ndlinear.py {ndlinear.__version__}" in jupyter[1]
+    layer = '<a href="../ndlinear.py" download>Download ndlinear.py</a> '
+    assert layer + ndlinear.__version__ in jupyter[1]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=6))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+import re
 
 from .. import modes
 from ..machine import module_version
@@ -18,31 +19,23 @@ def footer(slug: str) -> None:
     settled = [c for c in ledger.of_chapter(slug) if c["verdict"] not in ("open", "untestable")]
     claims = {cell(c, slug): f"{ledger.mark(c)}\N{NO-BREAK SPACE}{c['id']}" for c in settled}
     count = f"{len(claims)} claim{'' if len(claims) == 1 else 's'} of the paper settled here"
-    linked, named = links(claims)
-    folded = f"<details><summary>{count}</summary>{linked}</details>" if claims else ""
-    shown, files = evidence(slug)
-    rest = [times_line(slug), f"ndlinear.py {module_version()}"]
-    line = " · ".join([*shown, *rest])
-    put(
-        "\n".join([f"{count}: {named}"] * bool(claims) + [" · ".join([*files, *rest])]),
-        html=f'<div class="ndl-footer">{folded}<p>{line}</p></div>',
-    )
+    folded = f"<details><summary>{count}</summary>{links(claims)}</details>" if claims else ""
+    top = "../" * (1 + slug.count("/"))  # of the built book, where the layer's file lies
+    layer = f'<a href="{top}ndlinear.py" download>Download ndlinear.py</a> {module_version()}'
+    line = " · ".join([*evidence(slug), times_line(slug), layer])
+    html = f'<div class="ndl-footer">{folded}<p>{line}</p></div>'
+    put(" ".join(re.sub("<[^>]*>", " ", html).split()), html=html)
 
 
-def links(named: dict[str, str]) -> tuple[str, str]:
-    """Addresses with their words, in one line: as links, and the words alone."""
-    found = [f'<a href="{address}">{words}</a>' for address, words in named.items()]
-    return ", ".join(found), ", ".join(named.values())
+def links(named: dict[str, str]) -> str:
+    """Links in one line. named: address -> words."""
+    return ", ".join(f'<a href="{address}">{words}</a>' for address, words in named.items())
 
 
-def evidence(slug: str) -> tuple[list[str], list[str]]:
-    """What leads from a lecture to its rules, runs and judgements, where they stand apart: as links, and as file names."""
-    names = modes.evidence(slug)
-    if not names:
-        return [], []
-    titles, _ = links({f"evidence/{name}.html": title(name) for name in names})
-    files = ", ".join(f"evidence/{name}.ipynb" for name in names)
-    return [f"Evidence: {titles}"], [f"Evidence: {files}"]
+def evidence(slug: str) -> list[str]:
+    """What leads from a lecture to its rules, runs and judgements, where they stand apart."""
+    names = {f"evidence/{name}.html": title(name) for name in modes.evidence(slug)}
+    return [f"Evidence: {links(names)}"] if names else []
 
 
 def title(name: str) -> str:

@@ -234,11 +234,6 @@ def chapter_of(claim: dict) -> str:
     return modes.lecture((claim.get("notebook") or "").rpartition("/")[2])
 
 
-def counts() -> dict[str, int]:
-    """How many claims have which verdict."""
-    return {verdict: sum(c["verdict"] == verdict for c in claims()) for verdict in VERDICTS}
-
-
 def judged(some: list[dict]) -> list[dict]:
     """The claims that could be judged: the denominator of every headline."""
     return [claim for claim in some if claim["verdict"] not in ("untestable", "open")]
