@@ -246,6 +246,7 @@ def test_a_lecture_trains_a_network_and_its_loss_falls(html, name):
     outputs = [losses(cell.text) for cell in shown if cell.select_one(".cell_output")]
     falls = [found for found in outputs if len(found) > 2 and found[-1] < 0.8 * found[0]]
     assert falls, "no visible output shows a loss that falls"
+    assert all(len(cell.select(".output.stream")) < 2 for cell in shown), "prints in several blocks"
 
 
 def test_previews_name_places_that_exist(html):
