@@ -408,7 +408,9 @@ def turn(page, theme: str, size: dict | None = None) -> None:
     if size:
         page.set_viewport_size(size)
     page.wait_for_function(f"document.documentElement.dataset.theme === '{theme}'")
-    page.wait_for_timeout(500)  # colours fade; the theme decides anew which code cells scroll
+    page.wait_for_timeout(500)  # colours fade
+    # the theme decides anew which code cells scroll
+    page.wait_for_function(f"({LOCKED})().length === 0")
 
 
 def axe(page, code: bool = False, part: str | None = None) -> list[str]:

@@ -16,6 +16,7 @@ from scipy import stats as independent
 SCORES = {"nd": [0.70, 0.72, 0.75], "big": [0.60, 0.61, 0.69], "a": [0.5] * 3, "b": [0.7, 0.6, 0.7]}
 SIZES = {"nd": 100, "big": 900, "a": 100, "b": 104}
 ELSEWHERE = {  # runs on the data of a situation that are not its evidence
+    "benchmark": "one protocol for all sets, which replaces the situations once it is complete",
     "cnn-structured-whole-search": "the starts of those heads with all pictures",
     "cnn-structured-whole": "CP and TT heads, larger than NdLinear, at the printed scale",
     "cnn-structured-whole-check": "one start for these heads",
