@@ -1,4 +1,4 @@
-"""Small networks on tables: many members in one training, each as it would be alone, and the models that are no networks."""
+"""Chapter 43: folded features against the formula, models that are no networks, what a row keeps of a run."""
 
 import lab
 import numpy as np
@@ -11,14 +11,6 @@ from lab.modes import LabError
 from scipy import stats
 from torch.nn import functional as F
 
-MAKE = {
-    "dense": (lambda: models.mlp(11, 9, 7, 2), 11),
-    "one axis of one entry": (lambda: tabular.folded(11, (11, 1), (5, 6), 2), 11),
-    "two modes, filled up": (lambda: tabular.folded(11, (3, 4), (5, 6), 2), 11),
-    "the paper's": (lambda: models.tabular("Cardio Disease", "NdLinear"), 11),
-    "one output": (lambda: tabular.folded(14, (2, 7), (4, 3), 1), 14),
-}
-
 
 def parts(seed, inputs, outputs, rows=70):
     x = torch.randn(3 * rows, inputs, generator=torch.Generator().manual_seed(seed))
@@ -26,70 +18,7 @@ def parts(seed, inputs, outputs, rows=70):
     return lab.Split(*[(x[i : i + rows], y[i : i + rows]) for i in (0, rows, 2 * rows)])
 
 
-@pytest.mark.parametrize("name", MAKE)
-def test_members_answer_as_their_modules_do_and_have_the_same_gradients(name):
-    make, inputs = MAKE[name]
-    torch.manual_seed(0)
-    members = [make().double() for _ in range(3)]
-    each = [dict(m.named_parameters()) for m in members]
-    weights = {k: torch.stack([own[k].detach() for own in each]).requires_grad_() for k in each[0]}
-    x = torch.randn(3, 8, inputs, dtype=torch.float64)
-    out = tabular.forward(members[0], weights, x)
-    alone = torch.stack([m(x[i]) for i, m in enumerate(members)])
-    torch.testing.assert_close(out, alone, rtol=1e-10, atol=1e-12)
-    out.square().sum().backward()
-    alone.square().sum().backward()
-    for i, own in enumerate(each):
-        for k, p in own.items():
-            torch.testing.assert_close(weights[k].grad[i], p.grad, rtol=1e-9, atol=1e-12)
-
-
-@pytest.mark.parametrize("name", ["dense", "two modes, filled up", "one output"])
-def test_every_member_trains_as_lab_fit_would_train_it(name):
-    make, inputs = MAKE[name]
-    classes, seeds = name != "one output", [3, 7]
-    data = [parts(s, inputs, 2 if classes else 1) for s in seeds]
-    stacked_loss = tabular.cross_entropy if classes else tabular.squared_error
-    loss = F.cross_entropy if classes else lambda out, y: F.mse_loss(out[:, 0], y)
-    scores = {"accuracy": tabular.accuracy} if classes else {}
-    options = {"epochs": 5, "lr": 0.01, "batch_size": 32}
-    stack = tabular.fit(make, data, seeds=seeds, loss=stacked_loss, scores=scores, **options)
-    found = stack.evaluate([s.test for s in data], {"loss": stacked_loss} | scores)
-    options |= {"loss": loss, "optimiser": "adamw", "weight_decay": 0.01, "device": "cpu"}
-    for i, seed in enumerate(seeds):
-        lab.seed_everything(seed)
-        alone = lab.fit(make(), data[i], seed=seed, **options)
-        assert stack.best[i] == alone.best_epoch
-        for here, there in zip(stack.curves[i], alone.curve):
-            assert {k: here[k] for k in there} == pytest.approx(there, rel=2e-3)
-        assert found[i]["loss"] == pytest.approx(alone.metrics["test_loss"], rel=2e-3)
-        if classes:
-            x, y = data[i].test
-            right = (alone.model(x).argmax(1) == y).double().mean().item()
-            assert found[i]["accuracy"] == pytest.approx(right, abs=0.02)
-
-
-def test_best_and_last_weights_are_those_of_their_epochs():
-    make, seeds = MAKE["dense"][0], [0, 1, 2]
-    data = [parts(s, 11, 2) for s in seeds]
-    options = {"loss": tabular.cross_entropy, "lr": 0.05, "batch_size": 16}
-    stack = tabular.fit(make, data, seeds=seeds, epochs=15, **options)
-    assert min(stack.best) < 15, "the test needs a member that overfits"
-    for moment, epochs in (("best", stack.best), ("end", [15] * 3)):
-        found = stack.evaluate([s.val for s in data], {"loss": tabular.cross_entropy}, moment)
-        expected = [curve[e - 1]["val_loss"] for curve, e in zip(stack.curves, epochs)]
-        assert [f["loss"] for f in found] == pytest.approx(expected, rel=1e-5)
-    assert [p["epoch"] for p in stack.thin(0, 4)][-1] == 15 and len(stack.thin(0, 4)) <= 4
-
-
-def test_what_cannot_be_trained_says_why():
-    make, data = MAKE["dense"][0], [parts(0, 11, 2), parts(1, 11, 2, rows=40)]
-    options = {"loss": tabular.cross_entropy, "epochs": 1, "batch_size": 16}
-    with pytest.raises(LabError, match="different shapes"):
-        tabular.fit(make, data, seeds=[0, 1], lr=0.01, **options)
-    broken = lab.Split((data[0].train[0] * torch.nan, data[0].train[1]), data[0].val, data[0].test)
-    with pytest.raises(LabError, match="not finite in epoch 1"):
-        tabular.fit(make, [broken], seeds=[0], lr=0.01, **options)
+def test_features_that_do_not_fit_are_refused():
     with pytest.raises(LabError, match="do not fit"):
         tabular.folded(11, (2, 5), (4, 4), 2)
 
@@ -149,13 +78,15 @@ def test_what_is_recorded_of_a_run(outputs, unit):
     seeds, make = [1, 2], lambda: models.mlp(5, 6, 4, outputs)
     data = [parts(s, 5, outputs) for s in seeds]
     found = tabular.runs(make, data, [unit] * 2, {"epochs": 6, "lr": 0.01, "batch": 16}, seeds)
-    loss = tabular.cross_entropy if outputs == 2 else tabular.squared_error
-    stack = tabular.fit(make, data, seeds=seeds, loss=loss, epochs=6, lr=0.01, batch_size=16)
-    score, tests = tabular.accuracy if outputs == 2 else loss, [s.test for s in data]
+    loss = F.cross_entropy if outputs == 2 else tabular.squared_error
+    score = {"s": tabular.accuracy if outputs == 2 else loss}
+    plan = tabular.Plan(6, 0, 16, 0.01, optimiser=torch.optim.AdamW)
+    each = {name: [getattr(s, name) for s in data] for name in ("train", "val", "test")}
+    alone = tabular.fit(make, each, plan, seeds=seeds, loss=loss)
     for name, moment in (("score", "best"), ("score_last", "end")):
-        expected = [unit * each["s"] for each in stack.evaluate(tests, {"s": score}, moment)]
-        assert [row["metrics"][name] for row in found] == pytest.approx(expected)
-    assert [row["metrics"]["epoch"] for row in found] == stack.best
+        expected = [unit * row["s"] for row in alone.score(each["test"], score, moment)]
+        assert [row["metrics"][name] for row in found] == pytest.approx(expected, rel=1e-4)
+    assert [row["metrics"]["epoch"] for row in found] == alone.when["best"]
     macs = 5 * 6 + 6 * 4 + 4 * outputs
     assert {(r["parameters"], r["macs"]) for r in found} == {(macs + 6 + 4 + outputs, macs)}
 

@@ -1,19 +1,9 @@
-"""Networks on tables: the arms of chapter 43 and a training loop for many seeds of a small network
-at small batches.
-
-At 32 rows a step, most of the time of `lab.fit` and `lab.stacked.fit` goes into starting
-operations. Here the members of a stack go through batched products in a layout that needs no copy
-between two modes, and one fused optimiser step follows; tests/lab/test_tabular.py compares losses,
-gradients and whole trainings with `lab.fit`.
-"""
+"""Networks on tables: the arms of chapter 43, what is recorded of their training, and models without layers."""
 
 from __future__ import annotations
 
-import functools
 import math
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import pandas as pd
 import torch
@@ -21,15 +11,13 @@ from torch import Tensor, nn
 
 from ndlinear import NdLinear
 
-from .. import stats
+from .. import models, stats
 from ..counts import count_macs
 from ..modes import LabError
 from ..stats import interval, summary
-from ..train import stacked
-from ..train.loop import Split, default_device
+from ..train.loop import Split
+from ..train.many import Plan, fit
 from ..train.scores import accuracy
-
-Weights = dict[str, Tensor]
 
 
 # ----------------------------------------------------------------------------------------- the arms
@@ -62,166 +50,6 @@ def directions(weight: Tensor) -> int:
     """How many rows of a weight matrix point in different directions."""
     unit = nn.functional.normalize(weight)
     return len(torch.unique((unit * unit[:, :1].sign()).round(decimals=9), dim=0))
-
-
-# ------------------------------------------------------------------ all members through one network
-def _modes(x: Tensor, layer: NdLinear, weights: Weights, name: str) -> Tensor:
-    """(S, D_1, B, D_2) -> (S, H_1, B, H_2), mode 1 and then mode 2: no axis has to move in
-    between."""
-    s, b = x.shape[0], x.shape[2]
-    (w1, w2), (b1, b2) = [
-        [weights[f"{name}.align_layers.{k}.{part}"] for k in (0, 1)] for part in ("weight", "bias")
-    ]
-    x = torch.baddbmm(b1[:, :, None], w1, x.flatten(2)).view(s, -1, x.shape[3])
-    return torch.baddbmm(b2[:, None], x, w2.mT).view(s, -1, b, w2.shape[1])
-
-
-def _read_out(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-    """A linear layer on the flattened modes, (S, H_1, B, H_2) -> (S, B, C)."""
-    s, h, b, _ = x.shape
-    parts = weight.unflatten(2, (h, -1)).permute(0, 2, 3, 1).flatten(0, 1)
-    return torch.bmm(x.flatten(0, 1), parts).view(s, h, b, -1).sum(1) + bias[:, None]
-
-
-def forward(network: nn.Sequential, weights: Weights, x: Tensor) -> Tensor:
-    """Every member on its own rows: (S, B, D) -> (S, B, outputs). ``weights``: name -> (S, ...)."""
-    for name, layer in network.named_children():
-        if isinstance(layer, nn.Unflatten):
-            x = layer(x).transpose(1, 2).contiguous()
-        elif isinstance(layer, NdLinear):
-            x = _modes(x, layer, weights, name)
-        elif isinstance(layer, nn.Linear):
-            weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
-            x = (
-                _read_out(x, weight, bias)
-                if x.ndim == 4
-                else torch.baddbmm(bias[:, None], x, weight.mT)
-            )
-        elif not isinstance(layer, nn.Flatten):  # ReLU, padding: entry by entry
-            x = layer(x)
-    return x
-
-
-# ---------------------------------------------------------------- losses: (S, B, C), (S, B) -> (S,)
-def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
-    """Mean cross-entropy of each member."""
-    values = nn.functional.cross_entropy(logits.flatten(0, 1), classes.flatten(), reduction="none")
-    return values.view(classes.shape).mean(1)
-
-
-def squared_error(out: Tensor, target: Tensor) -> Tensor:
-    """Mean squared error of each member; the last axis of ``out`` has one entry."""
-    return (out[..., 0] - target).square().mean(1)
-
-
-# ----------------------------------------------------------------------------------------- training
-@dataclass
-class Stack:
-    """A finished training: weights of all members at their best epoch ("best") and at the last
-    ("end"), and their curves."""
-
-    network: nn.Sequential = field(repr=False)
-    weights: dict[str, Weights] = field(repr=False)
-    best: list[int]
-    seconds: float
-    curves: list[list[dict[str, float]]] = field(repr=False)
-
-    def evaluate(
-        self,
-        parts: Sequence[tuple[Tensor, Tensor]],
-        functions: dict[str, Callable],
-        moment: str = "best",
-    ):
-        """Means over the rows of one part for each member: a list of dictionaries."""
-        x, y = stacked.stack_parts(parts)
-        return _means(self.network, self.weights[moment], x.to(_device(self.weights)), y, functions)
-
-    def thin(self, i: int, points: int = 10) -> list[dict[str, float]]:
-        """About ``points`` epochs of a member's curve, the last included."""
-        step = math.ceil(len(self.curves[i]) / points)
-        kept = self.curves[i][::-1][::step][::-1]
-        return [{k: float(f"{v:.5g}") for k, v in point.items()} for point in kept]
-
-
-def _device(weights: dict[str, Weights]) -> torch.device:
-    return next(iter(weights["end"].values())).device
-
-
-@torch.no_grad()
-def _means(network, weights, x, y, functions, rows: int = 1024) -> list[dict[str, float]]:
-    totals = {name: torch.zeros(len(x)) for name in functions}
-    for inputs, target in zip(x.split(rows, 1), y.to(x.device).split(rows, 1)):
-        out = forward(network, weights, inputs)
-        for name, function in functions.items():
-            totals[name] += function(out, target).cpu() * target.shape[1]
-    return [
-        {name: float(total[i]) / x.shape[1] for name, total in totals.items()}
-        for i in range(len(x))
-    ]
-
-
-def fit(
-    make: Callable[[], nn.Sequential],
-    data: Sequence[Split],
-    *,
-    seeds: Sequence[int],
-    loss: Callable,
-    scores: dict[str, Callable] | None = None,
-    epochs: int,
-    lr: float,
-    batch_size: int,
-    weight_decay: float = 0.01,
-    device: str | torch.device | None = None,
-) -> Stack:
-    """Train one network for each seed with AdamW, all in one go; the test parts are not looked at.
-
-    Args:
-        make: builds a sequence of `nn.Linear`, two-mode `NdLinear` with biases, ReLU, padding and
-            reshaping; called once for each seed, right after seeding, so that a member starts as it
-            would alone.
-        data: one split for each seed, of equal sizes. seeds: also the order of the batches, as in
-            `lab.fit`.
-        loss, scores: (S, B, C) and (S, B) -> (S,); the best epoch of a member is that of its lowest
-            validation loss.
-        weight_decay: 0.01 is what `torch.optim.AdamW` takes if nothing is said.
-
-    Raises:
-        LabError: a loss is not finite, or the splits differ in size.
-    """
-    device = default_device(device)
-    network, weights = stacked.members_of(make, seeds, device)
-    member_forward = functools.partial(forward, network, weights)
-    train_part, (x_val, y_val) = [
-        [t.to(device) for t in stacked.stack_parts(parts)]
-        for parts in ([s.train for s in data], [s.val for s in data])
-    ]
-    adam = torch.optim.AdamW(weights.values(), lr=lr, weight_decay=weight_decay, fused=True)
-    orders = [torch.Generator().manual_seed(seed) for seed in seeds]
-    kept = {name: value.detach().clone() for name, value in weights.items()}
-    best = [0] * len(seeds)
-    lowest = [math.inf] * len(seeds)
-    curves = [[] for _ in seeds]
-    began = time.perf_counter()
-    for epoch in range(1, epochs + 1):
-        losses = stacked.one_epoch(member_forward, train_part, loss, adam, orders, batch_size)
-        train = losses.tolist()
-        found = _means(network, weights, x_val, y_val, {"loss": loss, **(scores or {})})
-        for i, point in enumerate(found):
-            curves[i].append(
-                {"epoch": epoch, "train_loss": train[i]} | {f"val_{k}": v for k, v in point.items()}
-            )
-            if not math.isfinite(train[i] + point["loss"]):
-                raise LabError(
-                    f"a loss of seed {seeds[i]} is not finite in epoch {epoch}: "
-                    f"lower lr={lr} or check the data"
-                )
-            if point["loss"] < lowest[i]:
-                lowest[i] = point["loss"]
-                best[i] = epoch
-                for name, value in weights.items():
-                    kept[name][i] = value.detach()[i]
-    end = {name: value.detach() for name, value in weights.items()}
-    return Stack(network, {"best": kept, "end": end}, best, time.perf_counter() - began, curves)
 
 
 # ----------------------------------------------------------------------------------- without layers
@@ -281,9 +109,12 @@ def _validation_loss(out, y, classes: bool) -> float:
     return float(((out - y) ** 2).mean())
 
 
-def runs(
-    make, splits: Sequence[Split], units: Sequence[float], c: dict, seeds: Sequence[int]
-) -> list[dict]:
+def squared_error(out: Tensor, target: Tensor) -> Tensor:
+    """Mean squared error; the last axis of ``out`` has one entry."""
+    return (out[..., 0] - target).square().mean()
+
+
+def runs(make, splits: Sequence[Split], units: Sequence[float], c: dict, seeds) -> list[dict]:
     """Train and test one arm of chapter 43 on several seeds: what its record keeps of each.
 
     Args:
@@ -294,31 +125,28 @@ def runs(
     """
     classes = not splits[0].train[1].is_floating_point()
     score = {"score": accuracy if classes else squared_error}
-    stack = fit(
-        make,
-        splits,
-        seeds=seeds,
-        loss=cross_entropy if classes else squared_error,
-        scores=score,
+    parts = {name: [getattr(s, name) for s in splits] for name in ("train", "val", "test")}
+    plan = Plan(
         epochs=c["epochs"],
+        batch=c["batch"],
         lr=c["lr"],
-        batch_size=c["batch"],
+        optimiser=torch.optim.AdamW,
+        options={"weight_decay": 0.01, "fused": True},  # what AdamW takes if nothing is said
     )
-    best, end = [
-        stack.evaluate([s.test for s in splits], score, moment) for moment in ("best", "end")
-    ]
+    loss = nn.functional.cross_entropy if classes else squared_error
+    found = fit(make, parts, plan, seeds=seeds, loss=loss, scores=score)
+    best, end = (found.score(parts["test"], score, moment) for moment in ("best", "end"))
     model = make()
     counts = {
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": models.size(model),
         "macs": count_macs(model, splits[0].test[0][:1]),
     }
-    metrics = [
-        {"score": unit * b["score"], "epoch": epoch, "score_last": unit * e["score"]}
-        for unit, b, e, epoch in zip(units, best, end, stack.best)
-    ]
-    return [
-        {"metrics": found, "curve": stack.thin(i, 20), **counts} for i, found in enumerate(metrics)
-    ]
+    rows = []
+    for i, unit in enumerate(units):
+        metrics = {"score": unit * best[i]["score"], "epoch": found.when["best"][i]}
+        metrics["score_last"] = unit * end[i]["score"]
+        rows.append({"metrics": metrics, "curve": found.thin(i, 20), **counts})
+    return rows
 
 
 # ------------------------------------------------------------------------------------------- tables
