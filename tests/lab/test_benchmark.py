@@ -4,12 +4,13 @@ import itertools
 import math
 
 import lab
+import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
 import torch
-from lab.benchmark import models, protocol, reading, seconds
+from lab.benchmark import models, pages, protocol, reading, seconds
 from lab.benchmark.models import NONE, QUARTER, SMALL, Shape
 from lab.data.with_axes import CONTROLS, SETS, Table
 from lab.modes import LabError
@@ -499,3 +500,141 @@ def test_leaders_are_the_lowest_and_those_not_told_worse(made):
         means = {k.layer: values_of(made[1], *k[:4]).mean() for k in keys}
         first += min(means, key=means.get) == "ndlinear"
     assert found.loc["ndlinear", "best"] == pytest.approx(first / 48)
+
+
+# ---------------------------------------------------------------------------------------------------------------- pages
+@pytest.fixture
+def axis():
+    figure, axis = plt.subplots()
+    yield axis
+    plt.close(figure)
+
+
+def difference(ran, name, one, other):
+    """The mean logarithm of one model's test loss over another's, both sizes; models as (layer, budget[, order])."""
+    each = [values_of(ran, name, s, *one) - values_of(ran, name, s, *other) for s in protocol.SIZES]
+    return np.mean(each)
+
+
+def row_of(axis, label):
+    """The height at which a row of a figure has its name."""
+    names = [text.get_text() for text in axis.get_yticklabels()]
+    return axis.get_yticks()[names.index(label)]
+
+
+def test_the_forest_shows_every_set_in_both_samples_with_worse_permuted_losses_to_the_right(
+    made, axis
+):
+    rows = reading.Rows(*made)
+    pages.draw_axes(axis, rows)
+    marks = [line for line in axis.lines if len(line.get_xdata()) == len(SETS)]
+    assert len(marks) == 2 and "right" in axis.get_xlabel()
+    for marked, size in zip(marks, protocol.SIZES):
+        at = dict(zip(np.round(marked.get_ydata(), 6), marked.get_xdata()))
+        for name in SETS:
+            near = min(at, key=lambda height, name=name: abs(height - row_of(axis, name)))
+            moved = values_of(made[1], name, size, "ndlinear", SMALL, "permuted")
+            wanted = np.exp((moved - values_of(made[1], name, size, "ndlinear", SMALL)).mean())
+            assert abs(near - row_of(axis, name)) < 0.3 and at[near] == pytest.approx(wanted)
+    means = [line.get_xdata()[0] for line in axis.lines if line.get_markersize() == 8]
+    found = reading.by_axes(rows, SMALL)
+    wanted = [reading.answer(found, size)["ratio"] for size in protocol.SIZES]
+    assert means == pytest.approx(wanted)
+    assert {text.get_text() for text in axis.texts} == {each.kind for each in SETS.values()}
+
+
+def test_controls_stand_apart_from_the_sets(made, axis):
+    pages.draw_controls(axis, reading.Rows(*made))
+    assert [text.get_text() for text in axis.get_yticklabels()] == [
+        each.about for each in CONTROLS.values()
+    ]
+    assert not set(CONTROLS) & {name for names in pages.of_kinds().values() for name in names}
+
+
+@pytest.mark.parametrize("budget", [SMALL, QUARTER])
+def test_layers_whose_loss_is_higher_than_ours_lie_to_the_right(made, axis, budget):
+    rows = reading.Rows(*made)
+    pages.draw_layers(axis, rows, budget)
+    ours = (models.OURS[budget], budget)
+    for layer in ("narrow", "low-rank", "monarch"):
+        sets = [n for n in SETS if protocol.fits(layer, n, budget)]
+        if len(sets) < 4:
+            continue
+        wanted = [math.exp(difference(made[1], n, (layer, budget), ours)) for n in sets]
+        some = "" if len(sets) == len(SETS) else f" ({len(sets)} sets)"
+        height = row_of(axis, models.NAMES[layer] + some)
+        points = [line for line in axis.lines if line.get_marker() == "."]
+        drawn = next(line for line in points if line.get_ydata()[0] == height + 0.25)
+        assert drawn.get_xdata() == pytest.approx(wanted)
+        large = [line for line in axis.lines if line.get_markersize() == 8]
+        mean = next(line.get_xdata()[0] for line in large if line.get_ydata()[0] == height)
+        answer = reading.answer(reading.against(rows, budget, layer))
+        assert mean == pytest.approx(1 / answer["ratio"])
+    assert f"right: {models.NAMES[ours[0]]} better" in axis.get_xlabel()
+
+
+def test_every_layer_beside_the_narrowed_dense_one(made):
+    found = pages.beside_narrow(reading.Rows(*made), QUARTER).set_index("layer")
+    assert set(found.index) == {models.NAMES[k] for k in models.LAYERS[QUARTER]} - {
+        models.NAMES["narrow"]
+    }
+    answer = reading.answer(reading.against(reading.Rows(*made), QUARTER, "narrow"))
+    row = found.loc[models.NAMES["ndlinear-sum"]]
+    assert row[["ratio", "ratio_low", "ratio_high"]].tolist() == [
+        answer[end] for end in ("ratio", "low", "high")
+    ]
+    assert found["ratio"].is_monotonic_increasing
+    assert (found[["better", "worse", "not told apart"]].sum(axis=1) == 2 * found["sets"]).all()
+
+
+@pytest.mark.parametrize("budget", [SMALL, QUARTER])
+def test_kinds_of_data_hold_all_cells_and_name_the_layer_of_the_lowest_mean_loss(made, budget):
+    found = pages.kinds(reading.Rows(*made), budget)
+    assert found["kind"].tolist() == list(dict.fromkeys(each.kind for each in SETS.values()))
+    assert found["sets"].sum() == 24
+    assert found[["better", "worse", "not told apart"]].to_numpy().sum() == 48
+    own = made[1].assign(log=np.log(made[1]["test_loss"]))
+    own = own[(own["order"] == "in place") & own["budget"].isin([budget, NONE])]
+    most = own["data"].map(lambda n: models.allowed(protocol.shape_of(n), budget))
+    means = own[own["parameters"] <= most].groupby(["layer", "data", "size"])["log"].mean()
+    for row in found.itertuples():
+        sets = [name for name, each in SETS.items() if each.kind == row.kind]
+        part = means.unstack(["data", "size"])[sets].dropna()
+        assert row.lowest == part.mean(axis=1).idxmin()
+    compared = reading.against_best(reading.Rows(*made), budget)
+    own = compared[(compared["size"] == "both") & compared["data"].str.startswith("ett")]["mean"]
+    assert found.set_index("kind").loc["forecasts", "ratio"] == pytest.approx(math.exp(own.mean()))
+
+
+def test_the_bars_of_a_kind_are_its_cells_with_better_to_the_right(made, axis):
+    pages.draw_kinds(axis, reading.Rows(*made), SMALL)
+    found = pages.kinds(reading.Rows(*made), SMALL).set_index("kind")
+    for bars in axis.containers:
+        word, widths = bars.get_label(), [bar.get_width() for bar in bars]
+        assert widths == found[word].tolist()
+        if word == "better":
+            middle = found["not told apart"] / 2
+            assert [bar.get_x() for bar in bars] == middle.tolist()
+    assert axis.get_xlabel() == "NdLinear\n(right: better)"
+
+
+def test_the_table_of_kinds_has_four_columns_and_both_budgets(made, monkeypatch):
+    shown = []
+    monkeypatch.setattr(pages, "put", lambda text, html: shown.append((text, html)))
+    rows = reading.Rows(*made)
+    pages.show_kinds(rows)
+    text, html = shown[0]
+    assert html.count("<th ") == 4 and html.count("<tr>") == 1 + 9
+    for budget in models.OURS:
+        row = pages.kinds(rows, budget).set_index("kind").loc["pictures"]
+        for part in (f"{row.better} · {row.worse} · {row['not told apart']}", f"{row.ratio:.2f}"):
+            assert part in html and part in text
+
+
+def test_the_share_of_parameters_is_that_of_networks_of_equal_width(made):
+    ran = made[1].copy()
+    dense, ours = ran["layer"] == "dense", (ran["layer"] == "ndlinear") & (ran["data"] == "cola")
+    ran.loc[dense, "parameters"], ran.loc[ours, "parameters"] = 400, 40
+    shares = pages.share_of_dense(reading.Rows(made[0], ran), SMALL)
+    assert shares["cola"] == 0.1 and shares["digits"] == 0.25 and len(shares) == 24
+    assert pages.samples(reading.Rows(*made)) == {"small": 600, "large": 600}
