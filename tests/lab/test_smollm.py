@@ -44,37 +44,16 @@ def test_a_product_is_found_and_its_shuffled_entries_are_not():
     assert torch.equal(mixed.flatten().sort().values, matrix.flatten().sort().values)
 
 
-@pytest.mark.parametrize("method", smollm.fits())
-def test_replacements_keep_within_their_share_and_are_exact_for_what_they_can_hold(method):
-    matrix, root = torch.randn(24, 36).double(), torch.eye(36).double()
-    fit = smollm.fits()[method](0.5, root) if "inputs" in method else smollm.fits()[method](0.5)
-    made, count = _fitted(fit, matrix)
-    assert count <= 0.5 * matrix.numel() and made.shape == matrix.shape
-    assert torch.allclose(_fitted(fit, made)[0], made, atol=1e-9)
-    assert 0 < (made - matrix).norm() < matrix.norm()
-
-
-def _fitted(fit, matrix):
-    parts = fit.right_inverse(matrix)
-    parts = parts if isinstance(parts, tuple) else (parts,)
-    return fit(*parts), sum(part.numel() for part in parts)
-
-
-def test_low_rank_for_inputs_is_better_on_such_inputs_and_exact_for_white_ones():
-    matrix, x = torch.randn(12, 16).double(), torch.randn(500, 16).double()
-    x = x * torch.logspace(0, 1, 16)
-    root, white = torch.linalg.cholesky(x.T @ x), 3 * torch.eye(16).double()
-    plain, fitted, same = (_fitted(smollm.LowRank(0.4, r), matrix)[0] for r in (None, root, white))
-    errors = [((matrix - made) @ x.T).norm() for made in (plain, fitted)]
-    assert errors[1] < 0.95 * errors[0]
-    assert torch.allclose(same, plain)
-
-
 def test_queries_of_the_file_come_in_the_order_of_transformers():
     """In the file the two halves of each head stand in turn: 0, 4, 1, 5 ... for a head of eight."""
     head = torch.arange(8.0)[:, None]
     in_file = head.view(2, 4).T.reshape(8, 1)
     assert torch.equal(smollm._in_order(in_file, 1), head)
+
+
+def _fitted(fit, matrix):
+    parts = fit.right_inverse(matrix)
+    return fit(*parts), sum(part.numel() for part in parts)
 
 
 def _moments(*sizes):
@@ -94,22 +73,31 @@ def test_kronecker_factors_of_a_kronecker_product_are_its_own():
     assert torch.allclose(torch.kron(*smollm.kronecker_factors(moments, 3)), moments)
 
 
-@pytest.mark.parametrize("kind", ["Products", "Monarch", "BlockDiagonal"])
-def test_fits_to_inputs_miss_less_of_the_outputs(kind):
+@pytest.mark.parametrize("method", smollm.FITS)
+def test_fits_keep_within_their_share_and_are_exact_for_what_they_can_hold(method):
+    matrix, fit = torch.randn(24, 36).double(), smollm.FITS[method](0.5)
+    made, count = _fitted(fit, matrix)
+    assert count <= 0.5 * matrix.numel() and made.shape == matrix.shape
+    assert torch.allclose(_fitted(fit, made)[0], made, atol=1e-9)
+    assert 0 < (made - matrix).norm() < matrix.norm()
+
+
+@pytest.mark.parametrize("method", smollm.FITS)
+def test_fits_to_inputs_miss_less_of_the_outputs(method):
     """Strictly, where the moments are what a method takes them for; with white inputs nothing changes."""
     torch.manual_seed(3)
-    matrix, white = torch.randn(16, 16), torch.eye(16).double()
+    matrix, white = torch.randn(16, 16), 3 * torch.eye(16).double()
     fold = smollm.folds(16, 16)[0]
     moments = {
-        "Products": _moments(fold[1], 16 // fold[1]),
-        "Monarch": torch.block_diag(*[_moments(4) for _ in range(4)]),
-        "BlockDiagonal": _moments(16),
-    }[kind]
-    ours = getattr(smollm, f"{kind}OfInputs")
-    plain = _fitted(getattr(smollm, kind)(0.5), matrix)[0]
-    fitted = _fitted(ours(0.5, torch.linalg.cholesky(moments)), matrix)[0]
+        "products": _moments(fold[1], 16 // fold[1]),
+        "monarch": torch.block_diag(*[_moments(4) for _ in range(4)]),
+    }.get(method, _moments(16))
+    root = torch.linalg.cholesky(moments)
+    plain, fitted, same = (
+        _fitted(smollm.FITS[method](0.5, r), matrix)[0] for r in (None, root, white)
+    )
     assert _missed(matrix, fitted, moments) < 0.98 * _missed(matrix, plain, moments)
-    assert torch.allclose(_fitted(ours(0.5, white), matrix)[0], plain, atol=1e-5)
+    assert torch.allclose(same, plain, atol=1e-5)
 
 
 def test_the_tiny_model_is_replaced_layer_by_layer():
@@ -156,15 +144,6 @@ def test_moments_of_inputs_are_those_of_a_hook():
     assert torch.allclose(root @ root.T, moments)
 
 
-def test_differences_of_losses_are_paired_by_piece():
-    rows = [("dense", 1, [1, 2]), ("a", 0.5, [2, 4]), ("a", 0.25, [9, 9])]
-    made = [
-        {"method": m, "share": s, "curve": [{"piece": i, "loss": v} for i, v in enumerate(c)]}
-        for m, s, c in rows
-    ]
-    assert np.array_equal(smollm.ratios(pd.DataFrame(made), "a", "dense", 0.5), [1, 2])
-
-
 def test_a_damaged_or_absent_wheel_is_refused_with_advice(tmp_path, monkeypatch):
     monkeypatch.setenv("NDL_DATA", str(tmp_path))
     monkeypatch.setattr(smollm.importlib.util, "find_spec", lambda name: None)
@@ -207,13 +186,6 @@ def test_the_loss_of_a_choice_is_that_of_its_letter():
     problem, length = smollm.asked("Who?\ta\tb\tc\td\te", 1, lambda text: list(text.encode()))
     text = bytes(problem.tolist()).decode()
     assert text.endswith("E. e\nAnswer: B") and text[-length:] == " B"
-
-
-def test_kinds_are_judged_by_the_widest_ends_of_all_trainings():
-    rows = [("t", s, "k", i, 0.2 + 0.1 * s + 0.01 * i, 0) for s in (0, 1) for i in range(3)]
-    frame = pd.DataFrame(rows, columns=["task", "seed", "kind", "layer", "a", "b"])
-    found = smollm.over_trainings(frame, "a", "b").loc["k"]
-    assert found["points"] == pytest.approx(26) and found["low"] < 21 < 31 < found["high"]
 
 
 def test_letters_are_scored_as_by_their_loss_and_the_likeliest_of_five():

@@ -22,12 +22,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
+from ndlinear import rearrange
+
 from ..data import load as load_data
 from ..data.files import DataError, File, fetch, verified
 from ..data.questions import LETTERS, parts_of
 from ..machine import require
 from ..modes import mode
-from ..page import figures
 from ..stats import interval
 from ..train import answers
 
@@ -199,8 +200,7 @@ def folds(rows: int, columns: int, most: int = 3) -> list[tuple[int, int]]:
 def rearranged(matrix: Tensor, a: int, b: int) -> Tensor:
     """Van Loan and Pitsianis: a Kronecker product with a first factor (a, b) becomes an outer product."""
     rows, columns = matrix.shape
-    blocks = matrix.view(a, rows // a, b, columns // b)
-    return blocks.transpose(1, 2).reshape(a * b, -1)
+    return rearrange(matrix, (b, columns // b), (a, rows // a))
 
 
 def spectrum(matrix: Tensor) -> Tensor:
@@ -236,118 +236,106 @@ def shuffled(matrix: Tensor, seed: int) -> Tensor:
 
 
 # ---------------------------------------------------------------------------------------------------------- replacement
-class LowRank(nn.Module):
-    """A matrix as left @ right, at first the nearest one; for `register_parametrization`.
+def nearest(blocks: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+    """Factors (..., rows, rank) and (..., rank, columns) of the matrix of a rank that is nearest to each block."""
+    u, s, v = torch.linalg.svd(blocks, full_matrices=False)
+    size = s[..., :rank].sqrt()
+    return u[..., :rank] * size[..., None, :], size[..., None] * v[..., :rank, :]
+
+
+def solved(root: Tensor, factor: Tensor) -> Tensor:
+    """The factor of a fit to matrix @ root, made one of the matrix: factor @ root^-1."""
+    return torch.linalg.solve(root, factor, left=False)
+
+
+class Fit(nn.Module):
+    """What stands for a matrix, for `register_parametrization`: at first the nearest of its kind.
 
     Args:
-        share: numbers in the factors at most, as a share of those of the matrix.
-        root: with it the nearest for inputs of covariance root @ root.T.
+        share: numbers at most, as a share of those of the matrix.
+        root: of the second moments of the layer's inputs, root @ root.T; with it the nearest for such inputs.
     """
 
     def __init__(self, share: float, root: Tensor | None = None):
         super().__init__()
         self.share, self.root = share, root
 
-    def right_inverse(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        seen = matrix.double() if self.root is None else matrix.double() @ self.root
-        rank = rank_of(matrix.shape, self.share)
-        u, s, v = torch.linalg.svd(seen, full_matrices=False)
-        left, right = u[:, :rank] * s[:rank].sqrt(), s[:rank].sqrt()[:, None] * v[:rank]
-        if self.root is not None:
-            right = torch.linalg.solve(self.root, right, left=False)
-        return left.to(matrix.dtype), right.to(matrix.dtype)
+    def right_inverse(self, matrix: Tensor) -> tuple[Tensor, ...]:
+        root = torch.eye(matrix.shape[1]).double() if self.root is None else self.root
+        return tuple(part.to(matrix.dtype) for part in self.parts(matrix.double(), root))
+
+
+class LowRank(Fit):
+    """A product of two factors."""
+
+    def parts(self, matrix: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+        left, right = nearest(matrix @ root, rank_of(matrix.shape, self.share))
+        return left, solved(root, right)
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         return left @ right
 
 
-class Products(LowRank):
-    """A sum of Kronecker products, at first the nearest one, of the fold that keeps the most energy."""
+class Products(Fit):
+    """A sum of Kronecker products, of the fold that keeps the most energy; moments count as the Kronecker product nearest to them."""
 
-    def right_inverse(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
+    def parts(self, matrix: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
+        self.shape, found = matrix.shape, {}
+        for fold in folds(*matrix.shape):
+            factors = kronecker_factors(root @ root.T, fold[1])
+            roots = [torch.linalg.cholesky(factor) for factor in factors]
+            found[fold] = rearranged(matrix @ torch.kron(*roots), *fold), roots
+
         def kept(fold):
-            table = rearranged(matrix.double(), *fold)
+            table = found[fold][0]
             return spectrum(table)[: rank_of(table.shape, self.share)].sum()
 
-        self.shape = matrix.shape
-        self.fold = max(folds(*matrix.shape), key=kept)
-        return super().right_inverse(rearranged(matrix, *self.fold))
+        self.fold = max(found, key=kept)
+        table, roots = found[self.fold]
+        sides = nearest(table, rank_of(table.shape, self.share))
+        left, right = sides[0].T.unflatten(1, self.fold), sides[1].unflatten(1, self.second())
+        return solved(roots[0], left).flatten(1).T, solved(roots[1], right).flatten(1)
+
+    def second(self) -> tuple[int, int]:
+        """Sizes of the second factor of a product."""
+        return self.shape[0] // self.fold[0], self.shape[1] // self.fold[1]
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
-        (a, b), (rows, columns) = self.fold, self.shape
-        table = (left @ right).view(a, b, rows // a, columns // b)
-        return table.transpose(1, 2).reshape(rows, columns)
+        table = (left @ right).view(*self.fold, *self.second())
+        return table.transpose(1, 2).reshape(self.shape)
 
 
-class Monarch(nn.Module):
-    """Each of many blocks an outer product, at first by the projection onto Monarch matrices."""
+class Monarch(Fit):
+    """Each of many blocks, of the largest number that has room, an outer product, for the inputs of this block alone."""
 
-    def __init__(self, share: float):
-        super().__init__()
-        self.share = share
-
-    def right_inverse(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        left, right = self.nearest(self.blocks(matrix))
-        return left.to(matrix.dtype), right.to(matrix.dtype)
-
-    def blocks(self, matrix: Tensor) -> Tensor:
-        """All blocks, (side, side, rows, columns), of the largest side whose outer products have the share of numbers."""
+    def parts(self, matrix: Tensor, root: Tensor) -> tuple[Tensor, Tensor]:
         rows, columns = matrix.shape
         sides = [g for g in range(1, min(rows, columns)) if rows % g == 0 and columns % g == 0]
         side = max(g for g in sides if g * (rows + columns) <= self.share * matrix.numel())
-        return matrix.double().view(side, rows // side, side, columns // side).transpose(1, 2)
-
-    def nearest(self, blocks: Tensor) -> tuple[Tensor, Tensor]:
-        """Factors of the outer product nearest to each block."""
-        u, s, v = torch.linalg.svd(blocks, full_matrices=False)
-        size = s[..., :1, None].sqrt()
-        return size * u[..., :1], size * v[..., :1, :]
+        blocks = matrix.view(side, rows // side, side, columns // side).transpose(1, 2)
+        moments = (root @ root.T).view(side, columns // side, side, columns // side)
+        roots = torch.linalg.cholesky(moments.diagonal(0, 0, 2).permute(2, 0, 1))
+        left, right = nearest(blocks @ roots, 1)
+        return left, solved(roots, right)
 
     def forward(self, left: Tensor, right: Tensor) -> Tensor:
         return (left @ right).transpose(1, 2).flatten(2).flatten(0, 1)
 
 
-class BlockDiagonal(nn.Module):
-    """A matrix without the entries outside of its diagonal blocks."""
+class BlockDiagonal(Fit):
+    """Diagonal blocks and nothing beside them."""
 
-    def __init__(self, share: float):
-        super().__init__()
-        self.count = round(1 / share)
-
-    def right_inverse(self, matrix: Tensor) -> Tensor:
-        rows, columns = (size // self.count for size in matrix.shape)
-        blocks = matrix.view(self.count, rows, self.count, columns)
-        return blocks.diagonal(dim1=0, dim2=2).permute(2, 0, 1).contiguous()
+    def parts(self, matrix: Tensor, root: Tensor) -> tuple[Tensor]:
+        count = round(1 / self.share)
+        rows, columns = (size // count for size in matrix.shape)
+        moments = root @ root.T
+        outputs = (matrix @ moments).view(count, rows, count, columns)
+        moments = moments.view(count, columns, count, columns)
+        own = [part.diagonal(0, 0, 2).permute(2, 0, 1) for part in (moments, outputs)]
+        return (solved(*own),)
 
     def forward(self, blocks: Tensor) -> Tensor:
         return torch.block_diag(*blocks)
-
-
-class ProductsOfInputs(Products):
-    """A sum of Kronecker products, at first the nearest one for inputs with the Kronecker product nearest to these moments.
-
-    Args:
-        share: as in `LowRank`. root: of the second moments of the inputs, root @ root.T.
-    """
-
-    def __init__(self, share: float, root: Tensor):
-        super().__init__(share)
-        self.moments = root @ root.T
-
-    def right_inverse(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        self.shape, best = matrix.shape, -1.0
-        for a, b in folds(*matrix.shape):
-            first, second = (torch.linalg.cholesky(m) for m in kronecker_factors(self.moments, b))
-            table = rearranged(matrix.double() @ torch.kron(first, second), a, b)
-            kept = spectrum(table)[: rank_of(table.shape, self.share)].sum().item()
-            if kept > best:
-                best, self.fold, chosen = kept, (a, b), (table, first, second)
-        table, first, second = chosen
-        left, right = LowRank.right_inverse(self, table)
-        left = torch.linalg.solve(first, left.T.unflatten(1, self.fold), left=False)
-        rows = matrix.shape[0] // self.fold[0]
-        right = torch.linalg.solve(second, right.unflatten(1, (rows, -1)), left=False)
-        return left.flatten(1).T.to(matrix.dtype), right.flatten(1).to(matrix.dtype)
 
 
 def kronecker_factors(moments: Tensor, size: int, rounds: int = 20) -> tuple[Tensor, Tensor]:
@@ -360,59 +348,12 @@ def kronecker_factors(moments: Tensor, size: int, rounds: int = 20) -> tuple[Ten
     return first, second
 
 
-class MonarchOfInputs(Monarch):
-    """Each of many blocks an outer product, at first the nearest one for the inputs of this block alone; ``root`` as above."""
-
-    def __init__(self, share: float, root: Tensor):
-        super().__init__(share)
-        self.moments = root @ root.T
-
-    def right_inverse(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        blocks = self.blocks(matrix)
-        size = blocks.shape[-1]
-        own = self.moments.unflatten(1, (-1, size)).unflatten(0, (-1, size)).diagonal(0, 0, 2)
-        roots = torch.linalg.cholesky(own.permute(2, 0, 1))
-        left, right = self.nearest(blocks @ roots)
-        right = torch.linalg.solve(roots, right, left=False)
-        return left.to(matrix.dtype), right.to(matrix.dtype)
-
-
-class BlockDiagonalOfInputs(BlockDiagonal):
-    """The diagonal blocks whose outputs are nearest to those of the matrix; ``root`` as above."""
-
-    def __init__(self, share: float, root: Tensor):
-        super().__init__(share)
-        self.moments = root @ root.T
-
-    def right_inverse(self, matrix: Tensor) -> Tensor:
-        outputs = (matrix.double() @ self.moments).chunk(self.count)
-        size = matrix.shape[1] // self.count
-        at = [slice(i * size, (i + 1) * size) for i in range(self.count)]
-        found = [
-            torch.linalg.solve(self.moments[own, own], out[:, own], left=False)
-            for own, out in zip(at, outputs)
-        ]
-        return torch.stack(found).to(matrix.dtype)
-
-
-def fits_to_inputs() -> dict[str, type]:
-    """What stands for a matrix in `fits` when the inputs of its layer are taken into account, low rank apart."""
-    return {
-        "products, inputs": ProductsOfInputs,
-        "monarch, inputs": MonarchOfInputs,
-        "block-diagonal, inputs": BlockDiagonalOfInputs,
-    }
-
-
-def fits() -> dict[str, type]:
-    """What can stand for a matrix, by name."""
-    return {
-        "low rank": LowRank,
-        "low rank, inputs": LowRank,
-        "products": Products,
-        "monarch": Monarch,
-        "block-diagonal": BlockDiagonal,
-    }
+FITS = {
+    "low rank": LowRank,
+    "products": Products,
+    "monarch": Monarch,
+    "block-diagonal": BlockDiagonal,
+}
 
 
 def feed_forward(model: nn.Module) -> dict[str, nn.Linear]:
@@ -447,17 +388,17 @@ def compressed(method: str, share: float, calibration: Tensor) -> tuple[nn.Modul
     """The model with its feed-forward matrices replaced; parameters of these before and after.
 
     Args:
-        method: "dense" (nothing is replaced) or one of `fits` or `fits_to_inputs`.
+        method: "dense" (nothing is replaced), or one of `FITS`, fitted to the inputs as well where ", inputs" follows.
         share: parameters at most, as a share of those of the matrix. calibration: token numbers for what is fitted to the inputs.
     """
-    model, kinds = load(), fits() | fits_to_inputs()
+    model, fit = load(), FITS.get(method.removesuffix(", inputs"))
     layers = feed_forward(model)
     before = sum(layer.weight.numel() for layer in layers.values())
     inputs = roots(model, calibration) if method.endswith("inputs") else {}
     for name, layer in layers.items():
         if method != "dense":
-            fit = kinds[method](share, inputs[name]) if inputs else kinds[method](share)
-            parametrize.register_parametrization(layer, "weight", fit, unsafe=True)
+            made = fit(share, inputs.get(name))
+            parametrize.register_parametrization(layer, "weight", made, unsafe=True)
     after = sum(p.numel() for layer in layers.values() for p in layer.parameters())
     return model, before, after
 
@@ -487,16 +428,10 @@ def tuned_on_text(
     return {"metrics": {"loss": found.mean().item()}, "curve": curve, "parameters": after}
 
 
-def ratios(found, method: str, other: str, share: float) -> np.ndarray:
-    """Loss of one method minus that of another on the same pieces: logarithms of ratios of perplexities."""
-
-    def of_pieces(name):
-        chosen = found[
-            (found["method"] == name) & (found["share"] == (share if name != "dense" else 1))
-        ]
-        return np.array([point["loss"] for point in chosen["curve"].iloc[0]])
-
-    return of_pieces(method) - of_pieces(other)
+def ratios(found: pd.DataFrame, method: str, other: str) -> np.ndarray:
+    """Loss of one method minus that of another on the same pieces: logarithms of ratios of perplexities; a row for each method."""
+    pieces = {row.method: [point["loss"] for point in row.curve] for row in found.itertuples()}
+    return np.subtract(pieces[method], pieces[other])
 
 
 # ------------------------------------------------------------------------------------------------- training all weights
@@ -607,23 +542,24 @@ def full_update(task: str, held: int, seed: int, **schedule) -> dict:
         held: problems of the held-out part, the same for all seeds. schedule: steps, lr and batch of `answers.fine_tune`.
     """
     model = Tuned(load())
-    before = {
-        name: layer.weight.detach().clone()
-        for name, layer in model.model.named_modules()
-        if name.endswith("proj")
-    }
+    layers = {n: m for n, m in model.model.named_modules() if n.endswith("proj")}
+    before = {name: layer.weight.detach().clone() for name, layer in layers.items()}
     kept = problems(task, TASKS[task], held, seed=0)
     data = problems(task, "train", schedule["steps"] * schedule["batch"], seed)
-    first = np.array([answers.answer_loss(model, [problem]) for problem in kept])
+
+    def held_out():
+        return np.array([answers.answer_loss(model, [problem]) for problem in kept])
+
+    first = held_out()
     answers.fine_tune(model, data, seed=seed, **schedule)
-    last = np.array([answers.answer_loss(model, [problem]) for problem in kept])
+    last = held_out()
     changes = dict(zip(("change", "low", "high"), interval(last - first)))
     curve = []
     for number, (name, weight) in enumerate(before.items()):
-        update = model.model.get_submodule(name).weight.detach() - weight
+        update = layers[name].weight.detach() - weight
         _, _, layer, kind = name.split(".", 3)
-        size = {"size": (update.norm() / weight.norm()).item()}
-        curve.append({"kind": kind, "layer": int(layer)} | size | of_update(update, number))
+        about = {"kind": kind, "layer": int(layer), "size": (update.norm() / weight.norm()).item()}
+        curve.append(about | of_update(update, number))
     return {"metrics": {"before": first.mean(), "after": last.mean()} | changes, "curve": curve}
 
 
@@ -641,18 +577,6 @@ def of_kinds(
 NAMES = dict(zip(KINDS, ("query", "key", "value", "output", "gate", "up", "down")))
 
 
-def draw_structure(axis, looks) -> None:
-    """Energy above that of shuffled entries, in points, by kind of matrix: low rank and sums of Kronecker products."""
-    methods = {"low rank": "low rank", "products": "sum of Kronecker products"}
-    for shift, (name, words) in zip((-0.12, 0.12), methods.items()):
-        found = list(of_kinds(looks, f"{name}, as trained", f"{name}, shuffled").values())
-        at, look = np.arange(len(found)) + shift, {"fmt": "o", "color": None, "label": words}
-        figures.intervals(axis, at, found, "ndlinear", **look)
-    figures.rows(axis, [NAMES[kind] for kind in looks["kind"].unique()])
-    axis.set_xlabel("energy at a quarter of the numbers, points above shuffled entries")
-    axis.legend()
-
-
 def updates_of(tuned: pd.DataFrame) -> pd.DataFrame:
     """A row for each matrix of each training: task, seed, kind, layer and what fits its update."""
     parts = [
@@ -660,36 +584,3 @@ def updates_of(tuned: pd.DataFrame) -> pd.DataFrame:
         for _, run in tuned.iterrows()
     ]
     return pd.concat(parts, ignore_index=True)
-
-
-def over_trainings(updates: pd.DataFrame, name: str, minus: str) -> pd.DataFrame:
-    """The difference of two shares in points by kind: mean of all trainings, lowest and highest end of their intervals."""
-    found = [
-        pd.DataFrame(of_kinds(own, name, minus), index=["points", "low", "high"]).T
-        for _, own in updates.groupby(["task", "seed"])
-    ]
-    by_kind = pd.concat(found).groupby(level=0, sort=False)
-    return by_kind.agg({"points": "mean", "low": "min", "high": "max"})
-
-
-def draw_updates(axes, updates: pd.DataFrame) -> None:
-    """Energy that terms with the numbers of rank 8 keep of an update, by kind of matrix; a panel for each task, every seed a point."""
-    drawn = {
-        "low rank, sum": ("eight outer products", "lora", "o"),
-        "products, sum": ("Kronecker products", "ndlinear", "s"),
-        "products, shuffled, sum": ("the same, entries shuffled", "dense", "|"),
-    }
-    titles = {"commonsenseqa": "CommonsenseQA", "gsm8k": "GSM8K"}
-    for axis, (task, own) in zip(axes, updates.groupby("task", sort=False)):
-        means = own.groupby(["kind", "seed"], sort=False).mean(numeric_only=True)
-        kinds = list(own["kind"].unique())
-        at = [kinds.index(kind) for kind, _ in means.index]
-        for name, (words, method, mark) in drawn.items():
-            colour = figures.colour(method)
-            axis.scatter(100 * means[name], at, color=colour, marker=mark, label=words)
-        axis.set_yticks(range(len(kinds)), [NAMES[kind] for kind in kinds])
-        axis.set_title(titles[task], fontsize=10)
-        axis.set_xlabel("energy of the update, percent")
-        axis.set_xlim(0, 90)
-    axes[0].invert_yaxis()
-    axes[-1].legend(fontsize=8, loc="center right")
