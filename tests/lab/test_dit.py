@@ -1,9 +1,7 @@
 """The diffusion transformer of chapter 53: network, diffusion, sampler and measures against independent formulas."""
 
-import itertools
 import math
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -145,9 +143,8 @@ def test_sampling_with_an_oracle_gives_the_picture_within_the_clip():
     picture = torch.rand(1, 8, 8) * 1.8 - 0.9
     made = dit.sample(Oracle(picture), dit.in_turn(5), 8, steps=7, seed=0, batch=2)
     assert made.shape == (5, 1, 8, 8) and torch.allclose(made, picture.expand_as(made), atol=1e-4)
-    for clip, found in ((1, 1), (9, 3)):
-        far, how = Oracle(torch.full((1, 8, 8), 3.0)), {"steps": 5, "seed": 0, "clip": clip}
-        assert torch.allclose(dit.sample(far, dit.in_turn(2), 8, **how), torch.tensor(found * 1.0))
+    far = Oracle(torch.full((1, 8, 8), 3.0))
+    assert torch.allclose(dit.sample(far, dit.in_turn(2), 8, steps=5, seed=0), torch.tensor(1.0))
 
 
 def test_samples_begin_with_the_same_noise_in_every_batch_size():
@@ -227,49 +224,20 @@ def test_neighbourhoods_by_loops():
 
 
 def test_several_sets_are_judged_together():
-    x, classes = dit.pictures("digits").train
-    real, labels, judge = x[:200], classes[:100], dit.classifier("digits", 1)
-    found = dit.judged([real[:100], real[100:]], labels, "digits", 1)
-    features = dit.real_features("digits", 1), dit.features(judge, real)
+    x, classes = dit.pictures().train
+    real, labels, judge = x[:200], classes[:100], dit.classifier(1)
+    found = dit.judged([real[:100], real[100:]], labels, 1)
+    features = dit.real_features(1), dit.features(judge, real)
     assert math.isclose(found["frechet"], dit.frechet(*features))
     assert {"frechet_0", "frechet_1"} <= set(found) and found["precision"] == 1
     with torch.no_grad():
         right = judge(real).argmax(1) == labels.repeat(2)
     assert math.isclose(found["agreement"], right.double().mean().item())
-    noise = dit.judged([torch.rand(100, 1, 8, 8) * 2 - 1], labels, "digits", 1)
-    assert found["frechet"] < noise["frechet"]
-
-
-@pytest.mark.parametrize(("name", "shape"), [("digits", (1, 8, 8)), ("cifar10", (3, 32, 32))])
-def test_pictures_lie_between_minus_one_and_one(name, shape, monkeypatch):
-    monkeypatch.setenv("NDL_MODE", "smoke")
-    parts = dit.pictures.__wrapped__(name)
-    for x, y in (parts.train, parts.val, parts.test):
-        assert x.shape == (len(y), *shape) and x.dtype == torch.float32
-        assert -1 <= x.min() < -0.9 and 0.9 < x.max() <= 1
 
 
 def test_digits_survive_the_letters_of_a_record():
-    digits = dit.pictures("digits").test[0][:7]
+    digits = dit.pictures().test[0][:7]
     rows = dit.as_text(digits)
     assert all(len(row) == 64 for row in rows)
     assert torch.equal(dit.from_text(rows), digits[:, 0])
     assert dit.as_text(torch.full((1, 1, 8, 8), 2.0)) == ["g" * 64]
-
-
-# ---------------------------------------------------------------------------------------- drawing
-def test_recorded_digits_are_found_by_arm_and_seed():
-    x, y = dit.pictures("digits").train
-    firsts = torch.cat([x[y == k][0] for k in range(10)])
-    assert torch.equal(dit.from_text(dit.one_of_each()), firsts)
-    keys = itertools.product(("dense", "ndlinear"), (0, 1))
-    rows = [{"config": {"arm": arm}, "seed": s, "samples": [arm, str(s)]} for arm, s in keys]
-    found = dit.recorded_digits(rows, [("ndlinear", 1), ("dense", 0)])
-    assert found == {"NdLinear, seed 1": ["ndlinear", "1"], "dense, seed 0": ["dense", "0"]}
-
-
-def test_drawn_digits_stand_below_each_other():
-    _, axis = plt.subplots()
-    digits = dit.as_text(dit.pictures("digits").test[0][:10])
-    dit.draw_digits(axis, {"data": digits, "again": digits})
-    assert axis.images[0].get_array().shape == (18, 90)

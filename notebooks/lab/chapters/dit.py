@@ -45,39 +45,6 @@ def positions(width: int, side: int) -> Tensor:
     return torch.cat([columns, rows], dim=2).reshape(1, side * side, width).float()
 
 
-class Patches(nn.Module):
-    """(B, channels, side, side) -> (B, tokens, width)."""
-
-    def __init__(self, channels: int, patch: int, width: int):
-        super().__init__()
-        self.proj = nn.Conv2d(channels, width, patch, stride=patch)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.proj(x).flatten(2).transpose(1, 2)
-
-
-class Embedder(nn.Module):
-    """(B,) timesteps -> (B, width); ``mlp`` maps (B, 256) to (B, width)."""
-
-    def __init__(self, mlp: nn.Module):
-        super().__init__()
-        self.mlp = mlp
-
-    def forward(self, t: Tensor) -> Tensor:
-        return self.mlp(frequencies(t))
-
-
-class Labels(nn.Module):
-    """(B,) classes -> (B, width). The last row of the table stands for "no class"."""
-
-    def __init__(self, classes: int, width: int):
-        super().__init__()
-        self.embedding_table = nn.Embedding(classes + 1, width)
-
-    def forward(self, y: Tensor) -> Tensor:
-        return self.embedding_table(y)
-
-
 class Attention(nn.Module):
     """Self-attention of ``heads`` heads, (B, tokens, width) -> the same."""
 
@@ -112,6 +79,11 @@ def shifted(x: Tensor, shift: Tensor, scale: Tensor) -> Tensor:
     return x * (1 + scale[:, None]) + shift[:, None]
 
 
+def norm(width: int) -> nn.LayerNorm:
+    """A layer norm without weights of its own."""
+    return nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+
+
 def modulation(width: int, pieces: int) -> nn.Sequential:
     """(B, width) -> (B, pieces * width): shifts, scales and gates from timestep and class."""
     return nn.Sequential(nn.SiLU(), nn.Linear(width, pieces * width))
@@ -122,9 +94,9 @@ class Block(nn.Module):
 
     def __init__(self, width: int, heads: int, mlp: nn.Module):
         super().__init__()
-        self.norm1 = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.norm1 = norm(width)
         self.attn = Attention(width, heads)
-        self.norm2 = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
+        self.norm2 = norm(width)
         self.mlp = mlp
         self.adaLN_modulation = modulation(width, 6)
 
@@ -134,28 +106,17 @@ class Block(nn.Module):
         return x + one[5][:, None] * self.mlp(shifted(self.norm2(x), one[3], one[4]))
 
 
-class Last(nn.Module):
-    """Tokens -> the numbers of their patches."""
-
-    def __init__(self, width: int, numbers: int):
-        super().__init__()
-        self.norm_final = nn.LayerNorm(width, elementwise_affine=False, eps=1e-6)
-        self.linear = nn.Linear(width, numbers)
-        self.adaLN_modulation = modulation(width, 2)
-
-    def forward(self, x: Tensor, condition: Tensor) -> Tensor:
-        return self.linear(
-            shifted(self.norm_final(x), *self.adaLN_modulation(condition).chunk(2, 1))
-        )
+def parts(**modules: nn.Module) -> nn.ModuleDict:
+    """Modules under the names that they have in the public checkpoints."""
+    return nn.ModuleDict(modules)
 
 
 class DiT(nn.Module):
-    """A diffusion transformer: noisy pictures, timesteps and classes -> the noise in the pictures.
+    """A diffusion transformer: noisy pictures (B, channels, side, side), timesteps and classes (B,) -> the noise in the pictures.
 
     Args:
-        side, channels: of the pictures. patch: side of a token's square. classes: without "no class".
+        side, channels: of the pictures. patch: side of a token's square. classes: without "no class", the last row of the table.
         variances: also predict variances, as the public checkpoints do; twice the channels come out.
-        time: the timestep embedder, (B, 256) -> (B, width); a dense one if not given.
         inside: number of a block -> its MLP, (B, tokens, width) -> the same, or None for ratio 4.
     """
 
@@ -170,26 +131,30 @@ class DiT(nn.Module):
         heads: int,
         classes: int,
         variances: bool = False,
-        time: nn.Module | None = None,
-        inside: Callable[[int], nn.Module | None] | None = None,
+        inside: Callable[[int], nn.Module | None] = lambda k: None,
     ):
         super().__init__()
         self.channels, self.patch, self.classes = channels, patch, classes
-        self.x_embedder = Patches(channels, patch, width)
-        self.t_embedder = Embedder(time or dense_embedder(width))
-        self.y_embedder = Labels(classes, width)
+        self.x_embedder = parts(proj=nn.Conv2d(channels, width, patch, stride=patch))
+        self.t_embedder = parts(mlp=dense_embedder(width))
+        self.y_embedder = parts(embedding_table=nn.Embedding(classes + 1, width))
         self.pos_embed = nn.Parameter(positions(width, side // patch), requires_grad=False)
-        given = [inside(k) if inside else None for k in range(depth)]
+        given = [inside(k) for k in range(depth)]
         self.blocks = nn.ModuleList(Block(width, heads, mlp or MLP(width)) for mlp in given)
-        self.final_layer = Last(width, patch * patch * channels * (1 + variances))
+        self.final_layer = parts(
+            norm_final=norm(width),
+            linear=nn.Linear(width, patch * patch * channels * (1 + variances)),
+            adaLN_modulation=modulation(width, 2),
+        )
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
-        side = x.shape[-1] // self.patch
-        condition = self.t_embedder(t) + self.y_embedder(y)
-        tokens = self.x_embedder(x) + self.pos_embed
+        side, last = x.shape[-1] // self.patch, self.final_layer
+        condition = self.t_embedder.mlp(frequencies(t)) + self.y_embedder.embedding_table(y)
+        tokens = self.x_embedder.proj(x).flatten(2).transpose(1, 2) + self.pos_embed
         for block in self.blocks:
             tokens = block(tokens, condition)
-        out = self.final_layer(tokens, condition)
+        found = last.adaLN_modulation(condition).chunk(2, dim=1)
+        out = last.linear(shifted(last.norm_final(tokens), *found))
         out = out.view(len(x), side, side, self.patch, self.patch, -1).permute(0, 5, 1, 3, 2, 4)
         return out.reshape(len(x), -1, side * self.patch, side * self.patch)
 
@@ -199,22 +164,18 @@ def dense_embedder(width: int) -> nn.Sequential:
     return nn.Sequential(nn.Linear(FREQUENCIES, width), nn.SiLU(), nn.Linear(width, width))
 
 
-def started(module: nn.Module) -> nn.Module:
-    """Give every `nn.Linear`, also those inside of NdLinear, Xavier uniform weights and no bias."""
+def started(module: nn.Module, draw: Callable = nn.init.xavier_uniform_) -> nn.Module:
+    """Give every `nn.Linear`, also those inside of NdLinear, weights that are drawn, Xavier uniform, and no bias."""
     for layer in module.modules():
         if isinstance(layer, nn.Linear):
-            nn.init.xavier_uniform_(layer.weight)
+            draw(layer.weight)
             nn.init.zeros_(layer.bias)
     return module
 
 
 def normal(module: nn.Module) -> nn.Module:
-    """Give every `nn.Linear` normal weights of deviation 0.02 and no bias."""
-    for layer in module.modules():
-        if isinstance(layer, nn.Linear):
-            nn.init.normal_(layer.weight, std=0.02)
-            nn.init.zeros_(layer.bias)
-    return module
+    """As `started`, with normal weights of deviation 0.02."""
+    return started(module, functools.partial(nn.init.normal_, std=0.02))
 
 
 def start(model: DiT) -> DiT:
@@ -244,22 +205,13 @@ def kept_share() -> Tensor:
 
 def noisy(x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
     """Pictures after ``t`` steps of the diffusion."""
-    kept = kept_share().to(x.device)[t].view(-1, 1, 1, 1)
+    kept = kept_share()[t].view(-1, 1, 1, 1)
     return kept.sqrt() * x + (1 - kept).sqrt() * noise
 
 
 def noise_in(model: DiT, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
     """The noise that the model finds in pictures."""
     return model(x, t, y)[:, : model.channels]
-
-
-def guided_noise(model: DiT, x: Tensor, t: Tensor, y: Tensor, guidance: float) -> Tensor:
-    """The noise with classifier-free guidance: from "no class" towards the class, 1: no guidance."""
-    found = noise_in(model, x, t, y)
-    if guidance == 1.0:
-        return found
-    none = noise_in(model, x, t, torch.full_like(y, model.classes))
-    return none + guidance * (found - none)
 
 
 def train(
@@ -276,8 +228,7 @@ def train(
     """Train with AdamW on the squared error of the noise, as the released code does.
 
     Args:
-        pictures: (n, channels, side, side) in [-1, 1], and classes. Batches are drawn with
-            replacement.
+        pictures: (n, channels, side, side) in [-1, 1], and classes. Batches are drawn with replacement.
         seed: of pictures, times, noise and dropped classes, so that models of one seed see the same.
         decay: of the moving average of the weights.
         unlabelled: share of the samples whose class is replaced by "no class".
@@ -285,29 +236,22 @@ def train(
     Returns:
         A copy of the model with the averaged weights, and the mean training loss of each tenth.
     """
-    device = next(model.parameters()).device
     x, y = pictures
     draw = torch.Generator().manual_seed(seed)
-    weights = [p for p in model.parameters() if p.requires_grad]
     averaged = copy.deepcopy(model)
-    slow = [p for p in averaged.parameters() if p.requires_grad]
+    weights, slow = ([p for p in m.parameters() if p.requires_grad] for m in (model, averaged))
     adam = torch.optim.AdamW(weights, lr=lr, weight_decay=0.0)
     losses = []
     for _ in range(steps):
         index = torch.randint(len(x), (batch,), generator=draw)
         t = torch.randint(TIMES, (batch,), generator=draw)
-        noise = torch.randn(batch, *x.shape[1:], generator=draw).to(device)
+        noise = torch.randn(batch, *x.shape[1:], generator=draw)
         dropped = torch.rand(batch, generator=draw) < unlabelled
-        labels = torch.where(dropped, model.classes, y[index]).to(device)
-        t = t.to(device)
-        adam.zero_grad(set_to_none=True)
-        found = noise_in(model, noisy(x[index].to(device), t, noise), t, labels)
-        loss = F.mse_loss(found, noise)
-        loss.backward()
-        adam.step()
+        labels = torch.where(dropped, model.classes, y[index])
+        seen = noisy(x[index], t, noise), t, labels
+        losses.append(loop.step(lambda each: noise_in(model, *each), seen, noise, F.mse_loss, adam))
         with torch.no_grad():
             torch._foreach_lerp_(slow, weights, 1 - decay)
-        losses.append(loss.detach())
     return averaged, _tenths(torch.stack(losses).tolist(), lr)
 
 
@@ -332,81 +276,57 @@ def fixed_loss(
     Each picture is used ``draws`` times; the times of one picture are spread evenly over all 1,000.
     """
     x, y = pictures
-    device = next(model.parameters()).device
     draw = torch.Generator().manual_seed(seed)
     total = 0.0
     for k in range(draws):
         t = ((torch.rand(len(x), generator=draw) + k) * TIMES / draws).long()
         noise = torch.randn(x.shape, generator=draw)
-        mixed = noisy(x, t, noise).to(device)
-        found = noise_in(model, mixed, t.to(device), y.to(device))
-        total += F.mse_loss(found.cpu(), noise).item()
+        total += F.mse_loss(noise_in(model, noisy(x, t, noise), t, y), noise).item()
     return total / draws
 
 
 @torch.no_grad()
 def sample(
-    model: DiT,
-    labels: Tensor,
-    side: int,
-    *,
-    steps: int,
-    seed: int,
-    guidance: float = 1.0,
-    clip: float = 1.0,
-    batch: int = 256,
+    model: DiT, labels: Tensor, side: int, *, steps: int, seed: int, batch: int = 256
 ) -> Tensor:
-    """Pictures of the given classes by DDIM without added noise.
+    """Pictures of the given classes by DDIM without added noise, (n, channels, side, side) with values within one of zero.
 
-    ``side``: of the pictures; their values are kept within ``clip`` of zero. Equal seeds begin with
-    equal noise, whatever the model.
+    Equal seeds begin with equal noise, whatever the model.
     """
-    device = next(model.parameters()).device
     draw = torch.Generator().manual_seed(seed)
     begin = torch.randn(len(labels), model.channels, side, side, generator=draw)
     times = torch.linspace(TIMES - 1, 0, steps).round().long().tolist()
     kept = [*kept_share()[times].tolist(), 1.0]
     made = []
     for x, y in zip(begin.split(batch), labels.split(batch)):
-        x, y = x.to(device), y.to(device)
         for k, t in enumerate(times):
-            noise = guided_noise(model, x, torch.full_like(y, t), y, guidance)
-            clean = (x - math.sqrt(1 - kept[k]) * noise) / math.sqrt(kept[k])
-            clean = clean.clamp(-clip, clip)
+            noise = noise_in(model, x, torch.full_like(y, t), y)
+            clean = ((x - math.sqrt(1 - kept[k]) * noise) / math.sqrt(kept[k])).clamp(-1, 1)
             noise = (x - math.sqrt(kept[k]) * clean) / math.sqrt(1 - kept[k])
             x = math.sqrt(kept[k + 1]) * clean + math.sqrt(1 - kept[k + 1]) * noise
-        made.append(x.cpu())
+        made.append(x)
     return torch.cat(made)
 
 
 # ------------------------------------------------------------------------------- the measuring device
-PARTS = (0.7, 0.15, 0.15)
 GREYS = "0123456789abcdefg"  # the 17 grey values of a digit, as letters of a record
 
 
 @functools.cache
-def pictures(name: str) -> loop.Split:
-    """Pictures with values from -1 to 1, in training, validation and test part.
-
-    ``name``: "digits", 8 x 8 pixels, or "cifar10", 3 x 32 x 32 with its official test part.
-    """
-    found = data.load(name)
-    if name == "digits":
-        return data.split(
-            found.x[:, None] / 8 - 1, found.y, seed=0, parts=PARTS, standardise="none"
-        )
-    parts = data.official(found, seed=0, val=0.1, standardise="none")
-    scaled = [(x / 127.5 - 1, y) for x, y in (parts.train, parts.val, parts.test)]
-    return loop.Split(*scaled)
+def pictures() -> loop.Split:
+    """Digits (n, 1, 8, 8) with values from -1 to 1, in training, validation and test part."""
+    found = data.load("digits")
+    x, parts = found.x[:, None] / 8 - 1, (0.7, 0.15, 0.15)
+    return data.split(x, found.y, seed=0, parts=parts, standardise="none")
 
 
 class Classifier(nn.Module):
     """Three convolutions, a mean over the picture, 64 features, ten classes."""
 
-    def __init__(self, channels: int, classes: int = 10):
+    def __init__(self):
         super().__init__()
         self.body = nn.Sequential(
-            nn.Conv2d(channels, 32, 3, padding=1),
+            nn.Conv2d(1, 32, 3, padding=1),
             nn.ReLU(),
             nn.Conv2d(32, 64, 3, padding=1),
             nn.ReLU(),
@@ -416,20 +336,19 @@ class Classifier(nn.Module):
             nn.AdaptiveAvgPool2d(1),
             nn.Flatten(),
         )
-        self.last = nn.Linear(64, classes)
+        self.last = nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.last(self.body(x))
 
 
 @functools.cache
-def classifier(name: str, epochs: int) -> Classifier:
+def classifier(epochs: int) -> Classifier:
     """The network whose features and answers measure samples, trained on the training pictures."""
-    part = pictures(name).train
     loop.seed_everything(0)
-    model = Classifier(part[0].shape[1]).to(loop.default_device())
+    model = Classifier()
     setting = {"epochs": epochs, "lr": 2e-3, "batch_size": 64, "seed": 0}
-    loop.train_epochs(model, part, loss=F.cross_entropy, **setting)
+    loop.train_epochs(model, pictures().train, loss=F.cross_entropy, **setting)
     return model.eval()
 
 
@@ -440,9 +359,9 @@ def features(judge: Classifier, x: Tensor) -> Tensor:
 
 
 @functools.cache
-def real_features(name: str, epochs: int) -> Tensor:
+def real_features(epochs: int) -> Tensor:
     """Features of the training pictures, to which samples are compared."""
-    return features(classifier(name, epochs), pictures(name).train[0])
+    return features(classifier(epochs), pictures().train[0])
 
 
 def frechet(a: Tensor, b: Tensor) -> float:
@@ -477,7 +396,7 @@ def neighbourhoods(real: Tensor, made: Tensor, nearest: int = 5) -> dict[str, fl
     }
 
 
-def judged(made: list[Tensor], labels: Tensor, name: str, epochs: int) -> dict[str, float]:
+def judged(made: list[Tensor], labels: Tensor, epochs: int) -> dict[str, float]:
     """What is measured on several sets of samples of the same classes.
 
     Returns:
@@ -485,8 +404,7 @@ def judged(made: list[Tensor], labels: Tensor, name: str, epochs: int) -> dict[s
         classifier; "frechet_0" and so on: of each set; "agreement" of the classifier with the
         classes asked for; and the neighbourhoods of the first set.
     """
-    judge = classifier(name, epochs)
-    real = real_features(name, epochs)
+    judge, real = classifier(epochs), real_features(epochs)
     sets = [features(judge, part) for part in made]
     everything = torch.cat(sets)
     answers = loop.predict(judge.last, everything.float()).argmax(1)
@@ -526,35 +444,3 @@ XL = {
     "classes": 1000,
     "variances": True,
 }
-
-
-# -------------------------------------------------------------------------------------- the pictures
-NAMES = {"dense": "dense", "ndlinear": "NdLinear"}  # arms of the figure
-
-
-def one_of_each(name: str = "digits") -> list[str]:
-    """The first training digit of each class, as letters."""
-    x, y = pictures(name).train
-    return as_text(torch.stack([x[(y == k).nonzero()[0, 0]] for k in range(10)]))
-
-
-def recorded_digits(rows: list[dict], wanted: list[tuple[str, int]]) -> dict[str, list[str]]:
-    """Recorded samples of some arms and seeds, by the name of their network."""
-    found = {(row["config"]["arm"], row["seed"]): row["samples"] for row in rows}
-    return {f"{NAMES[arm]}, seed {seed}": found[arm, seed] for arm, seed in wanted}
-
-
-def draw_digits(axis, rows: dict[str, list[str]]) -> None:
-    """Rows of recorded digits, each with its name at the left."""
-    strips = [
-        torch.cat([*F.pad(from_text(digits), (0, 1, 0, 1), value=-1)], 1)
-        for digits in rows.values()
-    ]
-    axis.imshow(torch.cat(strips), cmap="gray", vmin=-1, vmax=1, interpolation="nearest")
-    axis.set_yticks([9 * k + 4 for k in range(len(rows))], list(rows))
-    axis.set_xticks([9 * k + 4 for k in range(10)], [str(k) for k in range(10)])
-    axis.tick_params(length=0)
-    axis.grid(False)
-    axis.set_xlabel("class asked for")
-    for side in axis.spines.values():
-        side.set_visible(False)
