@@ -18,7 +18,7 @@ from ndlinear import cheapest_order, count_macs, near_square
 from ndlinear_guide.layers import Kronecker
 
 from .. import models
-from ..data import SOURCES, load, tokens
+from ..data import load, tokens
 from ..data.bpe import BPE
 from ..decoder import (
     RELEASED_STD,
@@ -44,6 +44,12 @@ NAMES = {
     "gelu": "dense, GELU",
     "switched-off": "dense, second matrix 0",
 }
+FURTHER = {  # not in the paper
+    "squared": "dense, squared ReLU",
+    "axes": "NdLinear, two axes of channels",
+    "tiny": "dense, of that size",
+}
+ACTIVATIONS = {"gelu": F.gelu, "squared": lambda x: F.relu(x).square()}
 
 
 @dataclass(frozen=True)
@@ -66,15 +72,29 @@ class Size:
 
 
 def block(size: Size, arm: str) -> nn.Module:
-    """The feed-forward block of an arm."""
+    """The feed-forward block of an arm of `NAMES` or `FURTHER`.
+
+    "axes" folds the channels into a near-square table and has as many hidden numbers as the dense block of four widths; "tiny" is a
+    dense block with at most its parameters.
+    """
     if arm in ("released", "ndlinear"):
         return NdFeedForward(size.width, size.narrow, TERMS)
     hidden = size.narrow if arm == "dense-width" else size.wide
-    return FeedForward(size.width, hidden, F.gelu if arm == "gelu" else F.relu)
+    if arm in ("axes", "tiny"):
+        fold = near_square(size.width)
+        wide = tuple(2 * n for n in fold)
+        folded = nn.Sequential(Kronecker(fold, wide), nn.ReLU(), Kronecker(wide, fold))
+        if arm == "axes":
+            return folded
+        hidden = (models.size(folded) - size.width) // (2 * size.width + 1)
+    return FeedForward(size.width, hidden, ACTIVATIONS.get(arm, F.relu))
 
 
 def decoder(size: Size, arm: str, vocabulary: int, context: int) -> Decoder:
-    """A decoder at its start; the caller seeds."""
+    """A decoder at its start; the caller seeds.
+
+    The factors of a Kronecker product start with the root of the others' deviation, so that its entries start with that deviation.
+    """
     make = lambda: block(size, arm)  # noqa: E731
     model = Decoder(vocabulary, context, size.width, size.layers, size.heads, make)
     std = scaled_std(size.width)
@@ -84,42 +104,9 @@ def decoder(size: Size, arm: str, vocabulary: int, context: int) -> Decoder:
             spread_kinks(layer.block, std)
         if arm == "switched-off":
             nn.init.zeros_(layer.block.fc2.weight)
-    return model
-
-
-# ------------------------------------------------------------------------------------------- further blocks, not in the paper
-FURTHER = {
-    "squared": "dense, squared ReLU",
-    "axes": "NdLinear, two axes of channels",
-    "tiny": "dense, of that size",
-}
-
-
-def further_block(size: Size, arm: str) -> nn.Module:
-    """A block of `FURTHER`: "axes" folds the channels into a near-square table and has as many hidden numbers as the dense block of
-    four widths; "tiny" is a dense block with at most its parameters."""
-    if arm == "squared":
-        return FeedForward(size.width, size.wide, lambda x: F.relu(x).square())
-    fold = near_square(size.width)
-    wide = tuple(2 * n for n in fold)
-    folded = nn.Sequential(Kronecker(fold, wide), nn.ReLU(), Kronecker(wide, fold))
-    if arm == "axes":
-        return folded
-    most = sum(p.numel() for p in folded.parameters())
-    return FeedForward(size.width, (most - size.width) // (2 * size.width + 1))
-
-
-def further_decoder(size: Size, arm: str, vocabulary: int, context: int) -> Decoder:
-    """As `decoder`, with a block of `FURTHER`. The factors of a Kronecker product start with the root of the others' deviation, so
-    that the entries of the product start with that deviation."""
-    make = lambda: further_block(size, arm)  # noqa: E731
-    model = Decoder(vocabulary, context, size.width, size.layers, size.heads, make)
-    std = scaled_std(size.width)
-    start_as_released(model, std)
-    for module in model.modules():
-        if isinstance(module, Kronecker):
-            for weight in module.map.weights:
-                nn.init.normal_(weight, std=math.sqrt(std))
+    for part in model.modules():
+        for weight in part.map.weights if isinstance(part, Kronecker) else ():
+            nn.init.normal_(weight, std=math.sqrt(std))
     return model
 
 
@@ -210,14 +197,12 @@ def zero_shot(
             answer = encoding.encode(text).tolist()[:context]
             sequences.append((prompt + answer)[-context - 1 :])
             answers.append(len(answer))
-    found = [scores(*pair) for pair in zip(log_probabilities(model, sequences), answers)]
+    found = (scores(*pair) for pair in zip(log_probabilities(model, sequences), answers))
     right = dict.fromkeys(RULES, 0)
-    at = 0
     for question in asked:
-        mine = found[at : at + len(question.candidates)]
-        at += len(question.candidates)
+        mine = [next(found) for _ in question.candidates]
         for rule in RULES:
-            right[rule] += int(np.argmax([s[rule] for s in mine])) == question.right
+            right[rule] += int(np.argmax([each[rule] for each in mine])) == question.right
     return {rule: count / len(asked) for rule, count in right.items()}
 
 
@@ -228,26 +213,6 @@ def all_tasks(model: nn.Module, encoding: BPE, context: int, most: int) -> dict[
         found = zero_shot(model, encoding, questions(task, most), context)
         metrics |= {f"{task}_{rule}": share for rule, share in found.items()}
     return metrics
-
-
-def branch_size(arm: str, seed: int) -> tuple[float, float]:
-    """Root mean square of the block's output at the start of OPT-Small, and of the gradient of its first matrix."""
-    torch.manual_seed(seed)
-    made = block(Size(12, 768, 12), arm)
-    start_as_released(made, RELEASED_STD)
-    if arm == "ndlinear":
-        spread_kinks(made, RELEASED_STD)
-    out = made(torch.randn(256, 768))
-    weight = next(made.parameters())
-    out.backward(torch.randn_like(out))
-    return out.square().mean().sqrt().item(), weight.grad.square().mean().sqrt().item()
-
-
-# ------------------------------------------------------------------------------------------------------ reading the runs
-def slopes(three: Sequence[Sequence[float]]) -> float:
-    """Sum of the slopes of a learned activation's terms, without their signs: zero if it is switched off."""
-    w, _, v = (np.asarray(part, dtype=float) for part in three)
-    return float(np.abs(w * v).sum())
 
 
 # ---------------------------------------------------------------------------------------------------- the printed tables
@@ -275,26 +240,7 @@ def printed_accuracies(model: str) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["task", "questions", "Linear", "NdLinear"])
 
 
-def constant_answers() -> dict[str, float]:
-    """Share of right answers of who always gives the commonest one, where the registry knows the answers' counts."""
-    found = {}
-    for task in TASKS:
-        source = SOURCES.get(task.lower())
-        if source is not None:
-            counts = source.layouts[0].expect["validation"][1]
-            found[task] = max(counts) / sum(counts)
-    return found
-
-
 # ------------------------------------------------------------------------------------------------------ the printed size
-STEPS = {"OPT-Small": 50_000, "OPT-Mid": 125_001}  # of the two released scripts
-TOKENS = (
-    48 * 4 * 512
-)  # a step of the script for one device; with four devices 12 x 4 x 4 x 512, the same
-PARTS = 24  # in which a step passes through the model
-WINDOW = 512
-
-
 def block_macs(width: int, hidden: int, terms: int | None = None, cheapest: bool = False) -> int:
     """Multiply-adds a token of a dense block, or of an NdLinear block as defined or in the cheapest order."""
     if terms is None:
@@ -311,11 +257,6 @@ def model_macs(name: str, nd: bool = False, cheapest: bool = False) -> int:
     layer = 4 * width**2 + block_macs(width, *inside, cheapest)
     around = 2 * width * embed if embed != width else 0
     return shape["layers"] * layer + around + shape["vocabulary"] * embed
-
-
-def hours(name: str, nd: bool, cheapest: bool, flops: float) -> float:
-    """Estimated hours of the printed training on a device of this speed: six operations for a multiply-add and token."""
-    return 6 * model_macs(name, nd, cheapest) * STEPS[name] * TOKENS / flops / 3600
 
 
 class Logits(nn.Module):
