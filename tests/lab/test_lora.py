@@ -3,7 +3,6 @@
 import copy
 import math
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 import torch
@@ -175,12 +174,18 @@ def test_costs_of_one_map_written_out():
     assert lora.cost(10, 20, "lora", 3) == {"parameters": 90, "macs": 90}
 
 
-# ----------------------------------------------------------------------------------------------------- tables, drawings
-def test_words_of_the_rule():
-    assert lora.word((0.0, -0.9, 0.9)) == "not inferior"
-    assert lora.word((-0.5, -0.9, -0.1)) == "not inferior, worse"
-    assert lora.word((-2.0, -3.0, -1.0)) == "worse"
-    assert lora.word((-1.0, -3.0, 1.0)) == "undecided"
+# --------------------------------------------------------------------------------------------------------------- tables
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (-0.9, 0.9, "not inferior"),
+        (-0.9, -0.1, "not inferior, worse"),
+        (-3.0, -1.0, "worse"),
+        (-3.0, 1.0, "undecided"),
+    ],
+)
+def test_words_for_points(low, high, words):
+    assert lora.word((0.0, low, high)) == words
 
 
 @pytest.mark.parametrize(
@@ -198,10 +203,3 @@ def test_words_of_the_rule():
 def test_words_for_a_loss_with_a_margin_and_without(low, high, words, alone):
     assert lora.loss_word((0.0, low, high), 0.02) == words
     assert lora.loss_word((0.0, low, high)) == alone
-
-
-def test_the_printed_differences_beyond_two_errors_are_filled():
-    _, axes = plt.subplots(1, 2)
-    lora.draw_forest(axes, lora.printed_differences())
-    marks = [line for axis in axes for line in axis.lines if line.get_marker() in "o^"]
-    assert sum(mark.get_markerfacecolor() not in ("none", "None") for mark in marks) == 8

@@ -27,8 +27,8 @@ def test_the_first_word_is_the_choice():
 
 def test_rows_become_prompts_and_answers():
     found = {f.__name__: f(row) for f, row in lora_llm.MADE_UP.items()}
-    assert found["_gsm8k"].gold == "5" and found["_gsm8k"].answer == " 2 + 3 = 5\n#### 5"
-    assert found["_multiarith"].gold == "7"
+    assert found["_worked"].gold == "5" and found["_worked"].answer == " 2 + 3 = 5\n#### 5"
+    assert lora_llm._worked({"question": "4 + 3?", "final_ans": 7}).gold == "7"
     assert found["_boolq"].prompt == "Ice floats.\nQuestion: does ice float?\nAnswer:"
     assert (found["_boolq"].answer, found["_boolq"].gold) == (" yes", "yes")
     assert found["_choice"].prompt == "Question: Where is a book kept?\nA. shelf\nB. river\nAnswer:"

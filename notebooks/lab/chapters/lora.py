@@ -20,10 +20,9 @@ from ndlinear_lora import apply_ndlinear_lora
 from ..adapters import DoRA, KroneckerTerms, LoKr, VeRA, vera_matrices
 from ..models import DECODERS, TARGETS
 from ..modes import LabError
-from ..page import figures
 from ..page.facts import facts
-from ..stats import differences, interval, paired, summary
-from ..train.loop import check_finite
+from ..stats import paired, summary
+from ..train import loop
 
 POOL = 20  # batches whose samples are sorted by length together
 
@@ -192,41 +191,15 @@ def fine_tune(
     batch: int,
     seed: int,
 ) -> list[float]:
-    """Train what is trainable for a fixed number of steps; the last weights stay in the model.
-
-    AdamW with torch's decay of 0.01, gradients cut to norm 1, a rate that rises over the first twentieth of the steps and then
-    falls to zero. The head has a rate of its own, the same in all arms.
-
-    Returns:
-        The loss before each step.
-    """
+    """`loop.fine_tune` on samples and their classes; the head has a rate of its own, the same in all arms."""
     x, y = data
     device = next(model.parameters()).device
-    groups = {"head": [], "rest": []}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            groups["head" if name.startswith("head.") else "rest"].append(parameter)
-    rates = {"head": head_lr, "rest": lr}
-    kept = [{"params": group, "lr": rates[name]} for name, group in groups.items() if group]
-    adam = torch.optim.AdamW(kept, weight_decay=0.01)
-    warm = max(1, steps // 20)
-    rate = torch.optim.lr_scheduler.LambdaLR(
-        adam, lambda now: min((now + 1) / warm, (steps - now) / steps)
-    )
     batches = passes(lengths(x), batch, torch.Generator().manual_seed(seed))
-    trained = [parameter for group in kept for parameter in group["params"]]
-    losses = []
-    model.train()
-    for now, index in zip(range(1, steps + 1), batches):
-        adam.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(model(x[index].to(device)), y[index].to(device))
-        loss.backward()
-        nn.utils.clip_grad_norm_(trained, 1.0)
-        adam.step()
-        rate.step()
-        losses.append(float(loss.detach()))
-        check_finite(losses[-1], now, lr)
-    return losses
+
+    def loss(index):
+        return F.cross_entropy(model(x[index].to(device)), y[index].to(device))
+
+    return loop.fine_tune(model, batches, loss, steps=steps, lr=lr, head_lr=head_lr)
 
 
 @torch.inference_mode()
@@ -267,13 +240,6 @@ def shares(matrix: Tensor, fold: tuple, most: int = 8) -> np.ndarray:
 CROSSED = (1, 2, 4, 8, 16)
 
 
-def noise_share() -> float:
-    """What one near-square term keeps of white noise: mean over the six maps of a block of the encoder."""
-    block = [(384, 384)] * 4 + [(1536, 384), (384, 1536)]  # (inputs, outputs)
-    noise = {fold: torch.randn(fold[1], fold[0]) for fold in block}
-    return float(np.mean([shares(noise[fold], square(*fold))[0] for fold in block]))
-
-
 def update_shares(before: Mapping[str, Tensor], model: nn.Module) -> dict[str, float]:
     """What the best terms keep of the updates of an encoder's maps: means over the maps.
 
@@ -289,20 +255,13 @@ def update_shares(before: Mapping[str, Tensor], model: nn.Module) -> dict[str, f
     for name, module in maps(model).items():
         update = module.weight.detach() - before[name]
         outputs, inputs = update.shape
-        row = {f"crossed_{k}": shares(update, crossed(inputs, outputs, k)) for k in CROSSED}
+        outer = {f"crossed_{k}": shares(update, crossed(inputs, outputs, k)) for k in CROSSED}
         near = shares(update, square(inputs, outputs))
-        found = {key: float(value[0]) for key, value in row.items()}
-        found |= {"square": float(near[0]), "square_8": float(near[-1])}
-        found["outer_8"] = float(row["crossed_1"][-1])
-        found["ahead"] = float(found["crossed_1"] > found["square"])
-        found["relative"] = float(update.norm() / before[name].norm())
-        rows.append(found)
-    return pd.DataFrame(rows).mean().to_dict()
-
-
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    """Copies of the weights of an encoder's maps, by name."""
-    return {name: module.weight.detach().clone() for name, module in maps(model).items()}
+        row = {key: value[0] for key, value in outer.items()}
+        row |= {"square": near[0], "square_8": near[-1], "outer_8": outer["crossed_1"][-1]}
+        row |= {"ahead": row["crossed_1"] > row["square"]}
+        rows.append(row | {"relative": float(update.norm() / before[name].norm())})
+    return pd.DataFrame(rows).astype(float).mean().to_dict()
 
 
 # -------------------------------------------------------------------------------------------------- tables of the trainings
@@ -374,20 +333,6 @@ def against(runs: pd.DataFrame, margin: float = 0.0) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-def draw_gaps(axis, tasks: Mapping[str, pd.DataFrame]) -> None:
-    """Loss of LoRA of rank 1 and 8 minus that of NdLinear-LoRA, a row for each task; every seed a point, mean and interval."""
-    for arm, shift, mark in (("lora-1", -0.15, "o"), ("lora-8", 0.15, "^")):
-        colour = figures.colour("ndlinear" if arm == "lora-1" else "lora")
-        for place, runs in enumerate(tasks.values()):
-            gaps, y = differences(runs, "loss", arm, "ndlinear"), place + shift
-            axis.plot(gaps, [y + 0.1] * len(gaps), mark, color=colour, alpha=0.4, ms=3)
-            figures.intervals(axis, y, interval(gaps), "ndlinear", fmt=mark, color=colour, ms=7)
-        axis.plot([], [], mark, color=colour, label=f"{NAMES[arm]} minus NdLinear-LoRA")
-    figures.rows(axis, tasks)
-    axis.set(xlabel="difference in loss, nats (right: NdLinear-LoRA is better)")
-    axis.figure.legend(loc="outside upper center", ncols=2, fontsize=9)
-
-
 # ------------------------------------------------------------------------------------------------ the paper's printed table
 QUESTIONS = {  # how many questions each test set has; MultiArith: the test part of the copy that the released script loads
     "GSM8K": 1319,
@@ -422,25 +367,6 @@ def printed_differences() -> pd.DataFrame:
     columns = ["model", "dataset", "rank", "NdLinear-LoRA", "LoRA", "difference", "error"]
     found = pd.DataFrame(rows, columns=columns)
     return found.assign(errors=found["difference"] / found["error"])
-
-
-def draw_forest(axes, differences: pd.DataFrame) -> None:
-    """The printed differences with bars of two standard errors, a panel for each model."""
-    marks = {4: ("o", -0.14), 8: ("^", 0.14)}
-    for axis, (model, at) in zip(axes, differences.groupby("model", sort=False)):
-        for rank, (mark, shift) in marks.items():
-            for place, name in enumerate(QUESTIONS):
-                row = at[(at["rank"] == rank) & (at["dataset"] == name)].iloc[0]
-                told = abs(row["errors"]) > 2
-                colour = figures.colour("ndlinear") if told else "#8a8a8a"
-                found = row["difference"] + np.array([0, -2, 2]) * row["error"]
-                look = {"fmt": mark, "color": colour, "mfc": colour if told else "none"}
-                figures.intervals(axis, place + shift, found, "ndlinear", **look)
-        figures.rows(axis, [f"{k} ({n:,})" for k, n in QUESTIONS.items()])
-        axis.set_title(model, fontsize=10)
-        axis.set(xlabel="difference in points (right is better)")
-    keys = {f"minus LoRA, rank {r}": {"marker": m, "mfc": "none"} for r, (m, _) in marks.items()}
-    figures.legend(axes[0].figure, keys, ncols=2)
 
 
 # ----------------------------------------------------------------------------------------------------------- sizes and costs

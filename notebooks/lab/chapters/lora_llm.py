@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from ndlinear_lora import NdLinearLoRA, apply_ndlinear_lora
 
 from ..machine import require
-from ..models import DECODERS, TARGETS
+from ..models import DECODERS, TARGETS, size
 from ..modes import LabError
-from ..train.loop import check_finite
+from ..train.loop import check_finite, default_device
 
 BASES = {  # name on the hub -> the paper's name, the class of its configuration, the licence
     "Qwen/Qwen3-1.7B-Base": ("Qwen3-1.7B", "qwen3", "Apache-2.0"),
@@ -66,20 +66,16 @@ def adapt(model: nn.Module, arm: str, alpha: float = 1.0) -> nn.Module:
         alpha: scale of the update; of LoRA, alpha / rank is, as in peft.
     """
     if arm.startswith("lora-"):
-        peft = require("peft")
-        rank = int(arm.removeprefix("lora-"))
-        config = peft.LoraConfig(
-            r=rank, lora_alpha=alpha, lora_dropout=0.05, target_modules=list(TARGETS)
-        )
-        return peft.get_peft_model(model, config)
+        peft, rank = require("peft"), int(arm.removeprefix("lora-"))
+        sizes = {"r": rank, "lora_alpha": alpha, "lora_dropout": 0.05}
+        return peft.get_peft_model(model, peft.LoraConfig(**sizes, target_modules=list(TARGETS)))
     if arm not in ("ndlinear", "ndlinear-released"):
         raise LabError(f"no arm {arm!r}; give ndlinear, ndlinear-released or lora-<rank>")
     released = {"bias": True, "transform_outer": False} if arm == "ndlinear-released" else {}
     apply_ndlinear_lora(model, TARGETS, alpha=alpha, dropout=0.05, dtype=torch.float32, **released)
-    if released:
-        for module in model.modules():
-            if hasattr(module, "adapter"):
-                module.adapter.reset_parameters()
+    for module in model.modules():
+        if released and isinstance(module, NdLinearLoRA):
+            module.adapter.reset_parameters()
     return model
 
 
@@ -116,8 +112,10 @@ def word_in(text: str) -> str:
     return found[0].lower() if found else ""
 
 
-def _worked(question: str, solution: str, gold) -> Item:
-    return Item(f"Question: {question}\nAnswer:", f" {solution}", number_in(str(gold)))
+def _worked(row: dict) -> Item:
+    """A row of GSM8K, whose solution ends in #### and the number, or of MultiArith, which has the number alone."""
+    solution = str(row.get("answer", row.get("final_ans")))
+    return Item(f"Question: {row['question']}\nAnswer:", f" {solution}", number_in(solution))
 
 
 def _choice(row: dict) -> Item:
@@ -125,14 +123,6 @@ def _choice(row: dict) -> Item:
     listed = "\n".join(f"{label}. {text}" for label, text in choices)
     prompt = f"Question: {row['question']}\n{listed}\nAnswer:"
     return Item(prompt, f" {row['answerKey']}", row["answerKey"].lower())
-
-
-def _gsm8k(row: dict) -> Item:
-    return _worked(row["question"], row["answer"], row["answer"].partition("####")[2])
-
-
-def _multiarith(row: dict) -> Item:
-    return _worked(row["question"], str(row["final_ans"]), row["final_ans"])
 
 
 def _boolq(row: dict) -> Item:
@@ -143,13 +133,13 @@ def _boolq(row: dict) -> Item:
 
 ARC = "allenai/ai2_arc"
 TRAINED = {  # for the mathematics GSM8K alone: the paper names Math10K and OpenMathInstruct-1
-    "mathematics": Questions(("openai/gsm8k", "main"), "train", _gsm8k, number_in, 256),
+    "mathematics": Questions(("openai/gsm8k", "main"), "train", _worked, number_in, 256),
     "commonsense": Questions(("tau/commonsense_qa",), "train", _choice, word_in, 4),
 }
 TESTED = {
     "mathematics": {
-        "GSM8K": Questions(("openai/gsm8k", "main"), "test", _gsm8k, number_in, 256),
-        "MultiArith": Questions(("ChilleD/MultiArith",), "test", _multiarith, number_in, 256),
+        "GSM8K": Questions(("openai/gsm8k", "main"), "test", _worked, number_in, 256),
+        "MultiArith": Questions(("ChilleD/MultiArith",), "test", _worked, number_in, 256),
     },
     "commonsense": {
         "CSQA": Questions(("tau/commonsense_qa",), "validation", _choice, word_in, 4),
@@ -159,8 +149,7 @@ TESTED = {
     },
 }
 MADE_UP = {  # a row of each form, for smoke runs
-    _gsm8k: {"question": "What is 2 + 3?", "answer": "2 + 3 = 5\n#### 5"},
-    _multiarith: {"question": "What is 4 + 3?", "final_ans": "7"},
+    _worked: {"question": "What is 2 + 3?", "answer": "2 + 3 = 5\n#### 5"},
     _boolq: {"passage": "Ice floats.", "question": "does ice float", "answer": True},
     _choice: {
         "question": "Where is a book kept?",
@@ -185,30 +174,27 @@ def batch_of(chosen: Sequence[Item], tokenizer, length: int) -> tuple[Tensor, Te
     for item in chosen:
         prompt = tokenizer.encode(item.prompt)
         answer = [*tokenizer.encode(item.answer), tokenizer.eos_token_id]
-        rows.append((prompt + answer)[-length:])
-        labels.append(([IGNORED] * len(prompt) + answer)[-length:])
-    longest = max(map(len, rows))
-    ids = [row + [tokenizer.eos_token_id] * (longest - len(row)) for row in rows]
-    mask = [[1] * len(row) + [0] * (longest - len(row)) for row in rows]
-    wanted = [row + [IGNORED] * (longest - len(row)) for row in labels]
-    return torch.tensor(ids), torch.tensor(mask), torch.tensor(wanted)
+        rows.append(torch.tensor((prompt + answer)[-length:]))
+        labels.append(torch.tensor(([IGNORED] * len(prompt) + answer)[-length:]))
+    parts = (rows, tokenizer.eos_token_id), (map(torch.ones_like, rows), 0), (labels, IGNORED)
+    return tuple(
+        nn.utils.rnn.pad_sequence(list(part), batch_first=True, padding_value=filled)
+        for part, filled in parts
+    )
 
 
 def fine_tune(model, tokenizer, data: Sequence[Item], *, epochs, lr, batch, length, seed) -> list:
     """Train the adapters on the answers with AdamW at a constant rate, as in the release; returns the loss before each step."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     adam = torch.optim.AdamW(trained, lr=lr, weight_decay=0.01)
-    device = trained[0].device
-    order = torch.Generator().manual_seed(seed)
-    losses = []
+    order, losses = torch.Generator().manual_seed(seed), []
     model.train()
     for now in range(1, epochs + 1):
         for index in torch.randperm(len(data), generator=order).split(batch):
-            ids, mask, labels = batch_of([data[i] for i in index.tolist()], tokenizer, length)
+            parts = batch_of([data[i] for i in index.tolist()], tokenizer, length)
+            ids, mask, labels = (part.to(trained[0].device) for part in parts)
             adam.zero_grad(set_to_none=True)
-            loss = model(
-                input_ids=ids.to(device), attention_mask=mask.to(device), labels=labels.to(device)
-            ).loss
+            loss = model(input_ids=ids, attention_mask=mask, labels=labels).loss
             loss.backward()
             adam.step()
             losses.append(float(loss.detach()))
@@ -220,25 +206,18 @@ def fine_tune(model, tokenizer, data: Sequence[Item], *, epochs, lr, batch, leng
 def answers(model, tokenizer, prompts: Sequence[str], most: int, batch: int = 32) -> list[str]:
     """What the model writes after each prompt, greedily, up to ``most`` tokens; prompts are padded on the left."""
     model.eval()
-    device = next(model.parameters()).device
+    device, end = next(model.parameters()).device, tokenizer.eos_token_id
     encoded = [tokenizer.encode(prompt) for prompt in prompts]
     found = [""] * len(encoded)
     order = np.argsort([len(row) for row in encoded], kind="stable")
     for start in range(0, len(order), batch):
         places = order[start : start + batch].tolist()
-        longest = max(len(encoded[i]) for i in places)
-        gaps = [longest - len(encoded[i]) for i in places]
-        end = tokenizer.eos_token_id
+        gaps = [len(encoded[places[-1]]) - len(encoded[i]) for i in places]
         ids = torch.tensor([[end] * gap + encoded[i] for i, gap in zip(places, gaps)])
-        mask = torch.tensor([[0] * gap + [1] * (longest - gap) for gap in gaps])
-        written = model.generate(
-            input_ids=ids.to(device),
-            attention_mask=mask.to(device),
-            max_new_tokens=most,
-            do_sample=False,
-            pad_token_id=end,
-        )
-        for place, row in zip(places, written[:, longest:].tolist()):
+        mask = torch.tensor([[i >= gap for i in range(ids.shape[1])] for gap in gaps]).long()
+        how = {"max_new_tokens": most, "do_sample": False, "pad_token_id": end}
+        written = model.generate(input_ids=ids.to(device), attention_mask=mask.to(device), **how)
+        for place, row in zip(places, written[:, ids.shape[1] :].tolist()):
             found[place] = tokenizer.decode(row[: row.index(end)] if end in row else row)
     return found
 
@@ -255,16 +234,12 @@ def accuracy(model, tokenizer, questions: Questions, tiny: bool = False, ask=str
 def run(c: dict, tiny: bool = False) -> dict:
     """One fine-tuning of a base with an arm, and its accuracies on the test sets that belong to the training set."""
     model, tokenizer = load(c["base"], tiny)
-    if torch.cuda.is_available():
-        model = model.to("cuda")
-    model = adapt(model, c["arm"], c["alpha"])
+    model = adapt(model.to(default_device()), c["arm"], c["alpha"])
     data = items(TRAINED[c["data"]], tiny)
     schedule = {key: c[key] for key in ("epochs", "lr", "batch", "length", "seed")}
     losses = fine_tune(model, tokenizer, data, **schedule)
-    tested = TESTED[c["data"]].items()
-    found = {name: accuracy(model, tokenizer, questions, tiny) for name, questions in tested}
-    parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return {"metrics": found | {"last_loss": losses[-1]}, "parameters": parameters}
+    found = {name: accuracy(model, tokenizer, q, tiny) for name, q in TESTED[c["data"]].items()}
+    return {"metrics": found | {"last_loss": losses[-1]}, "parameters": size(model)}
 
 
 # ------------------------------------------------------------------------------------------------- the authors' own models
@@ -332,9 +307,7 @@ def run_published(c: dict, tiny: bool = False) -> dict:
     tensors = {}
     for file in sorted(pathlib.Path(c["folder"]).glob("*.safetensors")):
         tensors |= load_file(file)
-    model = put_published(model, tensors, c["alpha"])
-    if torch.cuda.is_available():
-        model = model.to("cuda")
+    model = put_published(model, tensors, c["alpha"]).to(default_device())
     return {
         name: accuracy(model, tokenizer, questions, tiny, functools.partial(ask_as_released, name))
         for name, questions in TESTED[c["data"]].items()

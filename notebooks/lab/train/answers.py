@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from .loop import check_finite
+from . import loop
 
 IGNORED = -100  # target of a token that is not trained on
 MARKS = r"<<[^>]*>>"
@@ -55,40 +55,26 @@ def summed_loss(model: nn.Module, chosen: Sequence[Problem]) -> tuple[Tensor, in
     return F.cross_entropy(logits, targets[asked], reduction="sum"), int(asked.sum())
 
 
+def drawn(data: Sequence[Problem], batch: int, seed: int) -> Iterator[list[Problem]]:
+    """Batches without end; each pass takes the problems in a new order."""
+    order = torch.Generator().manual_seed(seed)
+    waiting: list[int] = []
+    while True:
+        if len(waiting) < batch:
+            waiting += torch.randperm(len(data), generator=order).tolist()
+        yield [data[waiting.pop()] for _ in range(batch)]
+
+
 def fine_tune(
     model: nn.Module, data: Sequence[Problem], *, steps: int, lr: float, batch: int, seed: int
 ) -> list[float]:
-    """Train what is trainable; the last weights stay in the model.
+    """`loop.fine_tune` on problems; the loss before each step, in nats a token."""
 
-    AdamW with torch's decay of 0.01, gradients cut to norm 1, a rate that rises over the first twentieth of the steps and
-    then falls to zero. Each pass takes the problems in a new order.
-
-    Returns:
-        The loss before each step, in nats a token.
-    """
-    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    adam = torch.optim.AdamW(trained, lr=lr, weight_decay=0.01)
-    warm = max(1, steps // 20)
-    rate = torch.optim.lr_scheduler.LambdaLR(
-        adam, lambda now: min((now + 1) / warm, (steps - now) / steps)
-    )
-    order = torch.Generator().manual_seed(seed)
-    waiting: list[int] = []
-    losses = []
-    model.train()
-    for now in range(1, steps + 1):
-        if len(waiting) < batch:
-            waiting += torch.randperm(len(data), generator=order).tolist()
-        chosen = [data[waiting.pop()] for _ in range(batch)]
-        adam.zero_grad(set_to_none=True)
+    def loss(chosen):
         total, count = summed_loss(model, chosen)
-        (total / count).backward()
-        nn.utils.clip_grad_norm_(trained, 1.0)
-        adam.step()
-        rate.step()
-        losses.append(float(total.detach()) / count)
-        check_finite(losses[-1], now, lr)
-    return losses
+        return total / count
+
+    return loop.fine_tune(model, drawn(data, batch, seed), loss, steps=steps, lr=lr)
 
 
 @torch.no_grad()

@@ -11,7 +11,7 @@ from __future__ import annotations
 import copy
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -312,3 +312,48 @@ def train_epochs(
         check_finite(total, now, lr)
         curve.append({"epoch": now, "train_loss": total / len(x)})
     return curve
+
+
+def fine_tune(
+    model: nn.Module,
+    batches: Iterable,
+    loss: Callable,
+    *,
+    steps: int,
+    lr: float,
+    head_lr: float | None = None,
+) -> list[float]:
+    """Train what is trainable for a fixed number of steps; the last weights stay in the model.
+
+    AdamW with torch's decay of 0.01, gradients cut to norm 1, a rate that rises over the first
+    twentieth of the steps and then falls to zero.
+
+    Args:
+        batches: as many as there are steps, or more. loss: batch -> its mean loss.
+        head_lr: rate of the parameters whose names begin with "head.".
+
+    Returns:
+        The loss before each step.
+    """
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    head = [p for name, p in named if name.startswith("head.")]
+    rest = [p for name, p in named if not name.startswith("head.")]
+    rates = [(head, lr if head_lr is None else head_lr), (rest, lr)]
+    groups = [{"params": group, "lr": rate} for group, rate in rates if group]
+    adam = torch.optim.AdamW(groups, weight_decay=0.01)
+    warm = max(1, steps // 20)
+    rate = torch.optim.lr_scheduler.LambdaLR(
+        adam, lambda now: min((now + 1) / warm, (steps - now) / steps)
+    )
+    losses = []
+    model.train()
+    for now, batch in zip(range(1, steps + 1), batches):
+        adam.zero_grad(set_to_none=True)
+        value = loss(batch)
+        value.backward()
+        nn.utils.clip_grad_norm_(head + rest, 1.0)
+        adam.step()
+        rate.step()
+        losses.append(float(value.detach()))
+        check_finite(losses[-1], now, lr)
+    return losses
