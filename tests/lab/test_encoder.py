@@ -1,12 +1,10 @@
 """The encoder computes what the transformers library computes; its weights are verified; its vectors are stored and checked."""
 
 import hashlib
-import itertools
 import pathlib
 import shutil
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from lab.chapters import encoder
@@ -108,7 +106,7 @@ def test_same_gradients_as_the_classifier_of_the_transformers_library(theirs):
     theirs(input_ids=ids, attention_mask=mask, labels=labels).loss.backward()
     wanted = theirs.bert.embeddings.word_embeddings.weight.grad.clone()
     nn.functional.cross_entropy(ours(torch.stack([ids, mask], 1)), labels).backward()
-    found = ours.bert.embeddings["word_embeddings"].weight.grad
+    found = bert.embeddings.word_embeddings.weight.grad
     assert wanted.abs().max() > 0
     torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-4)
 
@@ -243,40 +241,7 @@ def test_smoke_reads_a_tiny_bert_from_the_published_formats_and_says_so(monkeypa
     assert np.array_equal(x, encoder.embed(texts)) and (x[0] != x[1]).any()
 
 
-def made_runs() -> pd.DataFrame:
-    """All arms on both data sets, official and re-drawn, two rates of which the second is better, five seeds."""
-    draw, rows = np.random.default_rng(0), []
-    hows, rates = ("official", "re-drawn"), ((5e-3, 0.9), (5e-4, 0.5))
-    for name, how, (k, arm), (lr, loss), seed in itertools.product(
-        encoder.SETS, hows, enumerate(encoder.NAMES), rates, range(5)
-    ):
-        found = 0.5 + 0.01 * k + 0.001 * draw.random(4)
-        rows.append((name, how, arm, lr, seed, 10 + k, 5, loss, *found))
-    columns = ["data", "split", "arm", "lr", "seed", "parameters", "macs", "val_loss"]
-    return pd.DataFrame(rows, columns=[*columns, *encoder.METRICS])
-
-
 def test_the_words_of_the_rule():
     found = [(2, 1.5, 2.5), (-2, -2.5, -1.5), (0.5, 0.2, 0.8), (0, -0.5, 0.5), (0, -2, 2)]
     words = ["better", "worse", "better, within a point", "within a point", "undecided"]
     assert [encoder.word(one) for one in found] == words
-
-
-def test_tables_are_in_percent_and_in_points():
-    runs = encoder.tuned(made_runs())
-    table = encoder.overview(runs, "cola").set_index("arm")
-    at = runs.query("data == 'cola' and split == 'official' and arm == 'dense'")["accuracy"]
-    assert table.loc["dense", "accuracy"] == pytest.approx(100 * at.mean())
-    pairs = encoder.comparisons(runs, "official")
-    assert len(pairs) == 2 * len(encoder.PAIRS)
-    official = runs[(runs["data"] == "cola") & (runs["split"] == "official")]
-    mean = official.groupby("arm")["accuracy"].mean()
-    gap = 100 * (mean["ndlinear"] - mean["dense"])
-    assert pairs["accuracy"].iloc[0].startswith(f"{gap:+.1f} [")
-
-
-def test_what_survives_the_number_of_comparisons():
-    noise = np.random.default_rng(1).normal(size=(10, 10))
-    gaps = [pd.Series(one) for one in noise]
-    assert encoder.survives([*gaps[:9], gaps[9] - 5]) == [False] * 9 + [True]
-    assert encoder.survives([5 - gaps[9]]) == [True]  # on either side

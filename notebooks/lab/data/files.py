@@ -7,6 +7,7 @@ import csv
 import functools
 import hashlib
 import http.client
+import importlib.util
 import lzma
 import os
 import pathlib
@@ -169,6 +170,15 @@ def verified(content: bytes, file: File, place: str, advice: str = LEFT_ALONE) -
             f"{place} is not the expected file: it has {told}. {advice}, or {file.how()}."
         )
     return content
+
+
+def packaged(package: str, place: str, file: File) -> bytes | None:
+    """A file at a place inside of an installed package, which is looked up and not imported; None where it is not installed."""
+    found = importlib.util.find_spec(package)
+    for folder in (found and found.submodule_search_locations) or ():
+        path = pathlib.Path(folder) / place
+        return verified(path.read_bytes(), file, str(path)) if path.is_file() else None
+    return None
 
 
 def _unpack(place: pathlib.Path, limit: int) -> bytes:
