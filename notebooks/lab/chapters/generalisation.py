@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from ndlinear import NdLinear
 
 from ..data import load
-from ..page.figures import colour, marker
-from ..page.recorded import recorded
 
 
 # ------------------------------------------------------------------------------------------------------------ two norms
@@ -230,13 +228,6 @@ def least_bound(numbers: int, steps: int, samples: int) -> float:
 
 # ------------------------------------------------------------------------------------------------------ tasks of the chapter
 FLAG = 1.1  # from this label gain on, the number says that the axes help
-KINDS = {
-    "own axes": "ndlinear",
-    "shuffled": "dense-params",
-    "made up": "tt",
-}  # kind of task -> look
-OPTIMISERS = {"convex": "linear", "sgd": "ndlinear", "adam": "dense", "adamw": "tcl"}
-NAMES = {"convex": "convex problem", "sgd": "SGD", "adam": "Adam", "adamw": "AdamW"}
 
 
 def real_inputs(case: str) -> tuple[np.ndarray, np.ndarray]:
@@ -297,21 +288,6 @@ def task(case: str, order: str, samples: int, seed: int) -> list[tuple[np.ndarra
 
 
 # --------------------------------------------------------------------------------------------- solvers and checks of the chapter
-def climb(sums: np.ndarray, terms: int, steps: int = 300) -> np.ndarray:
-    """For matrices (n, D_1, D_2): the best sums of ``terms`` outer products whose norms add up to one, by gradient ascent (n,)."""
-    torch.manual_seed(0)
-    target = torch.tensor(sums)
-    u, v = (torch.randn(len(sums), terms, d, dtype=target.dtype) for d in sums.shape[1:])
-    u, v = u.requires_grad_(), v.requires_grad_()
-
-    def values():
-        size = (u.norm(dim=-1) * v.norm(dim=-1)).sum(1)
-        return torch.einsum("nri,nij,nrj->n", u, target, v) / size
-
-    descend([u, v], lambda: -values().sum(), steps=steps, lr=0.2)
-    return values().detach().numpy()
-
-
 def ridge_path(x: np.ndarray, y: np.ndarray, penalties) -> list[np.ndarray]:
     """argmin |y - <K, x>|^2 / 2m + penalty |K|_F^2 / 2 for each penalty; x (m, D_1, D_2)."""
     flat = x.reshape(len(x), -1)
@@ -422,46 +398,3 @@ def three_modes(
     with torch.no_grad():
         values = misfit() + decay / 2 * sum(f.square().sum(2) for f in factors)
         return math.prod(f.norm(dim=2) for f in factors).gather(1, values.argsort(1))
-
-
-def larger_root(sigma: float, decay: float, modes: int) -> float:
-    """The larger t with t + decay t^(2/modes - 1) = sigma, by fixed-point steps from sigma."""
-    t = sigma
-    for _ in range(200):
-        t = sigma - decay * t ** (2 / modes - 1)
-    return t
-
-
-# --------------------------------------------------------------------------------------------------- the figure under the answer
-def draw_tasks(axis) -> None:
-    """Label gain against the error without axes over that with them: a point for each task, mean over seeds."""
-    found = recorded("axis-gain")
-    own = np.where(found["order"] == "own", "own axes", "shuffled")
-    found["kind"] = np.where(found["case"].str.startswith("made up"), "made up", own)
-    found["better"] = np.log(found["mse_dense"] / found["mse_axes"])
-    columns = ["label_gain", "better"]
-    found = found.groupby(["kind", "case", "order"])[columns].mean().reset_index("kind")
-    for name, look in KINDS.items():
-        some = found[found["kind"] == name]
-        how = {"color": colour(look), "label": name, "linestyle": "none"}
-        axis.plot(np.exp(some["better"]), some["label_gain"], marker(look), **how)
-    axis.legend(fontsize=8, loc="lower right")
-    axis.axvline(1, color="#8a8a8a", linewidth=1)
-    axis.axhline(FLAG, color="#8a8a8a", linewidth=1, linestyle="--")
-    axis.set(xlabel="test error, no axes / axes (right: axes help)", ylabel="label gain")
-
-
-def draw_terms(axis) -> None:
-    """Kronecker terms that remain against weight decay: a line for each optimiser, every seed a point."""
-    found = recorded("weight-decay-terms")
-    decays = sorted(found["decay"].unique())
-    found["place"] = found["decay"].map(decays.index)
-    for shift, (name, look) in enumerate(OPTIMISERS.items()):
-        some = found[found["optimiser"] == name]
-        x = some["place"] + 0.08 * (shift - 1.5)
-        axis.plot(x, some["terms"], marker(look), color=colour(look), alpha=0.3, markersize=3)
-        mean = some.groupby("place")["terms"].mean()
-        axis.plot(mean.index + 0.08 * (shift - 1.5), mean, color=colour(look), label=NAMES[name])
-    axis.set_xticks(range(len(decays)), [f"{decay:g}" for decay in decays], fontsize=8)
-    axis.legend(fontsize=8)
-    axis.set(xlabel="weight_decay", ylabel="Kronecker terms that remain", ylim=(-0.3, 8.3))
