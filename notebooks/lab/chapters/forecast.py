@@ -23,7 +23,6 @@ from ndlinear import NdLinear
 from .. import models
 from ..data import load
 from ..modes import LabError
-from ..page import figures
 from ..stats import all_of, at_least, differences, interval, p_below, summary
 from ..train.loop import Split, seed_everything
 
@@ -58,9 +57,8 @@ def windows(table: np.ndarray, every: int = 1, history: bool = False) -> tuple[T
     """
     if len(table) < STEPS + HORIZON:
         raise LabError(f"{len(table)} rows hold no window of {STEPS} + {HORIZON}")
-    cut = np.lib.stride_tricks.sliding_window_view(table, STEPS + HORIZON, axis=0)[
-        ::every
-    ].transpose(0, 2, 1)
+    cut = np.lib.stride_tricks.sliding_window_view(table, STEPS + HORIZON, axis=0)
+    cut = cut[::every].transpose(0, 2, 1)
     inputs = cut[:, :STEPS] if history else cut[:, :STEPS, :-1]
     return tuple(torch.tensor(part, dtype=torch.float32) for part in (inputs, cut[:, STEPS:, -1]))
 
@@ -82,9 +80,8 @@ def shuffled(table: np.ndarray, seed: int, every: int = 1, history: bool = False
     """The released protocol: scaled by all rows; a random half of the overlapping windows trains,
     the other half is used both to choose the epoch and to report (it is the validation and the test
     part)."""
-    x, y = windows(
-        scale(table, slice(None))[:-1], every, history
-    )  # the script leaves out the last window
+    table = scale(table, slice(None))[:-1]  # the script leaves out the last window
+    x, y = windows(table, every, history)
     order = torch.randperm(len(x), generator=torch.Generator().manual_seed(seed))
     train, rest = order[: len(x) // 2], order[len(x) // 2 :]
     half = (x[rest], y[rest])
@@ -270,16 +267,13 @@ class LastValue(nn.Module):
 
 
 def without_network(name: str, data: Split) -> nn.Module:
-    """ "mean", "linear" (ridge regression on the window), or "last value"; the last one needs
-    ``history``."""
-    makers = {
-        "mean": lambda: Constant(data),
-        "last value": LastValue,
-        "linear": lambda: ridge(data),
-    }
+    """ "mean", "linear" (ridge regression on the window), or "last value", which needs ``history``."""
+    if name == "last value":
+        return LastValue()
+    makers = {"mean": Constant, "linear": ridge}
     if name not in makers:
-        raise LabError(f"{name!r} is not one of {', '.join(makers)}")
-    return makers[name]()
+        raise LabError(f"{name!r} is not one of {', '.join(makers)}, last value")
+    return makers[name](data)
 
 
 def ridge(data: Split, penalties=PENALTIES) -> nn.Sequential:
@@ -289,16 +283,12 @@ def ridge(data: Split, penalties=PENALTIES) -> nn.Sequential:
     x, y = (part.flatten(1).double() for part in data.train)
     centre, middle = x.mean(0), y.mean(0)
     gram, cross = (x - centre).T @ (x - centre), (x - centre).T @ (y - middle)
-    best = None
-    lowest = math.inf
+    found = {}
     for penalty in penalties:
         weight = torch.linalg.solve(gram + penalty * torch.eye(len(gram), dtype=gram.dtype), cross)
-        error = F.mse_loss(
-            (data.val[0].flatten(1) - centre) @ weight + middle, data.val[1].double()
-        ).item()
-        if error < lowest:
-            best = weight
-            lowest = error
+        forecast = (data.val[0].flatten(1) - centre) @ weight + middle
+        found[F.mse_loss(forecast, data.val[1].double()).item()] = weight
+    best = found[min(found)]
     linear = nn.Linear(*best.shape)
     linear.weight.data = best.T.float()
     linear.bias.data = (middle - centre @ best).float()
@@ -380,9 +370,8 @@ def beside(runs: pd.DataFrame, printed: pd.DataFrame, protocol: str, metric: str
         printed: columns "Linear" and "NdLinear", indexed by model, set and metric.
     """
     ours = runs[(runs["protocol"] == protocol) & runs["model"].isin(["dense", "ndlinear"])]
-    ours = summary(ours, ["family", "dataset", "model"], metric).set_index(
-        ["family", "dataset", "model"]
-    )
+    by = ["family", "dataset", "model"]
+    ours = summary(ours, by, metric).set_index(by)
     rows = []
     for family, dataset in sorted({(f, d) for f, d, _ in ours.index}):
         row = {"model": family, "set": dataset}
@@ -410,41 +399,3 @@ def last_look(*looks: pd.DataFrame) -> pd.DataFrame:
     cell = ["protocol", "family", "dataset"]
     rows = pd.concat([look.assign(look=at) for at, look in enumerate(looks)], ignore_index=True)
     return rows[rows["look"] == rows.groupby(cell)["look"].transform("max")].drop(columns="look")
-
-
-DRAWN = (  # protocol, arm, place within the row, fill, name
-    ("chronological", "ndlinear", -0.22, 1.0, "chronological"),
-    ("chronological", "ndlinear-paper", 0.0, 0.35, "chronological, start of the text"),
-    ("shuffled", "ndlinear", 0.22, 0.0, "shuffled"),
-)
-
-
-def draw_factors(axis, runs: pd.DataFrame, printed: pd.DataFrame) -> None:
-    """For every family and set the MSE of "dense" over that of NdLinear: each seed, mean and interval, and as printed.
-
-    Filled marks: chronological; pale ones: NdLinear started as the text says, where it was run; open ones: shuffled; stars: printed.
-    """
-    cells = list(dict.fromkeys((family, dataset) for family, dataset, _ in printed.index))
-    for y, cell in enumerate(cells):
-        for protocol, arm, shift, fill, name in DRAWN:
-            at = runs[(runs[["protocol", "family", "dataset"]] == [protocol, *cell]).all(axis=1)]
-            if arm in set(at["model"]):
-                _draw_factor(axis, at, arm, y + shift, fill, None if y else name)
-        factor = 1 / (1 - printed["reduction"][(*cell, "mse")])
-        look = {"ls": "none", "label": None if y else "printed"}
-        axis.plot(factor, y, ms=11, **figures.key("paper"), **look)
-    ticks = [0.25, 0.5, 1, 2, 4]
-    figures.rows(axis, [f"{family}, {dataset}" for family, dataset in cells], line=1)
-    axis.set(xscale="log", xticks=ticks, xticklabels=[f"{t:g}" for t in ticks])
-    axis.set(xlabel="test MSE, dense over NdLinear: right of 1 NdLinear is better")
-    axis.minorticks_off()
-    axis.legend(loc="lower center", bbox_to_anchor=(0.5, 1), ncols=2)
-
-
-def _draw_factor(axis, runs: pd.DataFrame, arm: str, y: float, fill: float, name: str | None):
-    """One arm's factors at one height: a stroke for each seed, the mean with its interval."""
-    colour = figures.colour("ndlinear")
-    each = 1 / ratios(runs, "mse", arm)
-    found = [1 / (1 - value) for value in reduction(runs, "mse", arm)]
-    axis.plot(each, [y] * len(each), "|", color=colour, ms=7, alpha=0.6)
-    figures.intervals(axis, y, found, "ndlinear", mfc=(colour, fill), mew=1, label=name)
