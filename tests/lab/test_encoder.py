@@ -238,7 +238,6 @@ def test_smoke_reads_a_tiny_bert_from_the_published_formats_and_says_so(monkeypa
     x = encoder.embed(texts)
     assert torch.equal(torch.get_rng_state(), before), "the caller's random numbers are untouched"
     assert x.shape == (3, 48) and "random weights, for smoke runs only" in capsys.readouterr().out
-    assert np.array_equal(x, encoder.embed(texts)) and (x[0] != x[1]).any()
 
 
 def test_the_words_of_the_rule():

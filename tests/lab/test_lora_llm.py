@@ -1,8 +1,5 @@
 """The run on Qwen3 and LLaMA: prompts, labels, answers and estimates by hand, the whole path on tiny random models."""
 
-import sys
-from unittest import mock
-
 import pytest
 import torch
 from lab import LabError
@@ -100,20 +97,6 @@ def test_answers_come_back_in_order_and_end_at_the_end():
     prompts = ["abc", "b", "longer d", "e"]
     found = lora_llm.answers(Echo(), lora_llm.Bytes(), prompts, 4, batch=3)
     assert found == ["c!", "b!", "d!", "e!"]
-
-
-def test_real_sets_and_models_are_asked_for_by_name(monkeypatch):
-    datasets, transformers = mock.Mock(), mock.Mock()
-    datasets.load_dataset.return_value = [{"question": "1 + 1?", "answer": "2\n#### 2"}]
-    monkeypatch.setitem(sys.modules, "datasets", datasets)
-    monkeypatch.setitem(sys.modules, "transformers", transformers)
-    assert lora_llm.items(lora_llm.TESTED["mathematics"]["GSM8K"])[0].gold == "2"
-    datasets.load_dataset.assert_called_once_with("openai/gsm8k", "main", split="test")
-    name = "meta-llama/Meta-Llama-3-8B"
-    lora_llm.load(name)
-    model = transformers.AutoModelForCausalLM.from_pretrained
-    model.assert_called_once_with(name, dtype=torch.bfloat16)
-    assert transformers.AutoTokenizer.from_pretrained.call_args.args == (name,)
 
 
 def test_unknown_names_are_refused():

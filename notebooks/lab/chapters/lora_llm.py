@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from ndlinear_lora import NdLinearLoRA, apply_ndlinear_lora
 
 from ..machine import require
-from ..models import DECODERS, TARGETS, size
+from ..models import TARGETS, size
 from ..modes import LabError
 from ..train.loop import check_finite, default_device
 
@@ -312,27 +312,3 @@ def run_published(c: dict, tiny: bool = False) -> dict:
         name: accuracy(model, tokenizer, questions, tiny, functools.partial(ask_as_released, name))
         for name, questions in TESTED[c["data"]].items()
     }
-
-
-# ------------------------------------------------------------------------------------------------------------- estimates
-FLOPS = 120e12  # a second, reached while training on an A100
-STEP = 0.035  # seconds for one generated token of a batch beside reading the weights
-BANDWIDTH = 1.5e12  # bytes a second
-TOKENS = 10.2e6  # trained tokens with padding: two epochs of both training sets
-
-
-def hours(model: str, arms: int = 4) -> float:
-    """Estimated hours on one A100 for one seed of so many arms, both training sets, all six test sets.
-
-    Training: two multiply-adds for each weight and token, forward and for the activations' gradients. Answers: 256 tokens for
-    each of GSM8K and MultiArith in batches of 32; the short answers of the other four sets count as one pass over their prompts.
-    """
-    shape = DECODERS[model]
-    width, hidden, head = shape["width"], shape["hidden"], shape["head"]
-    attention = 2 * width * head * (shape["heads"] + shape["kv_heads"])
-    weights = shape["layers"] * (attention + 3 * width * hidden) + width * shape["vocabulary"]
-    training = 4 * weights * TOKENS / FLOPS
-    steps = 256 * (1319 + 180) / 32
-    writing = steps * (STEP + 2 * weights / BANDWIDTH)
-    prompts = 2 * weights * 150 * (1221 + 2376 + 1172 + 3270) / FLOPS
-    return arms * (training + writing + prompts) / 3600
