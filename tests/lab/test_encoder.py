@@ -238,9 +238,3 @@ def test_smoke_reads_a_tiny_bert_from_the_published_formats_and_says_so(monkeypa
     x = encoder.embed(texts)
     assert torch.equal(torch.get_rng_state(), before), "the caller's random numbers are untouched"
     assert x.shape == (3, 48) and "random weights, for smoke runs only" in capsys.readouterr().out
-
-
-def test_the_words_of_the_rule():
-    found = [(2, 1.5, 2.5), (-2, -2.5, -1.5), (0.5, 0.2, 0.8), (0, -0.5, 0.5), (0, -2, 2)]
-    words = ["better", "worse", "better, within a point", "within a point", "undecided"]
-    assert [encoder.word(one) for one in found] == words

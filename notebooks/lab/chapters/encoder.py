@@ -28,7 +28,7 @@ from ..data import with_axes
 from ..data.files import DataError, File, cache_folder, find, obtain, packaged, write
 from ..machine import require
 from ..modes import mode
-from ..stats import above, at_best_rates, differences, inside, interval, summary
+from ..stats import at_best_rates, differences
 from ..train.loop import default_device
 
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -353,34 +353,7 @@ def reported() -> pd.DataFrame:
     return ndlinear_guide.report(bert, tuple(read), rounds=0, progress=False)
 
 
-# ---------------------------------------------------------------------------------------------------- tables and figures
-METRICS = ("accuracy", "auc_labels", "auc", "matthews")
-SETS = {"cola": "CoLA", "sst2": "SST-2"}
-NAMES = {
-    "constant": "constant answer",
-    "linear": "one dense layer",
-    "dense": "dense",
-    "dense ReLU": "dense, ReLU",
-    "dense-params": "dense, equal parameters",
-    "ndlinear": "NdLinear",
-    "ndlinear ReLU": "NdLinear, ReLU",
-    "ndlinear shuffled": "NdLinear, shuffled",
-    "ndlinear (1, 1)": "NdLinear (1, 1)",
-    "ndlinear (4, 4)": "NdLinear (4, 4)",
-    "ndlinear (10, 10)": "NdLinear (10, 10)",
-}
-PAIRS = (  # what is compared with what
-    ("ndlinear", "dense"),
-    ("ndlinear", "dense-params"),
-    ("ndlinear (10, 10)", "dense"),
-    ("dense", "linear"),
-    ("ndlinear shuffled", "ndlinear"),
-    ("dense ReLU", "dense"),
-    ("ndlinear ReLU", "ndlinear"),
-    ("ndlinear ReLU", "dense ReLU"),
-)
-
-
+# ------------------------------------------------------------------------------------------------------- reading the runs
 def tuned(runs: pd.DataFrame) -> pd.DataFrame:
     """The runs of each arm at the learning rate with its lowest mean validation loss over seeds."""
     return at_best_rates(runs, ["data", "split", "arm"], "val_loss")
@@ -392,34 +365,3 @@ def against(
     """Score of one arm minus that of another in points, seed by seed."""
     at = runs[(runs["data"] == name) & (runs["split"] == how)]
     return 100 * differences(at, metric, arm, other)
-
-
-def word(found: tuple[float, float, float]) -> str:
-    """A difference in points by the chapter's rule: better, worse, within a point, several of them, or undecided."""
-    sides = {True: "better", False: "worse"}
-    words = [sides[above(found)]] if above(found) is not None else []
-    if inside(found, -1, 1):
-        words.append("within a point")
-    return ", ".join(words) or "undecided"
-
-
-def overview(runs: pd.DataFrame, name: str) -> pd.DataFrame:
-    """All arms on the official parts of a data set: parameters, multiply-adds, scores in percent with their intervals."""
-    at = runs[(runs["data"] == name) & (runs["split"] == "official")]
-    at = at.assign(**{metric: 100 * at[metric] for metric in METRICS})
-    table = summary(at, ["arm", "parameters", "macs"], list(METRICS)).drop(columns="n")
-    return table.assign(arm=table["arm"].map(NAMES))
-
-
-def comparisons(runs: pd.DataFrame, how: str) -> pd.DataFrame:
-    """The differences of `PAIRS` in points with their intervals, and what they mean by accuracy."""
-    columns = {"accuracy": "accuracy", "auc_labels": "AUC from labels", "auc": "AUC from scores"}
-    rows = []
-    for name, title in SETS.items():
-        for arm, other in PAIRS:
-            gaps = {m: interval(against(runs, arm, other, m, name, how)) for m in columns}
-            row = {"set": title, "arms": f"{NAMES[arm]} − {NAMES[other]}"}
-            for metric, column in columns.items():
-                row[column] = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*gaps[metric])
-            rows.append(row | {"by accuracy": word(gaps["accuracy"])})
-    return pd.DataFrame(rows)
