@@ -456,16 +456,15 @@ def decoder(
 
 
 class LoRA(nn.Module):
-    """A frozen linear layer plus a trained update of rank ``rank``: rank (D + H) numbers."""
+    """A frozen linear layer plus a trained update of rank ``rank``, zero at the start: rank (D + H) numbers."""
 
     def __init__(self, base: nn.Linear, rank: int):
         super().__init__()
-        self.base, like = (
-            base.requires_grad_(False),
-            {"device": base.weight.device, "dtype": base.weight.dtype},
-        )
-        self.down = nn.Linear(base.in_features, rank, bias=False, **like)
-        self.up = nn.Linear(rank, base.out_features, bias=False, **like)
+        like = {"bias": False, "device": base.weight.device, "dtype": base.weight.dtype}
+        self.base = base.requires_grad_(False)
+        self.down = nn.Linear(base.in_features, rank, **like)
+        # zeros need no random numbers: the layers that are made next start as if this one drew none
+        self.up = nn.utils.skip_init(nn.Linear, rank, base.out_features, **like)
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:

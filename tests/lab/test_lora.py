@@ -28,12 +28,12 @@ def sentences(tokenizer, repeat=4):
 # ------------------------------------------------------------------------------------------------------------- adapters
 def test_low_rank_is_the_base_plus_a_product():
     base = nn.Linear(7, 5).double()
-    layer = lora.LowRank(base, 3)
+    layer = models.LoRA(base, 3)
     x = torch.randn(4, 7).double()
     assert torch.equal(layer(x), base(x)), "zero at the start"
-    assert layer.A.abs().max() <= 1 / math.sqrt(7) and layer.A.abs().max() > 0
-    layer.B.data.normal_()
-    wanted = x @ (base.weight + layer.B @ layer.A).T + base.bias
+    assert 0 < layer.down.weight.abs().max() <= 1 / math.sqrt(7)
+    layer.up.weight.data.normal_()
+    wanted = x @ (base.weight + layer.up.weight @ layer.down.weight).T + base.bias
     assert torch.allclose(layer(x), wanted)
     assert not base.weight.requires_grad and lora.trainable(layer) == 3 * (7 + 5)
 

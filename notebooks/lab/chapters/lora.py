@@ -18,7 +18,7 @@ from ndlinear import count_macs, near_square, rearrange
 from ndlinear_lora import apply_ndlinear_lora
 
 from ..adapters import DoRA, KroneckerTerms, LoKr, VeRA, vera_matrices
-from ..models import DECODERS, TARGETS
+from ..models import DECODERS, TARGETS, LoRA
 from ..modes import LabError
 from ..page.facts import facts
 from ..stats import paired, summary
@@ -28,24 +28,6 @@ POOL = 20  # batches whose samples are sorted by length together
 
 
 # ------------------------------------------------------------------------------------------------------------- adapters
-class LowRank(nn.Module):
-    """LoRA (Hu et al., 2022): y = base(x) + B A x, with B zero at the start and A as torch.nn.Linear draws it.
-
-    Args:
-        base: the frozen linear map. rank: of the update.
-    """
-
-    def __init__(self, base: nn.Linear, rank: int):
-        super().__init__()
-        self.base_layer = base.requires_grad_(False)
-        self.A = nn.Parameter(base.weight.new_empty(rank, base.in_features))
-        self.B = nn.Parameter(base.weight.new_zeros(base.out_features, rank))
-        nn.init.kaiming_uniform_(self.A, a=math.sqrt(5))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.base_layer(x) + F.linear(F.linear(x, self.A), self.B)
-
-
 def maps(model: nn.Module) -> dict[str, nn.Linear]:
     """The linear maps in the blocks of an encoder, by their names: six in each block."""
     found = model.encoder.named_modules()
@@ -81,7 +63,7 @@ def attach(
     numbers = [int(size) for size in sizes]
     if kind == "vera":
         numbers = [vera_matrices(list(targets.values()), *numbers)]
-    layers = {"lora": LowRank, "dora": DoRA, "vera": VeRA, "lokr": LoKr}
+    layers = {"lora": LoRA, "dora": DoRA, "vera": VeRA, "lokr": LoKr}
     if kind not in (*layers, "full", "head"):
         raise LabError(f"no arm {arm!r}; there are: {', '.join(layers)}, ndlinear, full, head")
     for name, module in targets.items():
