@@ -461,14 +461,14 @@ class LoRA(nn.Module):
     def __init__(self, base: nn.Linear, rank: int):
         super().__init__()
         like = {"bias": False, "device": base.weight.device, "dtype": base.weight.dtype}
-        self.base = base.requires_grad_(False)
+        self.base_layer = base.requires_grad_(False)
         self.down = nn.Linear(base.in_features, rank, **like)
         # zeros need no random numbers: the layers that are made next start as if this one drew none
         self.up = nn.utils.skip_init(nn.Linear, rank, base.out_features, **like)
         nn.init.zeros_(self.up.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.base(x) + self.up(self.down(x))
+        return self.base_layer(x) + self.up(self.down(x))
 
 
 def apply_lora(model: nn.Module, rank: int, targets=TARGETS) -> nn.Module:

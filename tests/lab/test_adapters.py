@@ -5,7 +5,7 @@ import functools
 
 import pytest
 import torch
-from lab import LabError
+from lab import LabError, models
 from lab.chapters import lora
 from torch import nn
 
@@ -54,7 +54,7 @@ def test_vera_shares_its_frozen_matrices(base):
 
 def test_all_weights_and_unknown_arms(base):
     model = nn.Sequential(nn.Embedding(7, 24), nn.Linear(24, 6))
-    assert lora.trainable(lora.attach(model, {"1": model[1]}, "full")) == 24 * 6 + 6
+    assert models.size(lora.attach(model, {"1": model[1]}, "full")) == 24 * 6 + 6
     with pytest.raises(LabError, match="no arm 'loha-3'"):
         lora.attach(base, maps(base), "loha-3")
 
@@ -120,7 +120,7 @@ def test_a_sum_of_products_is_the_sum_of_their_matrices_and_starts_at_zero(base,
     model = lora.attach_terms(copy.deepcopy(base), maps(base), 3, fold)
     assert torch.allclose(model(X), base(X), atol=1e-12)
     layer = model[2]
-    assert lora.trainable(layer) == 3 * sum(d * h for d, h in zip(*fold(48, 24)))
+    assert models.size(layer) == 3 * sum(d * h for d, h in zip(*fold(48, 24)))
     products = []
     for term in layer.update.terms:
         nn.init.normal_(term.weights[1])

@@ -35,7 +35,7 @@ def test_low_rank_is_the_base_plus_a_product():
     layer.up.weight.data.normal_()
     wanted = x @ (base.weight + layer.up.weight @ layer.down.weight).T + base.bias
     assert torch.allclose(layer(x), wanted)
-    assert not base.weight.requires_grad and lora.trainable(layer) == 3 * (7 + 5)
+    assert not base.weight.requires_grad and models.size(layer) == 3 * (7 + 5)
 
 
 COUNTS = {  # width 48, inner 96, two blocks: written out
@@ -53,7 +53,7 @@ def test_each_arm_trains_what_it_says(bert, arm):
     model, tokenizer = bert
     x, _ = sentences(tokenizer)
     before = lora.mean_vectors(model, x)
-    assert lora.trainable(lora.attach(model, lora.maps(model), arm)) == COUNTS[arm]
+    assert models.size(lora.attach(model, lora.maps(model), arm)) == COUNTS[arm]
     same = torch.allclose(lora.mean_vectors(model, x), before, atol=1e-6)
     assert same == (arm != "ndlinear-released"), "only the released start moves the encoder"
 
@@ -161,9 +161,9 @@ def test_sizes_are_those_of_the_models_built(model):
     with torch.device("meta"):
         ours = apply_ndlinear_lora(models.decoder(**models.DECODERS[model]), models.TARGETS)
         theirs = models.apply_lora(models.decoder(**models.DECODERS[model]), 2)
-    assert lora.costs(model, "ndlinear")["parameters"] == lora.trainable(ours)
-    assert lora.costs(model, "product")["parameters"] == lora.trainable(ours)
-    assert lora.costs(model, "lora", 2)["parameters"] == lora.trainable(theirs)
+    assert lora.costs(model, "ndlinear")["parameters"] == models.size(ours)
+    assert lora.costs(model, "product")["parameters"] == models.size(ours)
+    assert lora.costs(model, "lora", 2)["parameters"] == models.size(theirs)
 
 
 def test_costs_of_one_map_written_out():

@@ -6,7 +6,6 @@ import zipfile
 from unittest import mock
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from lab.chapters import smollm
@@ -100,17 +99,6 @@ def test_fits_to_inputs_miss_less_of_the_outputs(method):
     assert torch.allclose(same, plain, atol=1e-5)
 
 
-def test_the_tiny_model_is_replaced_layer_by_layer():
-    ids = smollm.pieces("Whatever is read here is long enough. " * 40, smollm.tokenizer(), 4, 16)
-    model, before, after = smollm.compressed("products", 0.5, ids)
-    dense, same, also = smollm.compressed("dense", 1, ids)
-    assert same == also == before == 2 * 3 * 36 * 96 and 0.4 * before < after <= 0.5 * before
-    assert len(smollm.feed_forward(model)) == 6
-    attention = [m.model.layers[0].self_attn.q_proj.weight for m in (model, dense)]
-    mlp = [m.model.layers[0].mlp.up_proj.weight for m in (model, dense)]
-    assert torch.equal(*attention) and not torch.allclose(*mlp)
-
-
 @pytest.mark.parametrize("method", ["dense", "products", "block-diagonal"])
 def test_tuning_trains_what_stands_for_the_feed_forward_matrices_and_nothing_else(
     method, monkeypatch
@@ -171,15 +159,6 @@ def test_energies_of_an_update_count_terms_by_their_numbers():
     assert found["products, permuted, one"] < 0.6 and found["products, shuffled, one"] < 0.6
     mixed = smollm.permuted(product, 1)
     assert torch.allclose(torch.linalg.svdvals(mixed), torch.linalg.svdvals(product))
-
-
-def test_training_all_weights_lowers_the_loss_and_leaves_an_update_of_each_matrix():
-    task = "gsm8k"
-    found = smollm.full_update(task, held=3, seed=0, steps=6, lr=3e-3, batch=2)
-    assert found["metrics"]["after"] < found["metrics"]["before"]
-    updates = smollm.updates_of(pd.DataFrame([{"task": task, "seed": 0, "curve": found["curve"]}]))
-    assert len(updates) == 14 and (updates["size"] > 0).all()
-    assert updates["kind"].unique().tolist() == smollm.KINDS
 
 
 def test_the_loss_of_a_choice_is_that_of_its_letter():

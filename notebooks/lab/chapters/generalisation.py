@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ndlinear import NdLinear
 
@@ -377,24 +377,3 @@ def small_network(first: bool) -> nn.Sequential:
     one, two = (NdLinear(D, H, first, dtype=torch.float64) for D, H in shapes)
     last = nn.Linear(12, 3, dtype=torch.float64)
     return nn.Sequential(one, nn.ReLU(), two, nn.ReLU(), nn.Flatten(), last)
-
-
-def three_modes(
-    targets: Tensor, decay: float, scale: float, steps: int, rule=torch.optim.Adam
-) -> Tensor:
-    """Layers with one output and three modes, twenty for each target (q, D_1, D_2, D_3), trained on |K - target|^2 / 2 with decay.
-
-    scale: of the random start. Returns the norms of K (q, 20), the layer of the best decayed loss first.
-    """
-    shapes = [(len(targets), 20, size) for size in targets.shape[1:]]
-    factors = [(scale * torch.randn(s, dtype=targets.dtype)).requires_grad_() for s in shapes]
-
-    def misfit():
-        K = torch.einsum("qni,qnj,qnk->qnijk", *factors)
-        return (K - targets[:, None]).square().flatten(2).sum(2) / 2
-
-    how = {"optimiser": rule, "lr": 0.01, "weight_decay": decay, "steps": steps}
-    descend(factors, lambda: misfit().sum(), **how)
-    with torch.no_grad():
-        values = misfit() + decay / 2 * sum(f.square().sum(2) for f in factors)
-        return math.prod(f.norm(dim=2) for f in factors).gather(1, values.argsort(1))

@@ -89,11 +89,6 @@ def attach_terms(
     return model
 
 
-def trainable(model: nn.Module) -> int:
-    """How many numbers are trained."""
-    return sum(p.numel() for p in model.parameters() if p.requires_grad)
-
-
 def released_rms(input_dims: tuple[int, int], alpha: float = 1.0) -> float:
     """Root mean square of the released adapter's update at its start, for input of unit variance and no correlation.
 
