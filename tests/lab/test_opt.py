@@ -10,7 +10,7 @@ import pytest
 import torch
 from lab import decoder
 from lab.chapters import opt
-from lab.data import choices
+from lab.data import questions
 from lab.data.bpe import BPE
 from lab.data.files import DataError
 from lab.decoder import FeedForward, NdFeedForward
@@ -147,9 +147,9 @@ def lines(*rows):
 @pytest.mark.parametrize(
     ("reader", "contents", "answers"),
     [
-        (choices.read_wic, [({"label": "true"}, {"label": False})], [1, 0]),
-        (choices.read_boolq, [({"answer": True}, {"answer": False})], [1, 0]),
-        (choices.read_boolq, [({"label": "false"}, {"label": "true"})], [0, 1]),
+        (questions.read_wic, [({"label": "true"}, {"label": False})], [1, 0]),
+        (questions.read_boolq, [({"answer": True}, {"answer": False})], [1, 0]),
+        (questions.read_boolq, [({"label": "false"}, {"label": "true"})], [0, 1]),
     ],
 )
 def test_answers_in_both_spellings(reader, contents, answers):
@@ -157,11 +157,11 @@ def test_answers_in_both_spellings(reader, contents, answers):
 
 
 def test_answers_that_do_not_fit_are_refused():
-    assert choices.read_piqa(lines({}, {}), b"1\n0\n").y.tolist() == [1, 0]
+    assert questions.read_piqa(lines({}, {}), b"1\n0\n").y.tolist() == [1, 0]
     with pytest.raises(DataError, match="2 questions"):
-        choices.read_piqa(lines({}, {}), b"1\n")
+        questions.read_piqa(lines({}, {}), b"1\n")
     with pytest.raises(DataError, match="answers"):
-        choices.read_copa(lines({"label": 2}))
+        questions.read_copa(lines({"label": 2}))
 
 
 def test_the_lines_stay_as_they_are_published():

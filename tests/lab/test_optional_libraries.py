@@ -146,7 +146,6 @@ def unguarded(tree: ast.Module) -> list[str]:
 
 
 SOURCES = sorted([*modes.chapters(), *(modes.NOTEBOOKS / "lab").rglob("*.py")])
-OWN_MESSAGE: set[str] = set()
 PRINTED_SCALE = {"transformers", "peft"}  # no run of this book's own size needs them
 
 
@@ -155,7 +154,7 @@ def test_optional_libraries_are_required_before_they_are_imported():
     assert unguarded(late) == ["line 1: peft", "line 2: safetensors"]
     assert unguarded(ast.parse("lab.require('json', 'einops.layers')\nimport einops")) == []
     found = {path.name: unguarded(tree_of(path)) for path in SOURCES}
-    assert {name for name, lines in found.items() if lines} <= OWN_MESSAGE, found
+    assert not any(found.values()), found
 
 
 def test_every_required_library_can_be_installed_with_the_book():
@@ -176,11 +175,3 @@ def test_colab_brings_what_every_chapter_needs():
     project = (modes.ROOT / "pyproject.toml").read_text(encoding="utf-8")
     needed = re.search(r"^notebooks = \[(.*?)^\]", project, re.M | re.S)[1]
     assert set(re.findall(r'^    "([\w.-]+)', needed, re.M)) == {*COLAB_HAS, "safetensors"}
-
-
-def test_without_scikit_learn_or_aeon_a_data_set_says_what_to_install(hide):
-    hide("sklearn", "aeon")
-    lab.data._load.cache_clear()
-    with pytest.raises(LabError, match=r"load_digits ships with scikit-learn: pip install scikit-"):
-        lab.load("digits")
-    lab.data._load.cache_clear()

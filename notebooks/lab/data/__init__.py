@@ -3,8 +3,8 @@
 Each data set comes as a `Data`, whatever its files look like: inputs ``x``, targets ``y``, names, official parts, and a note
 that says what is exact, partial or missing. A file is looked for in NDL_DATA (default: the user's cache folder), as it is or
 packed; otherwise it is downloaded from the official address, verified, and only then moved into place. A file that is there is
-never changed. Smoke mode never downloads: sets that do not ship with a dependency are read by the same code from seeded
-stand-ins in the official format, and say so.
+never changed. Smoke mode never downloads: sets that do not ship with a dependency are seeded stand-ins of the same form, and
+say so.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..modes import LabError, mode
-from . import bundled, choices, ett, images, novels, questions, series, tables, texts
+from . import bundled, ett, images, novels, questions, series, tables, texts
 from .files import (
     LEFT_ALONE,
     NOT_KEPT,
@@ -40,7 +40,7 @@ class Registry(dict):
 
 SOURCES: dict[str, Source] = Registry(
     (source.name, source)
-    for family in (bundled, choices, ett, images, novels, questions, series, tables, texts)
+    for family in (bundled, ett, images, novels, questions, series, tables, texts)
     for source in family.SOURCES
 )
 
@@ -162,29 +162,27 @@ def _from_files(source: Source) -> tuple[Raw, str]:
     return raw, layout.note
 
 
-def _stand_in(source: Source) -> tuple[Raw, str]:
-    """Every layout's reader on its sample; the publisher's is the one that is used."""
-    raws = [_parse(layout, layout.sample()) for layout in source.layouts]
-    return raws[0], "A seeded stand-in in the official format, made up for smoke runs."
-
-
 @functools.cache
 def _load(name: str, stand_in: bool) -> Data:
-    raw, note = (_stand_in if stand_in else _from_files)(SOURCES[name])
-    return Data(name, raw.x, raw.y, raw.names, _digest(raw), stand_in, raw.splits, note)
+    """A set of the registry, or its stand-in, where it has one."""
+    source = SOURCES[name]
+    if stand_in and source.stand_in:
+        raw, note = source.stand_in(), "A seeded stand-in of the same form, made up for smoke runs."
+    else:
+        raw, note = _from_files(source)
+    made_up = stand_in and source.stand_in is not None
+    return Data(name, raw.x, raw.y, raw.names, _digest(raw), made_up, raw.splits, note)
 
 
 def load(name: str, stand_in: bool = False) -> Data:
     """A data set of the registry.
 
-    In smoke mode one that must be downloaded is a seeded stand-in of the same form, read by the same code (``stand_in``); with
-    ``stand_in=True`` it is so in every mode, for cells that need the form of the data and not the values.
+    In smoke mode one that must be downloaded is a seeded stand-in of the same form (``stand_in``); with ``stand_in=True`` it is so
+    in every mode, for cells that need the form of the data and not the values.
     """
     if name not in SOURCES:
         raise DataError(f"no data set {name!r}; there are: {', '.join(SOURCES)}")
-    data = _load(
-        name, (stand_in or mode() == "smoke") and SOURCES[name].layouts[0].sample is not None
-    )
+    data = _load(name, stand_in or mode() == "smoke")
     if data.stand_in:
         print(
             f"{name}: a seeded stand-in of the same form"
@@ -195,7 +193,7 @@ def load(name: str, stand_in: bool = False) -> Data:
 
 def checksum(name: str) -> str:
     """Checksum of the arrays that `load` returns."""
-    return _load(name, mode() == "smoke" and SOURCES[name].layouts[0].sample is not None).checksum
+    return _load(name, mode() == "smoke").checksum
 
 
 def note(name: str, checksum: str) -> str:

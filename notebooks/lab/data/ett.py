@@ -22,22 +22,21 @@ def read(content: bytes) -> Raw:
     return Raw(frame[[*COLUMNS]].to_numpy(np.float32), None, COLUMNS)
 
 
-def sample() -> tuple[bytes]:
+def stand_in() -> Raw:
     hours, rng = np.arange(600)[:, None], np.random.default_rng(0)
     waves = np.sin(2 * np.pi * hours / 24 + np.arange(7)) + 0.1 * rng.standard_normal((600, 7))
     frame = pd.DataFrame(waves, columns=list(COLUMNS)).round(4)
     frame.insert(0, "date", pd.date_range("2016-07-01", periods=600, freq="h"))
-    return (frame.to_csv(index=False).encode(),)
+    return read(frame.to_csv(index=False).encode())
 
 
 def _source(name: str, about: str, rows: int, content: str) -> Source:
     address = f"https://raw.githubusercontent.com/zhouhaoyi/ETDataset/main/ETT-small/{name}.csv"
     file, expect = known(f"ett/{name}.csv", address), {"whole": ((rows, 7), None)}
     about = f"Electricity transformer temperature, {name}, {about}: 6 loads and the oil temperature"
-    layout = Layout((file,), read, sample, expect, "The publisher's file, byte for byte.", content)
-    return Source(
-        name.lower(), about, "https://github.com/zhouhaoyi/ETDataset", "CC BY-ND 4.0", (layout,)
-    )
+    layout = Layout((file,), read, expect, "The publisher's file, byte for byte.", content)
+    origin = "https://github.com/zhouhaoyi/ETDataset"
+    return Source(name.lower(), about, origin, "CC BY-ND 4.0", (layout,), stand_in)
 
 
 SOURCES = (

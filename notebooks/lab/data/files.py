@@ -95,7 +95,7 @@ class Layout:
     """One way in which a data set lies on disk: its files, how to read them, and what they must then hold.
 
     Args:
-        read: contents of the files, in order -> `Raw`. sample: seeded small contents of the same format, for smoke runs and tests.
+        read: contents of the files, in order -> `Raw`.
         expect: part of the data -> (shape, cases per class in the order of the labels; None where there are no classes).
             None in place of a number: any number.
         content: checksum of the arrays, where the values are known; it is checked where the files have no published checksum,
@@ -105,7 +105,6 @@ class Layout:
 
     files: tuple[File, ...]
     read: Callable[..., Raw]
-    sample: Callable[[], tuple[bytes, ...]] | None = None
     expect: dict[str, tuple[Numbers, Numbers | None]] = field(default_factory=dict)
     note: str = ""
     content: str = ""
@@ -113,13 +112,17 @@ class Layout:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set of the registry. The first layout is the publisher's own and is the one that is downloaded."""
+    """A data set of the registry. The first layout is the publisher's own and is the one that is downloaded.
+
+    ``stand_in`` makes a small set of the same form, seeded, for smoke runs; None where the set comes with a library.
+    """
 
     name: str
     about: str
     origin: str
     licence: str
     layouts: tuple[Layout, ...]
+    stand_in: Callable[[], Raw] | None = None
 
 
 # ----------------------------------------------------------------------------------------------------- in the data folder

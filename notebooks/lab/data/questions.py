@@ -1,19 +1,87 @@
-"""Questions with choices: CommonsenseQA; word problems with worked solutions: GSM8K."""
+"""Questions as lines of JSON: tests of language models by choices, CommonsenseQA, and word problems with solutions (GSM8K).
+
+Of a test by choices ``x`` holds the lines as they are published, ``y`` the place of the right answer among the answers.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 
 import numpy as np
 
-from .files import DataError, File, Layout, Raw, Source, known
+from .files import DataError, Layout, Raw, Source, known
 
+CB = ("entailment", "contradiction", "neutral")  # in the order of the released script
+NO_YES = ("no", "yes")
+FIRST_SECOND = ("first", "second")
 LETTERS = ("A", "B", "C", "D", "E")
-PARTS = ("train", "valid")
 
 
+def _lines(content: bytes) -> list[str]:
+    return [line for line in content.decode("utf-8").splitlines() if line.strip()]
+
+
+def _written(rows: list[dict]) -> bytes:
+    return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def _two(first: list[str], second: list[str], names: tuple[str, str]) -> dict[str, slice]:
+    """Two parts that stand one after the other."""
+    n = len(first)
+    return {names[0]: slice(0, n), names[1]: slice(n, n + len(second))}
+
+
+# ------------------------------------------------------------------------------------------------- tests by choices
+def _raw(lines: list[str], right: list[int], names: tuple[str, ...]) -> Raw:
+    y = np.array(right, np.int64)
+    if len(y) != len(lines) or not set(right) <= set(range(len(names))):
+        raise DataError(f"{len(lines)} questions with answers {sorted(set(right))}")
+    return Raw(np.array(lines, object), y, names, {"validation": slice(0, len(lines))})
+
+
+def _read(content: bytes, right: Callable[[dict], int], names: tuple[str, ...]) -> Raw:
+    lines = _lines(content)
+    return _raw(lines, [right(json.loads(line)) for line in lines], names)
+
+
+def read_copa(content: bytes) -> Raw:
+    return _read(content, lambda question: question["label"], FIRST_SECOND)
+
+
+def read_cb(content: bytes) -> Raw:
+    return _read(content, lambda question: CB.index(question["label"]), CB)
+
+
+def read_wic(content: bytes) -> Raw:
+    return _read(content, lambda question: int(str(question["label"]).lower() == "true"), NO_YES)
+
+
+def read_boolq(content: bytes) -> Raw:
+    names = {"false": 0, "true": 1}
+    answer = "answer" if b'"answer"' in content else "label"
+    return _read(content, lambda question: names[str(question[answer]).lower()], NO_YES)
+
+
+def read_piqa(content: bytes, right: bytes) -> Raw:
+    return _raw(_lines(content), [int(line) for line in _lines(right)], FIRST_SECOND)
+
+
+def _made_up(**fields: list) -> bytes:
+    """Twelve questions; a field with several values takes them in turn."""
+    return _written(
+        [{k: value[i % len(value)] for k, value in fields.items()} | {"idx": i} for i in range(12)]
+    )
+
+
+def piqa_stand_in() -> Raw:
+    ways = {"sol1": ["use a key", "ask it"], "sol2": ["sing", "pull it"]}
+    return read_piqa(_made_up(goal=["Open a tin"], **ways), b"0\n1\n" * 6)
+
+
+# -------------------------------------------------------------------------------------------------- CommonsenseQA
 def parts_of(entry: str) -> list[str]:
-    """The question and its choices, in order, of one entry of the data set."""
+    """The question and its choices, in order, of one entry of CommonsenseQA."""
     return entry.split("\t")
 
 
@@ -28,72 +96,143 @@ def _entry(row: dict) -> str:
     return "\t".join(" ".join(text.split()) for text in texts)
 
 
-def read_commonsenseqa(*contents: bytes) -> Raw:
-    """One question a line, as JSON; the answer is the number of the right choice."""
-    rows = [[json.loads(line) for line in part.decode("utf-8").splitlines()] for part in contents]
-    flat = [row for part in rows for row in part]
-    x = np.array([_entry(row) for row in flat], object)
-    y = np.array([LETTERS.index(row["answerKey"]) for row in flat], np.int64)
-    first = len(rows[0])
-    return Raw(x, y, LETTERS, {"train": slice(0, first), "valid": slice(first, len(flat))})
+def read_commonsenseqa(train: bytes, valid: bytes) -> Raw:
+    """The answer is the number of the right choice."""
+    parts = _lines(train), _lines(valid)
+    rows = [json.loads(line) for part in parts for line in part]
+    x = np.array([_entry(row) for row in rows], object)
+    y = np.array([LETTERS.index(row["answerKey"]) for row in rows], np.int64)
+    return Raw(x, y, LETTERS, _two(*parts, ("train", "valid")))
 
 
-def _made_up(n: int, seed: int) -> bytes:
+def _places(n: int, seed: int) -> bytes:
     """Questions whose right choice repeats their last word."""
     rng = np.random.default_rng(seed)
     words = ["river", "market", "school", "forest", "kitchen", "harbour"]
-    lines = []
+    rows = []
     for number in range(n):
         chosen = rng.permutation(words)[: len(LETTERS)].tolist()
         answer = int(rng.integers(len(LETTERS)))
         choices = [{"label": a, "text": word} for a, word in zip(LETTERS, chosen)]
         question = {"stem": f"Where do people  meet at a {chosen[answer]}?", "choices": choices}
-        row = {"id": str(number), "answerKey": LETTERS[answer], "question": question}
-        lines.append(json.dumps(row) + "\n")
-    return "".join(lines).encode()
+        rows.append({"id": str(number), "answerKey": LETTERS[answer], "question": question})
+    return _written(rows)
 
 
-def commonsenseqa_sample() -> tuple[bytes, ...]:
-    return _made_up(40, 0), _made_up(20, 1)
-
-
-def read_gsm8k(*contents: bytes) -> Raw:
+# ---------------------------------------------------------------------------------------------------------- GSM8K
+def read_gsm8k(train: bytes, test: bytes) -> Raw:
     """A problem a case, as its line of JSON with "question" and "answer"; the answer ends with "#### " and a number."""
-    parts = [[line for line in part.decode("utf-8").splitlines() if line] for part in contents]
-    lines = [line for part in parts for line in part]
+    parts = _lines(train), _lines(test)
+    lines = [*parts[0], *parts[1]]
     for line in lines:
         row = json.loads(line)
         if not row["question"] or "#### " not in row["answer"]:
             raise DataError(f"a problem lacks its question or its final number: {line[:60]}")
-    n = len(parts[0])
-    splits = {"train": slice(0, n), "test": slice(n, len(lines))}
-    return Raw(np.array(lines, object), None, (), splits)
+    return Raw(np.array(lines, object), None, (), _two(*parts, ("train", "test")))
 
 
-def _made_up_sums(n: int, seed: int) -> bytes:
+def _sums(n: int, seed: int) -> bytes:
     """Sums of two numbers in words, with the calculator's marks of the real set."""
-    rng = np.random.default_rng(seed)
-    lines = []
-    for a, b in rng.integers(2, 90, (n, 2)).tolist():
+    rows = []
+    for a, b in np.random.default_rng(seed).integers(2, 90, (n, 2)).tolist():
         question = f"Ann has {a} eggs and buys {b} more. How many eggs does she have?"
         answer = f"She has {a}+{b} = <<{a}+{b}={a + b}>>{a + b} eggs.\n#### {a + b}"
-        lines.append(json.dumps({"question": question, "answer": answer}) + "\n")
-    return "".join(lines).encode()
+        rows.append({"question": question, "answer": answer})
+    return _written(rows)
 
 
-def gsm8k_sample() -> tuple[bytes, ...]:
-    return _made_up_sums(40, 0), _made_up_sums(12, 1)
+# --------------------------------------------------------------------------------------------------- the registry
+_COPIES = "https://raw.githubusercontent.com"
+_COMMONSENSE = f"{_COPIES}/declare-lab/TEAM/e43753fde8e53e498cf3056b85ae2f306902121f/data/csqa"
+_GSM8K = (
+    f"{_COPIES}/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c"
+    "/grade_school_math/data"
+)
+_PIQA = "https://storage.googleapis.com/ai2-mosaic/public/physicaliqa/physicaliqa-train-dev.zip"
+_COPY = "A public copy of the validation part."
 
 
-_GSM8K = "https://raw.githubusercontent.com/openai/grade-school-math/3101c7d5072418e28b9008a6636bde82a006892c"
-_ADDRESS = "https://s3.amazonaws.com/commonsensqa"
-_EXPECT = {
-    "train": ((9741,), (1909, 1973, 1946, 1985, 1928)),
-    "valid": ((1221,), (239, 255, 241, 251, 235)),
-}
-_NOTE = "The random split; the answers of its test part are not public, so scores are those on its validation part."
+def _superglue(
+    task: str, about: str, path: str, read: Callable, counts: tuple, content: str, **fields: list
+) -> Source:
+    """A test of SuperGLUE: its validation part, and fields of made-up questions."""
+    archive = f"https://dl.fbaipublicfiles.com/glue/superglue/data/v2/{task}.zip"
+    file = known(path, by_hand=f"unpack val.jsonl of {archive}")
+    layout = Layout((file,), read, {"validation": ((sum(counts),), counts)}, _COPY, content)
+    about, origin = f"{task}: {about}", f"{archive} (SuperGLUE)"
+    made_up = _made_up(**fields)
+    return Source(task.lower(), about, origin, "not stated", (layout,), lambda: read(made_up))
+
 
 SOURCES = (
+    _superglue(
+        "COPA",
+        "cause or effect of a sentence, one of two",
+        "zeroshot/copa_val.jsonl",
+        read_copa,
+        (55, 45),
+        "eb410e47833c79e5",
+        premise=["It rained.", "She slept."],
+        question=["effect"],
+        choice1=["It was wet."],
+        choice2=["It sang."],
+        label=[0, 1],
+    ),
+    _superglue(
+        "CB",
+        "does one text entail a sentence, contradict it, or neither",
+        "zeroshot/cb_val.jsonl",
+        read_cb,
+        (23, 28, 5),
+        "b51cd976b9dc3621",
+        premise=["It rained.", "She slept."],
+        hypothesis=["it was wet"],
+        label=list(CB),
+    ),
+    _superglue(
+        "WiC",
+        "has a word the same meaning in two sentences",
+        "zeroshot/wic_val.jsonl",
+        read_wic,
+        (319, 319),
+        "ce915cfca00004e1",
+        word=["class"],
+        sentence1=["A class."],
+        sentence2=["Real class."],
+        label=["false", "true"],
+    ),
+    _superglue(
+        "BoolQ",
+        "yes-or-no questions about a paragraph",
+        "reasoning/boolq_val.jsonl",
+        read_boolq,
+        (1237, 2033),
+        "42aa54017da64370",
+        question=["is it wet"],
+        passage=["Rain is wet."],
+        answer=[True, False, True],
+    ),
+    Source(
+        "piqa",
+        "PIQA: which of two ways leads to a goal",
+        _PIQA,
+        "MIT, of the repository that holds the copy",
+        (
+            Layout(
+                (
+                    known("zeroshot/piqa_dev.jsonl", by_hand=f"unpack dev.jsonl of {_PIQA}"),
+                    known(
+                        "zeroshot/piqa_dev_labels.txt", by_hand=f"unpack dev-labels.lst of {_PIQA}"
+                    ),
+                ),
+                read_piqa,
+                {"validation": ((1838,), (910, 928))},
+                _COPY,
+                "5eb449083e52680c",
+            ),
+        ),
+        piqa_stand_in,
+    ),
     Source(
         "commonsenseqa",
         "CommonsenseQA: questions of everyday knowledge with five choices",
@@ -102,25 +241,20 @@ SOURCES = (
         (
             Layout(
                 tuple(
-                    File(
-                        f"reasoning/{part}_rand_split.jsonl", f"{_ADDRESS}/{name}_rand_split.jsonl"
-                    )
-                    for part, name in zip(PARTS, ("train", "dev"))
+                    known(f"reasoning/commonsenseqa_{part}.jsonl", f"{_COMMONSENSE}/{part}.jsonl")
+                    for part in ("train", "valid")
                 ),
                 read_commonsenseqa,
-                commonsenseqa_sample,
-                _EXPECT,
-                _NOTE,
-            ),
-            Layout(
-                tuple(known(f"reasoning/commonsenseqa_{part}.jsonl") for part in PARTS),
-                read_commonsenseqa,
-                commonsenseqa_sample,
-                _EXPECT,
-                _NOTE + " A public copy of the two files.",
+                {
+                    "train": ((9741,), (1909, 1973, 1946, 1985, 1928)),
+                    "valid": ((1221,), (239, 255, 241, 251, 235)),
+                },
+                "The random split; the answers of its test part are not public, so scores are those on its validation part. "
+                "A public copy of the two files.",
                 "a36c667d5d6a5e35",
             ),
         ),
+        lambda: read_commonsenseqa(_places(40, 0), _places(20, 1)),
     ),
     Source(
         "gsm8k",
@@ -130,18 +264,15 @@ SOURCES = (
         (
             Layout(
                 tuple(
-                    known(
-                        f"reasoning/gsm8k_{part}.jsonl",
-                        f"{_GSM8K}/grade_school_math/data/{part}.jsonl",
-                    )
+                    known(f"reasoning/gsm8k_{part}.jsonl", f"{_GSM8K}/{part}.jsonl")
                     for part in ("train", "test")
                 ),
                 read_gsm8k,
-                gsm8k_sample,
                 {"train": ((7473,), None), "test": ((1319,), None)},
                 "Both official parts as published, with the calculator's marks in the solutions.",
                 "e1c783e708888cdc",
             ),
         ),
+        lambda: read_gsm8k(_sums(40, 0), _sums(12, 1)),
     ),
 )

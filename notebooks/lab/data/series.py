@@ -1,4 +1,4 @@
-"""Time series to classify: sets of the UCR and UEA archives, in each of the archives' formats or as an npz copy."""
+"""Time series to classify: sets of the UCR and UEA archives, as the archives have them or as an npz copy."""
 
 from __future__ import annotations
 
@@ -9,28 +9,22 @@ from collections.abc import Callable
 import numpy as np
 
 from .files import DataError, File, Layout, Raw, Source, known, unzip
-from .formats import FORMATS, Cases, join, write_arff, write_ts, write_tsv
+from .formats import Cases, join, read_ts
 
 
-def _zipped(name: str):
+def _zipped(name: str) -> Callable[[bytes], Raw]:
     def part(archive: zipfile.ZipFile, which: str) -> Cases:
-        for ending, read in FORMATS.items():
-            for member in archive.namelist():
-                if member.rsplit("/", 1)[-1] == f"{name}_{which}{ending}":
-                    return read(unzip(archive, member))
-        raise DataError(
-            f"the archive holds neither {name}_{which}.ts nor .arff; it holds {', '.join(archive.namelist())}"
-        )
+        for member in archive.namelist():
+            if member.rsplit("/", 1)[-1] == f"{name}_{which}.ts":
+                return read_ts(unzip(archive, member))
+        has = ", ".join(archive.namelist())
+        raise DataError(f"the archive does not hold {name}_{which}.ts; it holds {has}")
 
     def read(content: bytes) -> Raw:
         with zipfile.ZipFile(io.BytesIO(content)) as archive:
             return join(part(archive, "TRAIN"), part(archive, "TEST"))
 
     return read
-
-
-def _pair(ending: str):
-    return lambda train, test: join(FORMATS[ending](train), FORMATS[ending](test))
 
 
 # ----------------------------------------------------------------------------------------------------------- npz copies
@@ -55,7 +49,6 @@ def _read_micro(content: bytes) -> Raw:
     return Raw(x, y, ("abnormal", "normal"), {"train": slice(0, len(y))})
 
 
-# ------------------------------------------------------------------------------------------------ small files of each format
 def _waves(channels: int, length: int, names: tuple[str, ...], seed: int) -> Cases:
     """Three cases per class: noisy waves whose frequency is that of the class."""
     rng, y = np.random.default_rng(seed), np.arange(3 * len(names)) % len(names)
@@ -66,50 +59,9 @@ def _waves(channels: int, length: int, names: tuple[str, ...], seed: int) -> Cas
     return x.round(4).astype(np.float32), [names[i] for i in y]
 
 
-def _npz(**arrays) -> bytes:
-    file = io.BytesIO()
-    np.savez(file, **arrays)
-    return file.getvalue()
-
-
 # ---------------------------------------------------------------------------------------------------------- the registry
 SITE = "https://www.timeseriesclassification.com"
-NO_SUM = "The archive publishes no checksum: shapes and class counts are checked."
-
-
-def _samples(
-    name: str, channels: int, length: int, names: tuple[str, ...]
-) -> dict[str, Callable[[], tuple[bytes, ...]]]:
-    def cases() -> tuple[Cases, Cases]:
-        return tuple(_waves(channels, min(length, 48), names, seed) for seed in (0, 1))
-
-    def zipped():  # the training part as .ts, the test part as .arff, so that both readers run
-        train, test = cases()
-        packed = io.BytesIO()
-        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-            archive.writestr(f"{name}/{name}_TRAIN.ts", write_ts(train, name))
-            archive.writestr(f"{name}/{name}_TEST.arff", write_arff(test, name))
-        return (packed.getvalue(),)
-
-    def npz():
-        (x, y), (x_test, y_test) = cases()
-        digits = names[0].isdigit()
-        y, y_test = ([int(t) if digits else names.index(t) for t in part] for part in (y, y_test))
-        more = {} if digits else {"classes": np.array(names)}
-        return (_npz(X_train=x, y_train=y, X_test=x_test, y_test=y_test, **more),)
-
-    def micro():
-        x, y = cases()[0]
-        abnormal = [int(label == "abnormal") for label in y]
-        return (_npz(X_micro=(x * 1e6).round().astype(np.int32), y=abnormal),)
-
-    return {
-        "zip": zipped,
-        "npz": npz,
-        "micro": micro,
-        ".ts": lambda: tuple(map(write_ts, cases())),
-        ".tsv": lambda: tuple(map(write_tsv, cases())),
-    }
+NO_SUM = "The archive's own file. The archive publishes no checksum: shapes and class counts are checked."
 
 
 def _archive(
@@ -121,36 +73,26 @@ def _archive(
     copy: tuple[File, str, str] | None = None,
     cases: dict[str, int | None] | None = None,
 ) -> Source:
-    """A set of the archive: its zip, its two text files unpacked, and a copy as arrays if there is one."""
+    """A set of the archive: its zip, and a copy as arrays if there is one."""
     cases = cases or {part: sum(numbers) for part, numbers in counts.items()}
     expect = {
         part: ((n, *shape), counts.get(part, (None,) * len(names))) for part, n in cases.items()
     }
-    page, sample = f"{SITE}/description.php?Dataset={name}", _samples(name, *shape, names)
-    by_hand = f"get {name}.zip from {page}"
-    ending = ".tsv" if shape[0] == 1 else ".ts"
-    files = tuple(
-        File(f"ucr/{name}/{name}_{part}{ending}", by_hand=f"unpack {name}.zip from {page}")
-        for part in ("TRAIN", "TEST")
+    page = f"{SITE}/description.php?Dataset={name}"
+    file = File(
+        f"ucr/{name}.zip", f"{SITE}/aeon-toolkit/{name}.zip", by_hand=f"get {name}.zip from {page}"
     )
-    exact = "The archive's own file. " + NO_SUM
-    layouts = [
-        Layout(
-            (File(f"ucr/{name}.zip", f"{SITE}/aeon-toolkit/{name}.zip", by_hand=by_hand),),
-            _zipped(name),
-            sample["zip"],
-            expect,
-            exact,
-        ),
-        Layout(files, _pair(ending), sample[ending], expect, exact),
-    ]
+    layouts = [Layout((file,), _zipped(name), expect, NO_SUM)]
     if copy and "_train_only" in copy[0].name:
-        layouts.append(
-            Layout((copy[0],), _read_micro, sample["micro"], {"train": expect["train"]}, *copy[1:])
-        )
+        layouts.append(Layout((copy[0],), _read_micro, {"train": expect["train"]}, *copy[1:]))
     elif copy:
-        layouts.append(Layout((copy[0],), _read_npz, sample["npz"], expect, *copy[1:]))
-    return Source(name.lower(), about, page, "not stated", tuple(layouts))
+        layouts.append(Layout((copy[0],), _read_npz, expect, *copy[1:]))
+
+    def stand_in() -> Raw:
+        channels, length = shape
+        return join(*(_waves(channels, min(length, 48), names, seed) for seed in (0, 1)))
+
+    return Source(name.lower(), about, page, "not stated", tuple(layouts), stand_in)
 
 
 SOURCES = (

@@ -77,16 +77,16 @@ def read_food(content: bytes) -> Raw:
     return Raw(_rows(frame.astype(float).round(6)), y.to_numpy(np.float32), FOOD)
 
 
-def cardio_sample() -> tuple[bytes]:
+def cardio_stand_in() -> Raw:
     rng, n = np.random.default_rng(0), 200
     frame = pd.DataFrame({name: rng.integers(1, 4, n) for name in CARDIO})
     frame["age"], frame["weight"] = rng.integers(14_000, 23_000, n), rng.normal(74, 14, n).round(1)
     frame["cardio"] = (frame["age"] + 4000 * rng.standard_normal(n) > 18_500).astype(int)
     frame.insert(0, "id", np.arange(n))
-    return (frame.to_csv(index=False, sep=";").encode(),)
+    return read_cardio(frame.to_csv(index=False, sep=";").encode())
 
 
-def food_sample() -> tuple[bytes]:
+def food_stand_in() -> Raw:
     """Like the publisher's file: identifiers, a column without a name, text with blanks at its end, missing values."""
     rng, n = np.random.default_rng(0), 200
     frame = pd.DataFrame({name: rng.uniform(10, 40, n).round(3) for name in FOOD})
@@ -97,25 +97,18 @@ def food_sample() -> tuple[bytes]:
     frame["TARGET"] = frame["TARGET"].astype(object).where(frame.index != 15, "#VALUE!")
     frame.insert(0, "ID", [f"{i:04X}" for i in range(n)])
     frame.insert(14, "", np.nan)
-    return (frame.to_csv(index=False, na_rep="N/A").encode(),)
-
-
-def food_numbers_sample() -> tuple[bytes]:
-    raw = read_food(*food_sample())
-    frame = pd.DataFrame(np.column_stack([raw.x, raw.y]), columns=[*FOOD, "TARGET"])
-    return (frame.to_csv(index=False).encode(),)
+    return read_food(frame.to_csv(index=False, na_rep="N/A").encode())
 
 
 _KAGGLE = "https://www.kaggle.com/datasets/"
-_COPY = "https://raw.githubusercontent.com/"
-_CARDIO = _KAGGLE + "sulianova/cardiovascular-disease-dataset"
-_FOOD = _KAGGLE + "willianoliveiragibin/food-delivery-time"
-_FOOD_NOTE = (
-    "9,035 of 10,000 rows: those with a missing value are dropped, and the four text columns are numbered from 0 in "
-    "alphabetical order; the paper states neither. The file is identified by its name and its 14 features."
+_COPIES = "https://raw.githubusercontent.com/"
+_CARDIO = f"{_KAGGLE}sulianova/cardiovascular-disease-dataset"
+_CARDIO_COPY = "caravanuden/cardio/173b356aa308fc9806d0191f67d9421a9f0bee92/cardio_train.csv"
+_FOOD = f"{_KAGGLE}willianoliveiragibin/food-delivery-time"
+_FOOD_COPY = (
+    "Krzysztof-1/Modelling-Food-Delivery-Time/56d642063d097d70ac44a3c5ed0f3cb52d2162ed"
+    "/data/Food_Time_Data_Set.csv"
 )
-_FOOD_EXPECT = {"whole": ((9035, 14), None)}
-_FOOD_CONTENT = "acebffccdc65e9a2"
 
 SOURCES = (
     Source(
@@ -128,18 +121,17 @@ SOURCES = (
                 (
                     File(
                         "tabular/cardio_train.csv",
-                        _COPY
-                        + "caravanuden/cardio/173b356aa308fc9806d0191f67d9421a9f0bee92/cardio_train.csv",
+                        _COPIES + _CARDIO_COPY,
                         by_hand=f"get cardio_train.csv from {_CARDIO} (an account is needed)",
                     ),
                 ),
                 read_cardio,
-                cardio_sample,
                 {"whole": ((70_000, 11), None)},
                 "All 70,000 rows, outliers included, from a public copy (the publisher's page asks for an account).",
                 "bc2b0082ad20083e",
             ),
         ),
+        cardio_stand_in,
     ),
     Source(
         "food-delivery",
@@ -151,26 +143,17 @@ SOURCES = (
                 (
                     File(
                         "tabular/food_delivery_time.csv",
-                        _COPY
-                        + "Krzysztof-1/Modelling-Food-Delivery-Time/56d642063d097d70ac44a3c5ed0f3cb52d2162ed"
-                        "/data/Food_Time_Data_Set.csv",
+                        _COPIES + _FOOD_COPY,
                         by_hand=f"get Food_Time_Data_Set.csv from {_FOOD} (an account is needed)",
                     ),
                 ),
                 read_food,
-                food_sample,
-                _FOOD_EXPECT,
-                _FOOD_NOTE,
-                _FOOD_CONTENT,
-            ),
-            Layout(
-                (File("tabular/food_delivery_time_14feat.csv"),),
-                read_food,
-                food_numbers_sample,
-                _FOOD_EXPECT,
-                _FOOD_NOTE,
-                _FOOD_CONTENT,
+                {"whole": ((9035, 14), None)},
+                "9,035 of 10,000 rows: those with a missing value are dropped, and the four text columns are numbered from 0 in "
+                "alphabetical order; the paper states neither. The file is identified by its name and its 14 features.",
+                "acebffccdc65e9a2",
             ),
         ),
+        food_stand_in,
     ),
 )

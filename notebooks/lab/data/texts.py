@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-import zipfile
-from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
 
-from .files import DataError, File, Layout, Raw, Source, known, unzip
-
-COLA = ("source", "label", "mark", "sentence")
+from .files import DataError, Layout, Raw, Source, known
 
 
 def _tsv(content: bytes, **how) -> pd.DataFrame:
@@ -27,11 +23,6 @@ def _tsv(content: bytes, **how) -> pd.DataFrame:
     )
 
 
-def _members(content: bytes, names: Iterable[str]) -> list[bytes]:
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        return [unzip(archive, name) for name in names]
-
-
 def _raw(parts: dict[str, tuple[list[str], list]], names: tuple[str, ...]) -> Raw:
     """One array of sentences from all parts, in order; labels that are not public are -1."""
     ends = np.cumsum([0, *(len(sentences) for sentences, _ in parts.values())]).tolist()
@@ -44,31 +35,6 @@ def _raw(parts: dict[str, tuple[list[str], list]], names: tuple[str, ...]) -> Ra
     return Raw(x, y, names, {part: slice(i, j) for part, i, j in zip(parts, ends, ends[1:])})
 
 
-# ----------------------------------------------------------------------------------------------------------------- SST-2
-SST2_NAMES = ("negative", "positive")
-
-
-def _sst2_part(content: bytes) -> tuple[list[str], list]:
-    """Columns in either order, the sentence under either name; the test part of GLUE has no labels."""
-    frame = _tsv(content)
-    text = next((name for name in ("sentence", "content") if name in frame), None)
-    if text is None or not {"label", "index"} & set(frame.columns):
-        raise DataError(
-            f"expected the columns sentence and label, found {', '.join(frame.columns)}"
-        )
-    return frame[text].tolist(), frame["label"].tolist() if "label" in frame else [-1] * len(frame)
-
-
-def read_sst2(train: bytes, dev: bytes, test: bytes) -> Raw:
-    return _raw(
-        {"train": _sst2_part(train), "dev": _sst2_part(dev), "test": _sst2_part(test)}, SST2_NAMES
-    )
-
-
-def read_sst2_zip(content: bytes) -> Raw:
-    return read_sst2(*_members(content, [f"SST-2/{part}.tsv" for part in ("train", "dev", "test")]))
-
-
 def _sentences(n: int, seed: int) -> tuple[list[str], list[int]]:
     """Made-up sentences whose last word tells the class; one of them is a word that tables often take for missing."""
     rng, y = np.random.default_rng(seed), (np.arange(n) % 2).tolist()
@@ -79,39 +45,39 @@ def _sentences(n: int, seed: int) -> tuple[list[str], list[int]]:
     return [f"{rng.choice(subjects)} {rng.choice(ends[label])} ." for label in y], y
 
 
-def _zip(members: dict[str, str | bytes]) -> bytes:
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, text in members.items():
-            archive.writestr(name, text)
-    return packed.getvalue()
+def _made_up() -> list[tuple[list[str], list[int]]]:
+    """Three parts of made-up sentences."""
+    return [_sentences(n, seed) for seed, n in enumerate((40, 20, 20))]
 
 
-def _sst2_texts(glue: bool) -> list[str]:
-    texts = []
-    for seed, n in enumerate((40, 20, 20)):
-        rows = list(zip(*_sentences(n, seed)))
-        if glue and seed == 2:
-            texts.append(
-                "index\tsentence\n" + "".join(f"{i}\t{s}\n" for i, (s, _) in enumerate(rows))
-            )
-        elif glue:
-            texts.append("sentence\tlabel\n" + "".join(f"{s} \t{label}\n" for s, label in rows))
-        else:
-            texts.append("label\tcontent\n" + "".join(f"{label}\t{s}\n" for s, label in rows))
-    return texts
+# ----------------------------------------------------------------------------------------------------------------- SST-2
+SST2_NAMES = ("negative", "positive")
+SST2_PARTS = ("train", "dev", "test")
 
 
-def sst2_zip_sample() -> tuple[bytes]:
-    names = [f"SST-2/{part}.tsv" for part in ("train", "dev", "test")]
-    return (_zip(dict(zip(names, _sst2_texts(glue=True)))),)
+def _sst2_part(content: bytes) -> tuple[list[str], list[str]]:
+    frame = _tsv(content)
+    text = next((name for name in ("sentence", "content") if name in frame), None)
+    if text is None or "label" not in frame:
+        raise DataError(
+            f"expected the columns label and sentence, found {', '.join(frame.columns)}"
+        )
+    return frame[text].tolist(), frame["label"].tolist()
 
 
-def sst2_sample() -> tuple[bytes, ...]:
-    return tuple(text.encode() for text in _sst2_texts(glue=False))
+def read_sst2(*contents: bytes) -> Raw:
+    """Columns in either order, the sentence under either name."""
+    return _raw(dict(zip(SST2_PARTS, map(_sst2_part, contents))), SST2_NAMES)
+
+
+def sst2_stand_in() -> Raw:
+    """As in GLUE, without the labels of the test part."""
+    train, dev, (sentences, _) = _made_up()
+    return _raw({"train": train, "dev": dev, "test": (sentences, [-1] * 20)}, SST2_NAMES)
 
 
 # ------------------------------------------------------------------------------------------------------------------ CoLA
+COLA = ("source", "label", "mark", "sentence")
 COLA_NAMES = ("unacceptable", "acceptable")
 COLA_PARTS = {"train": "in_domain_train", "dev_in": "in_domain_dev", "dev_out": "out_of_domain_dev"}
 
@@ -121,32 +87,13 @@ def read_cola(*contents: bytes) -> Raw:
     frames = [_tsv(content, header=None) for content in contents]
     if any(frame.shape[1] != len(COLA) for frame in frames):
         raise DataError(f"expected four columns without a header: {', '.join(COLA)}")
-    raw = _raw(
-        {part: (frame[3].tolist(), frame[1].tolist()) for part, frame in zip(COLA_PARTS, frames)},
-        COLA_NAMES,
-    )
+    return _cola([(frame[3].tolist(), frame[1].tolist()) for frame in frames])
+
+
+def _cola(parts: list[tuple[list[str], list]]) -> Raw:
+    raw = _raw(dict(zip(COLA_PARTS, parts)), COLA_NAMES)
     raw.splits["dev"] = slice(raw.splits["dev_in"].start, raw.splits["dev_out"].stop)
     return raw
-
-
-def read_cola_zip(content: bytes) -> Raw:
-    return read_cola(
-        *_members(content, [f"cola_public/raw/{name}.tsv" for name in COLA_PARTS.values()])
-    )
-
-
-def cola_sample() -> tuple[bytes, ...]:
-    parts = [_sentences(n, seed) for seed, n in enumerate((40, 20, 20))]
-    rows = [
-        [f"gj04\t{label}\t{'' if label else '*'}\t{text}\n" for text, label in zip(*part)]
-        for part in parts
-    ]
-    return tuple("".join(part).encode() for part in rows)
-
-
-def cola_zip_sample() -> tuple[bytes]:
-    names = [f"cola_public/raw/{name}.tsv" for name in COLA_PARTS.values()]
-    return (_zip(dict(zip(names, cola_sample()))),)
 
 
 # ------------------------------------------------------------------------------------------------------------ WikiText-2
@@ -164,34 +111,22 @@ def read_wikitext(*contents: bytes) -> Raw:
     return Raw(x, None, (), {part: slice(i, j) for part, i, j in zip(WIKI_PARTS, ends, ends[1:])})
 
 
-def read_wikitext_zip(content: bytes) -> Raw:
-    return read_wikitext(
-        *_members(content, [f"wikitext-2/wiki.{part}.tokens" for part in WIKI_PARTS])
-    )
-
-
-def wikitext_sample() -> tuple[bytes, ...]:
-    parts = [_sentences(n, seed)[0] for seed, n in enumerate((40, 20, 20))]
-    return tuple(("".join(f" {s} <unk> \n \n" for s in part)).encode() for part in parts)
-
-
-def wikitext_zip_sample() -> tuple[bytes]:
-    names = [f"wikitext-2/wiki.{part}.tokens" for part in WIKI_PARTS]
-    return (_zip(dict(zip(names, wikitext_sample()))),)
+def wikitext_stand_in() -> Raw:
+    texts = ["".join(f" {s} <unk> \n \n" for s in sentences) for sentences, _ in _made_up()]
+    return read_wikitext(*(text.encode() for text in texts))
 
 
 # ---------------------------------------------------------------------------------------------------------- the registry
-def _plain(folder: str, ending: str, *names: str) -> tuple[File, ...]:
-    return tuple(known(f"text/{folder}/{name}.{ending}") for name in names)
-
-
-_SST2 = {"train": ((67_349,), (29_780, 37_569)), "dev": ((872,), (428, 444))}
-_COLA = {
-    "train": ((8551,), (None, None)),
-    "dev_in": ((527,), (None, None)),
-    "dev_out": ((516,), (None, None)),
-}
-_WIKI = {"train": ((36_718,), None), "valid": ((3760,), None), "test": ((4358,), None)}
+_COPIES = "https://raw.githubusercontent.com"
+_SST2 = f"{_COPIES}/awake020/pytorch_Bert_sst2/ce2ab1719d32182e6233b24b2de246bd32814fde/SST-2"
+_COLA = (
+    f"{_COPIES}/nyu-mll/CoLA-baselines/dd095d3646ed05a315280aaa8ed4ec84ba435b3e"
+    "/acceptability_corpus/cola_public/raw"
+)
+_WIKI = (
+    f"{_COPIES}/pytorch/examples/77f55b912142e11fcfdf5b530231fb9c52f181e8"
+    "/word_language_model/data/wikitext-2"
+)
 
 SOURCES = (
     Source(
@@ -201,21 +136,18 @@ SOURCES = (
         "not stated",
         (
             Layout(
-                (known("text/SST-2.zip", "https://dl.fbaipublicfiles.com/glue/data/SST-2.zip"),),
-                read_sst2_zip,
-                sst2_zip_sample,
-                _SST2 | {"test": ((1821,), None)},
-                "GLUE's file: the labels of its test part are not public (-1 here), so scores are those on the dev part.",
-            ),
-            Layout(
-                _plain("SST-2", "tsv", "train", "dev", "test"),
+                tuple(known(f"text/SST-2/{p}.tsv", f"{_SST2}/{p}.tsv") for p in SST2_PARTS),
                 read_sst2,
-                sst2_sample,
-                _SST2 | {"test": ((1821,), (912, 909))},
+                {
+                    "train": ((67_349,), (29_780, 37_569)),
+                    "dev": ((872,), (428, 444)),
+                    "test": ((1821,), (912, 909)),
+                },
                 "A public copy of the same three parts in another order; its test labels are those of the original treebank.",
                 "cfaa936d17298217",
             ),
         ),
+        sst2_stand_in,
     ),
     Source(
         "cola",
@@ -224,26 +156,18 @@ SOURCES = (
         "excerpts of published works under fair use, as the authors state",
         (
             Layout(
-                (
-                    known(
-                        "text/cola_public_1.1.zip",
-                        "https://nyu-mll.github.io/CoLA/cola_public_1.1.zip",
-                    ),
-                ),
-                read_cola_zip,
-                cola_zip_sample,
-                _COLA,
-                "The publisher's file; the labels of the test part are not public, so scores are those on the dev part.",
-            ),
-            Layout(
-                _plain("CoLA", "tsv", *COLA_PARTS.values()),
+                tuple(known(f"text/CoLA/{p}.tsv", f"{_COLA}/{p}.tsv") for p in COLA_PARTS.values()),
                 read_cola,
-                cola_sample,
-                _COLA,
+                {
+                    "train": ((8551,), (None, None)),
+                    "dev_in": ((527,), (None, None)),
+                    "dev_out": ((516,), (None, None)),
+                },
                 "The authors' files; the labels of the test part are not public, so scores are those on the dev part.",
                 "852f4a5666c32fa9",
             ),
         ),
+        lambda: _cola(_made_up()),
     ),
     Source(
         "wikitext2",
@@ -252,26 +176,13 @@ SOURCES = (
         "CC BY-SA (Wikipedia)",
         (
             Layout(
-                (
-                    known(
-                        "text/wikitext-2-v1.zip",
-                        "https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-2-v1.zip",
-                        "the publisher's address may be gone; get wikitext-2-v1.zip from a mirror",
-                    ),
-                ),
-                read_wikitext_zip,
-                wikitext_zip_sample,
-                _WIKI,
-                "The publisher's file.",
-            ),
-            Layout(
-                _plain("wikitext-2", "txt", *WIKI_PARTS),
+                tuple(known(f"text/wikitext-2/{p}.txt", f"{_WIKI}/{p}.txt") for p in WIKI_PARTS),
                 read_wikitext,
-                wikitext_sample,
-                _WIKI,
+                {"train": ((36_718,), None), "valid": ((3760,), None), "test": ((4358,), None)},
                 "Public copies of the publisher's three files.",
                 "a9563626ec7280d7",
             ),
         ),
+        wikitext_stand_in,
     ),
 )
