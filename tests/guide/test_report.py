@@ -2,8 +2,6 @@
 
 import copy
 import json
-import pathlib
-import subprocess
 import sys
 
 import pandas as pd
@@ -16,7 +14,6 @@ import ndlinear_guide as guide
 from ndlinear import NdLinear, nearest_kronecker
 from ndlinear_guide import layers
 
-ROOT = pathlib.Path(guide.__file__).parents[1]
 reporting = sys.modules["ndlinear_guide.report"]  # the function of this name hides it
 
 
@@ -363,16 +360,3 @@ def test_a_conversion_takes_the_folding_of_the_report(name):
     assert fits["macs"][0] <= fits["dense macs"][0]
     with pytest.raises(ValueError, match="prod"):
         guide.convert(make(), {layer: ((3, 5), (2, 2))}, progress=False)
-
-
-def test_the_guide_needs_neither_the_book_nor_figures(tmp_path):
-    """In another folder, with the clone on Python's path and nothing else of it."""
-    use = (
-        f"import sys; sys.path.append({str(ROOT)!r})\n"
-        "import torch, ndlinear_guide as guide\n"
-        "found = guide.report(torch.nn.Linear(6, 4), torch.randn(2, 6), rounds=0)\n"
-        "print(found['folding'][0], {'lab', 'matplotlib', 'filelock', 'yaml'} & {*sys.modules})"
-    )
-    command = [sys.executable, "-c", use]
-    ran = subprocess.run(command, cwd=tmp_path, env={}, capture_output=True, text=True)
-    assert ran.stdout == "((2, 3), (2, 2)) set()\n", ran.stderr

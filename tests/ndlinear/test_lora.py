@@ -129,17 +129,6 @@ def test_merge_and_unmerge(options, base_bias):
     assert not layer.merged and torch.equal(layer(x), y), "bit by bit"
 
 
-def test_the_merged_matrix_is_base_plus_alpha_times_the_kronecker_product():
-    base = nn.Linear(24, 30, dtype=torch.float64)
-    layer = trained(base, alpha=3.0, bias=True, transform_outer=False)
-    (w1, w2), (b1, b2) = layer.adapter.weights, layer.adapter.biases
-    beta = b1[:, None] + torch.outer(w1.sum(1), b2)  # order 2, 1
-    torch.testing.assert_close(layer.weight, base.weight + 3 * torch.kron(w1, w2))
-    torch.testing.assert_close(layer.bias, base.bias + 3 * beta.flatten())
-    linear = nd.to_linear(layer)
-    assert torch.equal(linear.weight, layer.weight) and torch.equal(linear.bias, layer.bias)
-
-
 def test_train_and_eval_do_not_change_what_is_merged():
     layer = trained(nn.Linear(6, 4), dropout=0.5)
     x = torch.randn(20, 6)

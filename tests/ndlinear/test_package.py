@@ -92,6 +92,7 @@ def test_installed_modules_run_with_torch_alone_and_the_guide_with_scipy_and_pan
 import sys
 sys.path[:0] = [{str(installed)!r}, {LIBRARIES!r}]
 absent = dict.fromkeys(["scipy", "pandas", "safetensors", "peft", "matplotlib", "tqdm"])
+absent |= dict.fromkeys(["filelock", "yaml"])
 sys.modules.update(absent)
 import torch
 from torch import nn

@@ -213,12 +213,6 @@ def test_patterns_dropout_and_a_copy(x):
     assert "lora_second" in repr(layers[0])
 
 
-def test_the_start_is_one_that_peft_does_not_know():
-    with pytest.raises(ValueError, match="Unknown initialization"):
-        plain = peft.LoraConfig(target_modules=["0"], init_lora_weights=ndlinear_peft.START)
-        peft.get_peft_model(base(), plain)
-
-
 def test_a_conv1d_of_transformers(x):
     from transformers.pytorch_utils import Conv1D
 
