@@ -3,8 +3,9 @@
 A LoKr update of a linear map is scale * (W_1 kron W_2), stored as `lokr_w1` and `lokr_w2`, or as
 the products `lokr_w1_a @ lokr_w1_b` and `lokr_w2_a @ lokr_w2_b`, with an `alpha`. In files of
 LyCORIS and ai-toolkit the scale is alpha / rank, with the columns of `_a` as rank, and 1 where both
-factors are full, whatever `alpha` says. PEFT's files have no alpha: the scale of each layer stands
-in the `adapter_config.json` beside them, which is read where a path is given.
+factors are full, whatever `alpha` says; a warning names the layer where the metadata of the file
+contradict that. PEFT's files have no alpha: the scale of each layer stands in the
+`adapter_config.json` beside them, which is read where a path is given.
 
 Functions take a path, or what `safetensors.torch.load_file` reads, and return what `save_file`
 writes. Without Python:
@@ -25,6 +26,7 @@ import operator
 import os
 import re
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -131,14 +133,16 @@ def read_lokr(
     return updates
 
 
-def _opened(tensors: Tensors, scale: Scale) -> tuple[Mapping[str, Tensor], Scale]:
-    """The tensors, and the scale that a configuration beside them gives."""
+def _opened(
+    tensors: Tensors, scale: Scale, prefix: str | None = None
+) -> tuple[Mapping[str, Tensor], Scale]:
+    """The tensors of layers with a prefix, and the scale that a configuration beside them gives."""
     if not isinstance(tensors, (str, os.PathLike)):
         if not isinstance(tensors, Mapping):
             raise TypeError(f"give a path, or a dict of tensors, not a {kind_of(tensors)}")
         if odd := [key for key in tensors if not isinstance(key, str)]:
             raise TypeError(f"the names of tensors are text, not {odd[:3]}")
-        return tensors, scale
+        return tensors if prefix is None else _starting(tensors, prefix), scale
     path = Path(tensors)
     path = path / "adapter_model.safetensors" if path.is_dir() else path
     beside = path.with_name("adapter_config.json")
@@ -147,7 +151,30 @@ def _opened(tensors: Tensors, scale: Scale) -> tuple[Mapping[str, Tensor], Scale
             scale = json.loads(beside.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{beside} is no JSON: {error}; give scale=") from error
-    return read_file(path)[0], scale
+    held, about = read_file(path)
+    held = held if prefix is None else _starting(held, prefix)
+    if scale is None and about.get("ss_network_dim", "").isdecimal():
+        _doubt_alphas(held, int(about["ss_network_dim"]))
+    return held, scale
+
+
+def _doubt_alphas(tensors: Mapping[str, Tensor], rank: int) -> None:
+    """Warn of full factors of a linear map with an alpha below the rank, which LyCORIS writes."""
+    low = {}
+    for name in (key.removesuffix(".lokr_w1") for key in tensors if key.endswith(".lokr_w1")):
+        second, alpha = (tensors.get(f"{name}.{part}") for part in ("lokr_w2", "alpha"))
+        if second is None or second.shape[2:].numel() > 1 or alpha is None:
+            continue
+        if alpha.is_floating_point() and alpha.numel() == 1 and 0 < alpha.item() < rank:
+            low[name] = alpha.item()
+    if low:
+        name, alpha = next(iter(low.items()))
+        warnings.warn(
+            f"{name}, the first of {len(low)} such layers, has two full factors, read with the scale "
+            f"1, and alpha {alpha:g} in a file of rank {rank}: if its program multiplied by alpha / "
+            f"rank, give scale={alpha:g} / {rank}",
+            stacklevel=4,
+        )
 
 
 def _read(
@@ -205,6 +232,9 @@ def _known(key: str) -> str:
     }
     kind = next((kind for word, kind in kinds.items() if word in key.rpartition(".")[2]), None)
     kind = kind or next((kind for word, kind in kinds.items() if f".{word}" in key), None)
+    reader = {"LoRA": "lora_to_lokr", "LoKr": "lokr_to_lora"}.get(kind or "")
+    if reader:
+        return f", {kind}, which {reader} reads"
     return f", {kind}, which cannot be converted here" if kind else ""
 
 
@@ -432,9 +462,7 @@ def load_lokr(
     """
     if fixed := sorted(options.keys() & {"alpha", "input_dims", "hidden_size"}):
         raise TypeError(f"leave out {fixed}: the file says it; scale= takes the place of its alpha")
-    held, scale = _opened(tensors, scale)
-    if prefix is not None:
-        held = _starting(held, prefix)
+    held, scale = _opened(tensors, scale, prefix)
     layers, reasons = _read(held, scale, _lokr_layer, PARTS)
     modules = layers_of(unwrapped(model))
     places = _places(modules, layers, prefix, reasons)
@@ -497,11 +525,11 @@ def _places(
         raise ValueError(
             f"no prefix makes {list(layers)[:5]} names of layers of this model, which has "
             f"{known[:5]}; {len(missing)} are missing, the first {missing[0]}: rename the tensors, "
-            "or give the prefix of those to read"
+            "or give the prefix of those to read; fused layers, such as qkv, are not split"
         )
     for of, names in best.items():
         if not names:
-            reasons[of] = "this model has no layer of this name"
+            reasons[of] = "this model has no layer of this name; fused ones are not split"
         elif len(names) > 1:
             reasons[of] = f"its name fits several layers: {names}; rename its tensors"
     return {of: names[0] for of, names in best.items() if len(names) == 1}
@@ -855,9 +883,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _converted(given: argparse.Namespace, left_out: dict[str, str] | None) -> tuple[dict, dict]:
-    tensors, scale = _opened(given.source, given.scale)
-    if given.prefix is not None:
-        tensors = _starting(tensors, given.prefix)
+    tensors, scale = _opened(given.source, given.scale, given.prefix)
     if given.to == "lokr":
         return lora_to_lokr(tensors, scale, left_out=left_out)
     dotted = any("." in key.rpartition(".")[0] for key in tensors)

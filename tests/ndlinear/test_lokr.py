@@ -9,7 +9,7 @@ import sys
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
@@ -109,6 +109,7 @@ def test_a_file_gives_the_function_of_its_library(kind, model, x):
             "0.to_q: it has 0.to_q.dora_scale, DoRA, which cannot be converted",
         ),
         ({"0.to_q.lokr_t2": torch.ones(2, 2, 3, 3)}, "0.to_q: .*a convolution in Tucker's form"),
+        ({"0.to_q.lora_up.weight": torch.ones(3, 1)}, "0.to_q: .*LoRA, which lora_to_lokr reads"),
         ({"0.to_q.lokr_w2": torch.ones(6, 6, 3, 3)}, "0.to_q: it adapts a convolution of kernel"),
         ({"0.to_q.lokr_w1": torch.ones(5, 3)}, r"0.to_q: the update is \(30, 18\).*\(30, 24\)"),
         ({"0.norm.lokr_w1": torch.ones(1, 1), "0.norm.lokr_w2": torch.ones(1, 1)}, "no prefix"),
@@ -172,6 +173,7 @@ def test_an_update_goes_to_the_layer_of_its_name(layers, names, found):
     ("layers", "names", "options", "error", "words"),
     [
         (("q",), ["blk_seq"], {}, ValueError, "no prefix"),
+        (("to_q", "to_v"), ["qkv"], {}, ValueError, "fused layers, such as qkv, are not split"),
         (("a_b.c", "a.b_c"), ["a_b_c"], {}, ValueError, r"several layers: .*a_b\.c.*rename"),
         (("a.b",), ["a_b", "a.b"], {}, ValueError, "one layer of this model"),
         (("q",), ["q"], {"alpha": 2.0}, TypeError, r"leave out \['alpha'\].*scale="),
@@ -398,6 +400,24 @@ def test_a_scale_for_each_layer(model, x):
     assert {name: update.scale for name, update in read.items()} == numbers
     with pytest.raises(ValueError, match=r"no number for \['1\.to_out\.0'\]"):
         lokr.read_lokr(tensors, {k: v for k, v in numbers.items() if k != "1.to_out.0"})
+
+
+def test_an_alpha_that_two_full_factors_contradict_is_doubted_aloud(model, tmp_path, recwarn):
+    """A program that multiplied them by alpha / rank all the same wrote a file that is 32 times too strong here."""
+    path, full = tmp_path / "full.safetensors", lokr_file("te_", "_") | lokr_file("unet_", "_", 2)
+    for rank in ("1", "None"):
+        save_file(full, path, {"ss_network_dim": rank})
+        lokr.read_lokr(path)
+    save_file(full, path, {"ss_network_dim": "32"})
+    lokr.read_lokr(path, scale=1 / 32)
+    lokr.load_lokr(copy.deepcopy(model), path, prefix="unet_")
+    assert not recwarn
+    for read in (lokr.read_lokr, lambda file: lokr.load_lokr(model, file, prefix="te_")):
+        with pytest.warns(
+            match=r"te_0_to_out_0, the first of 4 .* alpha 1 .* scale=1 / 32"
+        ) as seen:
+            read(path)
+        assert seen[0].filename == __file__
 
 
 @pytest.mark.parametrize(
