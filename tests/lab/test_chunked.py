@@ -55,6 +55,19 @@ def test_every_member_trains_as_autograd_trains_it_alone(case, chunk):
             torch.testing.assert_close(stack.model(i, "end")(x), last(x), rtol=1e-3, atol=1e-4)
 
 
+def test_parameters_may_have_rates_of_their_own():
+    def rates(model):
+        return {name: 0.1 / p.numel() for name, p in model.named_parameters()}
+
+    make, part = CASES["small modes"], parts(2)
+    stack = chunked.fit(make, [part], seeds=[2], epochs=25, lr=rates)
+    lab.seed_everything(2)
+    model = make()
+    steps = torch.optim.Adam([{"params": [p], "lr": 0.1 / p.numel()} for p in model.parameters()])
+    losses = [loop.step(model, *part, F.mse_loss, steps).item() for _ in range(25)]
+    assert [p["train_loss"] for p in stack.curves[0]] == pytest.approx(losses, rel=1e-4)
+
+
 def test_large_modes_are_not_made_dense():
     assert [m.dense for m in chunked.maps_of(CASES["large modes"](), 1)] == [True, False, True]
     assert all(m.dense for m in chunked.maps_of(CASES["small modes"](), 1))

@@ -22,10 +22,11 @@ def plain(plan, data, val, seed):
     """One network, trained by a loop of its own: weights after each epoch, or at the end."""
     seed_everything(seed)
     net, (x, y), kept = made(), data, []
-    rates = (
-        plan.lr(net) if callable(plan.lr) else dict.fromkeys(dict(net.named_parameters()), plan.lr)
-    )
-    groups = [{"params": [p], "lr": rates[n], "base": rates[n]} for n, p in net.named_parameters()]
+    said = plan.lr(net) if callable(plan.lr) else {n: plan.lr for n, _ in net.named_parameters()}
+    options = {n: o if isinstance(o, dict) else {"lr": o} for n, o in said.items()}
+    groups = [
+        {"params": [p], "base": options[n]["lr"], **options[n]} for n, p in net.named_parameters()
+    ]
     optimiser, order = plan.optimiser(groups), torch.Generator().manual_seed(seed)
     size, now = plan.batch or len(x), 0
     total = plan.steps or plan.epochs * -(-len(x) // size)
@@ -54,6 +55,14 @@ PLANS = {
         epochs=3,
         batch=16,
         lr=lambda net: {n: 0.1 / p.numel() for n, p in net.named_parameters()},
+    ),
+    "decays by name": Plan(
+        epochs=3,
+        batch=16,
+        lr=lambda net: {
+            n: {"lr": 0.05, "weight_decay": 1 / p.numel()} for n, p in net.named_parameters()
+        },
+        optimiser=torch.optim.AdamW,
     ),
 }
 

@@ -25,6 +25,7 @@ from ndlinear import NdLinear
 
 from ..modes import LabError
 from .loop import seed_everything
+from .many import groups
 from .stacked import Stack
 
 CACHE = 1 << 18  # numbers in the largest buffer
@@ -185,7 +186,7 @@ def fit(
     *,
     seeds: Sequence[int],
     epochs: int,
-    lr: float,
+    lr: float | Callable,
     below: float | None = None,
     chunk: int | None = None,
 ) -> Stack:
@@ -195,6 +196,7 @@ def fit(
     Args:
         make: builds a network (inputs) -> (n,); called once for each seed, right after seeding.
         data: for each seed (x, y) of shapes (n, inputs...) and (n,).
+        lr: of all parameters, or network -> rate of each by name.
         below: note the weights after the first epoch whose training loss, taken before its step, is
             below this number. Training goes on to the last epoch.
         chunk: samples at a time; it must divide n.
@@ -210,10 +212,7 @@ def fit(
     count = len(data[0][1])
     maps = maps_of(models[0], members)
     states = [model.state_dict() for model in models]
-    shapes = {name: (members, *value.shape) for name, value in states[0].items()}
-    flat = torch.cat(
-        [torch.stack([s[name] for s in states]).flatten() for name in shapes]
-    ).requires_grad_()
+    weights = {name: torch.stack([s[name] for s in states]).requires_grad_() for name in states[0]}
     x = torch.stack([x.reshape(count, -1).T for x, _ in data])  # members, inputs, samples
     y = torch.stack([y for _, y in data])
     widest = members * max(p * h * q for layer in maps for p, _, h, q in layer.modes)
@@ -227,32 +226,31 @@ def fit(
         (a.contiguous(), b.contiguous())
         for a, b in zip(x.split(chunk, dim=2), y.split(chunk, dim=1))
     ]
-    adam = torch.optim.Adam([flat], lr=lr, fused=True)
+    adam = torch.optim.Adam(groups(weights, models[0], lr), fused=True)
     losses = torch.empty(epochs, members)
     stops = [0] * members
-    at_stop = flat.detach().clone()
+    at_stop = {name: value.detach().clone() for name, value in weights.items()}
     began = time.perf_counter()
     for epoch in range(epochs):
-        weights = _named(flat, shapes)
         for layer in maps:
             layer.prepare(weights)
         with torch.no_grad():
             losses[epoch] = sum(gradients(maps, *part, free, count) for part in parts) / count
         pairs = [pair for layer in maps for pair in layer.hand_back()]
-        flat.grad = None
+        adam.zero_grad(set_to_none=True)
         torch.autograd.backward(*zip(*pairs))
         adam.step()
         if below is not None and losses[epoch].min() < below:
             for i in (losses[epoch] < below).nonzero().flatten().tolist():
                 if not stops[i]:
                     stops[i] = epoch + 1
-                    _copy_member(at_stop, flat.detach(), shapes, i)
+                    _copy_member(at_stop, weights, i)
     if not losses.isfinite().all():
-        raise LabError(f"a training loss is not finite; lower lr={lr} or check the data")
+        raise LabError("a training loss is not finite; lower the rate or check the data")
     for i, stop in enumerate(stops):
         if not stop:
-            _copy_member(at_stop, flat.detach(), shapes, i)
-    kept = {"stop": _named(at_stop, shapes), "end": _named(flat.detach(), shapes)}
+            _copy_member(at_stop, weights, i)
+    kept = {"stop": at_stop, "end": {name: value.detach() for name, value in weights.items()}}
     epoch = {"stop": [s or epochs for s in stops], "end": [epochs] * members}
     curves = [
         [{"epoch": e + 1, "train_loss": v} for e, v in enumerate(column)]
@@ -270,13 +268,6 @@ def fit(
     )
 
 
-def _named(flat: Tensor, shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
-    """The weights by name, as views of the one vector that holds them all."""
-    parts = flat.split([math.prod(shape) for shape in shapes.values()])
-    return {name: part.view(shape) for (name, shape), part in zip(shapes.items(), parts)}
-
-
-def _copy_member(to: Tensor, source: Tensor, shapes: dict[str, tuple[int, ...]], i: int) -> None:
-    here = _named(source, shapes)
-    for name, there in _named(to, shapes).items():
-        there[i] = here[name][i]
+def _copy_member(to: dict[str, Tensor], source: dict[str, Tensor], i: int) -> None:
+    for name, there in to.items():
+        there[i] = source[name].detach()[i]

@@ -32,7 +32,8 @@ class Plan:
     Args:
         epochs, steps: how long; one of the two. Only epochs end with a batch that may be smaller.
         batch: samples of a step; 0: all of them, in their own order.
-        lr: of all parameters, or network -> rate of each by name. schedule: (step, steps) -> share of the rate.
+        lr: of all parameters, or network -> rate of each by name, or its options where it has a decay of its own.
+        schedule: (step, steps) -> share of the rate.
         optimiser: of torch, one that treats each number by itself; options: its own.
         each: with an optimiser that takes them, such as `Adam` here, a factor on the rate for each member.
         looks: how often the validation part is looked at, evenly spaced, the end included; 0: never; None: after each epoch; or
@@ -81,6 +82,17 @@ class Adam(torch.optim.Optimizer):
                 weight.sub_(state["mean"].div(below).mul_(rate))
 
 
+def groups(weights: Weights, model: nn.Module, lr) -> list[dict]:
+    """What the optimiser gets: the stacked weights of each rate, or of equal options, of a `Plan`'s ``lr`` for this network."""
+    said = lr(model) if callable(lr) else dict.fromkeys(weights, lr)
+    found = {}
+    for name, weight in weights.items():
+        options = said[name] if isinstance(said[name], dict) else {"lr": said[name]}
+        group = found.setdefault(tuple(sorted(options.items())), {"params": [], **options})
+        group["params"].append(weight)
+    return list(found.values())
+
+
 class Members:
     """The networks of some seeds, each made right after seeding; called on inputs (members, n, ...)."""
 
@@ -98,12 +110,6 @@ class Members:
             return functional_call(self.empty, own, (inputs,))
 
         return vmap(one, randomness="different")(weights or self.weights, x)
-
-    def groups(self, lr) -> list[dict]:
-        """What the optimiser gets: the parameters of each rate."""
-        rate = lr(self.first) if callable(lr) else dict.fromkeys(self.weights, lr)
-        same = {r: [w for n, w in self.weights.items() if rate[n] == r] for r in rate.values()}
-        return [{"params": params, "lr": r} for r, params in same.items()]
 
     @torch.no_grad()
     def score(self, part: Shared, functions, weights=None, rows: int = 256) -> dict[str, Tensor]:
@@ -196,7 +202,9 @@ def fit(make, parts, plan: Plan, *, seeds, loss, scores=None, device="cpu") -> F
     parts = {name: shared(parts[name], len(seeds), device) for name in used}
     members, train = Members(make, seeds, device), parts["train"]
     each = {"each": plan.each} if plan.each else {}
-    optimiser = plan.optimiser(members.groups(plan.lr), **plan.options, **each)
+    optimiser = plan.optimiser(
+        groups(members.weights, members.first, plan.lr), **plan.options, **each
+    )
     rates = [group["lr"] for group in optimiser.param_groups]
     each_epoch = math.ceil(train.count / (plan.batch or train.count))
     steps = plan.steps or plan.epochs * each_epoch

@@ -1,0 +1,180 @@
+"""Rates by rule: known values, and decays that were carried out; the evidence of chapter 15 asserts the rule itself."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from ndlinear import NdLinear, NdLinearSum, kronecker_weight
+from ndlinear_guide.rates import factor_rates, layer_shapes, lr_groups
+from ndlinear_lora import NdLinearLoRA
+
+RATE = 1e-3
+
+
+def rates(model, lr=RATE, **options):
+    """Rate of each trainable parameter by name; fails unless each stands in exactly one group."""
+    names = {id(p): name for name, p in model.named_parameters()}
+    pairs = [(names[id(p)], g["lr"]) for g in lr_groups(model, lr, **options) for p in g["params"]]
+    assert len(pairs) == len(dict(pairs))
+    assert set(dict(pairs)) == {n for n, p in model.named_parameters() if p.requires_grad}
+    return dict(pairs)
+
+
+def weights(found):
+    return [rate for name, rate in found.items() if name.endswith("weight")]
+
+
+# ---------------------------------------------------------------------------------------------------------- known values
+@pytest.mark.parametrize(
+    ("optimiser", "dims", "hidden", "factors", "biases"),
+    [
+        ("adam", (8, 8), (8, 8), [4, 4], [1 / 2, 1 / 2]),
+        ("adam", (32, 32), (32, 32), [16, 16], [1 / 2, 1 / 2]),
+        ("adam", (16, 8, 8), (16, 8, 8), [64 / 3, 128 / 3, 128 / 3], [1 / 3] * 3),
+        ("adam", (9,), (9,), [1], [1]),
+        ("sgd", (8, 8), (8, 8), [1 / 2, 1 / 2], [1 / 16, 1 / 16]),
+        ("muon", (8, 8), (8, 8), [1 / 2, 1 / 2], [1 / 2, 1 / 2]),
+        # sizes that change: dense 24 -> 24
+        ("adam", (6, 4), (3, 8), [24 / 12, 24 / 8], [1 / 2, 1 / 2]),
+        ("sgd", (6, 4), (3, 8), [1 / 4, 1], [1 / 16, 1 / 6]),
+        ("muon", (6, 4), (3, 8), [math.sqrt(1 / 2) / 2, 1 / 2], [1 / 2, 1 / 2]),
+    ],
+)
+def test_rates_of_a_layer(optimiser, dims, hidden, factors, biases):
+    found = rates(NdLinear(dims, hidden), optimiser=optimiser)
+    assert weights(found) == pytest.approx([RATE * f for f in factors])
+    others = [rate for name, rate in found.items() if name.endswith("bias")]
+    assert others == pytest.approx([RATE * f for f in biases])
+
+
+# ----------------------------------------------------------------------------------------------------------- any model
+def test_other_layers_keep_the_rate():
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), NdLinear((4, 6, 6), (2, 3, 3)), nn.Flatten()
+    found = rates(nn.Sequential(*layers, nn.Linear(18, 2)))
+    assert {r for n, r in found.items() if n[0] != "2"} == {RATE}
+    assert RATE not in weights({n: r for n, r in found.items() if n[0] == "2"})
+    assert {RATE} == set(rates(nn.LSTM(3, 4)).values())
+
+
+def released():
+    """A layer of another class is known by its parts."""
+    module = nn.Module()
+    module.align_layers = nn.ModuleList([nn.Linear(4, 2), nn.Linear(5, 3)])
+    return module
+
+
+def twice():
+    """A layer that stands in two places counts once."""
+    layer = NdLinear((8, 8), (8, 8))
+    return nn.Sequential(layer, nn.ReLU(), layer)
+
+
+@pytest.mark.parametrize(
+    ("model", "factors"),
+    [
+        (NdLinearSum((8, 8), (8, 8), rank=3), [64 / 8 / 6] * 6),  # all its factors count
+        (NdLinearLoRA(nn.Linear(64, 36)), [64 / 8 / 2] * 2),  # and the map below is not trained
+        (released(), [20 / 8, 20 / 10]),
+        (twice(), [4, 4]),
+    ],
+    ids=["sum", "adapter", "released", "twice"],
+)
+def test_layers_of_several_kinds(model, factors):
+    found = rates(model)
+    assert weights(found) == pytest.approx([RATE * f for f in factors])
+    assert found.get("bias", RATE) == RATE  # that of a sum is a dense one
+
+
+def test_the_rule_for_any_product_of_matrices():
+    assert factor_rates(1.0, (1024, 1024), [(1024, 32), (32, 1024)]) == [0.5, 16]  # low rank
+    assert factor_rates(1.0, (5, 7), [(5, 7)]) == [1.0]
+
+
+def test_frozen_parameters_are_left_out():
+    model = nn.Sequential(NdLinear((4, 4), (4, 4)), nn.Flatten(), nn.Linear(16, 2))
+    model[0].align_layers[0].requires_grad_(False)
+    assert not any(name.startswith("0.align_layers.0") for name in rates(model))
+    with pytest.raises(ValueError, match="nothing to train"):
+        lr_groups(model.requires_grad_(False), RATE)
+
+
+def test_a_shared_matrix_gets_the_smaller_rate():
+    tied = nn.Sequential(NdLinear((8, 8), (8, 8)), NdLinear((8, 2), (8, 2)))
+    tied[1].align_layers[0].weight = tied[0].align_layers[0].weight  # 4 there, 1 here
+    read_out = nn.Sequential(NdLinear((8, 8), (8, 8)), nn.Linear(8, 8))
+    read_out[1].weight = read_out[0].align_layers[0].weight
+    for model in (tied, read_out):
+        assert rates(model)["0.align_layers.0.weight"] == RATE
+
+
+def test_muon_can_be_given_the_matrices_alone():
+    model = nn.Sequential(NdLinear((4, 4), (4, 4)), nn.Flatten(), nn.Linear(16, 1))
+    for group in lr_groups(model, RATE, optimiser="muon"):
+        assert len({p.ndim == 2 for p in group["params"]}) == 1
+    matrices = [g for g in lr_groups(model, RATE, optimiser="muon") if g["params"][0].ndim == 2]
+    assert sum(len(g["params"]) for g in matrices) == 3
+
+
+# --------------------------------------------------------------------------------------------- other widths, weight decay
+def test_with_the_shapes_of_a_small_model_rates_no_longer_depend_on_the_width():
+    def net(side):
+        layers = NdLinear((4, 4), (side, side)), nn.ReLU(), NdLinear((side, side), (side, side))
+        return nn.Sequential(*layers, nn.Flatten(), nn.Linear(side**2, 3))
+
+    small = layer_shapes(net(4))
+    assert small == {"0": (16, 16), "2": (16, 16), "4": (16, 3)}
+    assert rates(net(4)) == rates(net(4), tuned_at=small)
+    wide = rates(net(32), tuned_at=small)
+    assert wide["4.weight"] == pytest.approx(RATE * 16 / 1024)
+    assert wide["2.align_layers.0.weight"] == pytest.approx(RATE * 16 / (2 * 32))
+    assert wide["0.align_layers.0.weight"] == pytest.approx(RATE * 16 / (2 * 4))
+    assert wide["2.align_layers.0.bias"] == pytest.approx(RATE / 2)
+    assert wide["4.bias"] == pytest.approx(RATE)
+
+
+def test_a_convolution_can_be_named_too():
+    model = nn.Sequential(nn.Conv1d(8, 6, 5))
+    assert layer_shapes(model) == {"0": (40, 6)}
+    assert rates(model, tuned_at={"0": (20, 6)})["0.weight"] == pytest.approx(RATE / 2)
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "sgd"])
+def test_decay_shrinks_the_kronecker_matrix_as_lr_and_decay_shrink_a_dense_one(optimiser):
+    sums = NdLinearSum((4, 6), (3, 5), rank=3, dtype=torch.float64)
+    for layer in (NdLinear((4, 6, 2), (3, 5, 2), dtype=torch.float64), sums):
+        before, decay = kronecker_weight(layer).detach(), 0.1
+        groups = lr_groups(layer, RATE, optimiser=optimiser, weight_decay=decay)
+        steps = (torch.optim.AdamW if optimiser == "adam" else torch.optim.SGD)(groups)
+        for p in layer.parameters():
+            p.grad = torch.zeros_like(p)
+        steps.step()
+        shrunk = (kronecker_weight(layer).detach() / before).flatten()
+        assert torch.allclose(shrunk, torch.full_like(shrunk, 1 - RATE * decay), atol=1e-8)
+
+
+def test_without_weight_decay_the_groups_leave_it_to_the_optimiser():
+    assert all(set(g) == {"params", "lr"} for g in lr_groups(NdLinear((2, 2), (2, 2)), RATE))
+
+
+# --------------------------------------------------------------------------------------------------------------- errors
+@pytest.mark.parametrize(
+    ("error", "words", "arguments"),
+    [
+        (TypeError, "torch.nn.Module", {"model": [torch.zeros(2)]}),
+        (TypeError, "must be a number", {"lr": "1e-3"}),
+        (TypeError, "must be a number", {"lr": True}),
+        (ValueError, "positive and finite", {"lr": 0.0}),
+        (ValueError, "positive and finite", {"lr": math.inf}),
+        (ValueError, "positive and finite", {"lr": math.nan}),
+        (ValueError, "'adam', 'sgd', 'muon'", {"optimiser": "adagrad"}),
+        (ValueError, "layers of this model", {"tuned_at": {"1": (4, 4)}}),
+        (ValueError, "two positive integers", {"tuned_at": {"0": (4, 0)}}),
+        (ValueError, "two positive integers", {"tuned_at": {"0": (4,)}}),
+    ],
+)
+def test_bad_arguments_are_named(error, words, arguments):
+    good = {"model": nn.Sequential(NdLinear((2, 2), (2, 2))), "lr": RATE}
+    with pytest.raises(error, match=words):
+        lr_groups(**(good | arguments))
