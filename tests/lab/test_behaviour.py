@@ -123,10 +123,9 @@ def test_same():
 def test_refuses():
     call = functools.partial(raised, ValueError("got 3, expected 4\nmore"))
     assert refuses(call, "3", "4") == "got 3, expected 4"
-    with pytest.raises(TypeError):
-        refuses(lambda: raised(TypeError("no")), "yes")
-    with pytest.raises(RuntimeError):
-        refuses(lambda: raised(RuntimeError("3")), "3")
+    for error in (TypeError("no"), RuntimeError("3")):  # without the word, of another type
+        with pytest.raises(type(error)):
+            refuses(functools.partial(raised, error), "3")
     with pytest.raises(Wrong, match="accepted"):
         refuses(lambda: None, "3")
 
@@ -276,15 +275,3 @@ def test_two_processes_report_errors(monkeypatch):
     )
     assert ddp == ("error", "RuntimeError: ValueError: no")
     assert fsdp == ("wrong", "gradients off by 5.0e-01")
-
-
-def test_a_process_that_dies_is_reported(tmp_path):
-    (tmp_path / "broken.py").write_text("raise SystemExit('broken file')")
-    with pytest.raises(RuntimeError, match=r"two processes: .*broken file"):
-        behaviour.two_processes(str(tmp_path / "broken.py"))
-
-
-def test_a_busy_machine_is_not_the_layer_s_error(tmp_path):
-    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
-    with pytest.raises(LabError, match="longer than 1 s"):
-        judge(lambda c: behaviour.two_processes(str(tmp_path / "slow.py"), 1), Off)

@@ -4,17 +4,9 @@ import math
 
 import pytest
 import torch
-from lab import LabError, models
+from lab import LabError, models, processes
 from lab.chapters import scaling
 from lab.chapters.scaling import Link
-from torch import nn
-
-from ndlinear import NdLinear
-
-
-@pytest.mark.parametrize(("workers", "steps"), [(2, 1), (8, 3), (9, 4), (1024, 10)])
-def test_each_round_doubles_the_processes_heard_from(workers, steps):
-    assert scaling.rounds(workers) == steps
 
 
 def exchange(workers, nbytes):
@@ -46,50 +38,36 @@ def test_the_fit_finds_the_link_that_made_the_times():
     sizes = [4 * 2**k for k in range(8, 23)]
     times = [scaling.halving_seconds(n, 2, link) for n in sizes]
     found = scaling.fit_link(sizes, times, 2)
-    assert found.latency == pytest.approx(5e-5) and found.bandwidth == pytest.approx(2e9)
-    assert times[0] == pytest.approx(2 * 5e-5 + 1024 / 2e9)
+    assert found == pytest.approx(link) and times[0] == pytest.approx(2 * 5e-5 + 1024 / 2e9)
+    assert scaling.fit_link([1e3, 1e6], [2e-3, 1e-3], 2).bandwidth == math.inf  # times do not grow
 
 
-def test_times_that_do_not_grow_have_no_bandwidth():
-    assert scaling.fit_link([1e3, 1e6], [2e-3, 1e-3], 2).bandwidth == math.inf
-
-
-def test_break_even_is_where_both_send_the_same():
-    (D1, D2), (H1, H2), p = (6, 10), (4, 8), 5
-    found = scaling.break_even((D1, D2), (H1, H2), p)
-    batch = found["ndlinear"]
-    tensor = (p - 1) / p * 4 * batch * H1 * D2 / p
-    assert tensor == pytest.approx(2 * (p - 1) / p * 2 * (D1 * H1 + D2 * H2))
-    assert found["dense"] * D1 * D2 == D1 * D2 * H1 * H2
-
-
-@pytest.mark.parametrize("workers", [1, 2, 3])
-def test_a_layer_in_pieces_is_the_layer(workers):
-    layer = NdLinear((4, 6), (3, 5), bias=False).double()
-    x = torch.randn(2, 4, 6).double()
-    y, sent = scaling.cut_forward(layer, x, workers)
-    assert torch.allclose(y, layer(x), atol=1e-12)
-    inside = scaling.cut_forward(layer, x, 1)[1]
-    assert inside == 0
-    if workers == 2:  # 2 samples, 3 x 3 numbers here, of axis 1 the smaller part goes over
-        assert sent == 2 * 1 * 3
-
-
-def test_powersgd_sends_two_factors_of_large_matrices_only():
-    model = nn.Sequential(nn.Linear(100, 50), nn.Linear(3, 2))
-    assert scaling.power_bytes(model, 2) == 4 * (2 * (100 + 50) + 50 + 3 * 2 + 2)
-
-
+# -------------------------------------------------------------------------------------------------------- the processes
 TRAINING = {"task": "train", "arm": "dense", "lr": 1e-2, "steps": 30, "batch": 64, "seeds": [0]}
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_bytes_sent_per_step(monkeypatch, rank):
+def sent_by_powersgd(model, rank):
+    """Two factors of each matrix that gets smaller by it, in 4 bytes a number; a tensor's first axis are its rows."""
+    total = 0
+    for p in model.parameters():
+        factors = rank * (p.shape[0] + p[0].numel())
+        total += factors if p.dim() > 1 and 2 * factors < p.numel() else p.numel()
+    return 4 * total
+
+
+@pytest.mark.parametrize(("arm", "rank"), [("dense", 0), ("dense", 1), ("ndlinear", 1)])
+def test_bytes_sent_per_step_and_the_group_outlives_its_threads(monkeypatch, arm, rank):
+    """A thread of the group that drops the last reference to it would wait for itself, which ends the process."""
+    kept = []
+    monkeypatch.setattr(scaling.atexit, "register", lambda call, *given: kept.extend(given))
     monkeypatch.setenv("NDL_MODE", "smoke")
-    model = scaling.digit_network("dense")
-    (found,) = scaling.together(TRAINING | {"rank": rank})
-    wanted = scaling.power_bytes(model, rank) if rank else 4 * models.size(model)
-    assert found["bytes"] == wanted and found["accuracy"] > (0.3 if rank else 0.6)
+    model = scaling.digit_network(arm)
+    (found,) = scaling.together(TRAINING | {"arm": arm, "rank": rank})
+    assert found["bytes"] == (sent_by_powersgd(model, rank) if rank else 4 * models.size(model))
+    if arm == "dense":
+        assert found["accuracy"] > (0.3 if rank else 0.6)
+    assert "ProcessGroup" in {type(one).__name__ for one in kept}
+    assert not torch.distributed.is_initialized()
 
 
 def test_two_processes_train_as_one_does(monkeypatch):
@@ -102,36 +80,16 @@ def test_two_processes_train_as_one_does(monkeypatch):
     assert two["bytes"] == alone["bytes"]
 
 
-def test_the_group_outlives_its_threads(monkeypatch):
-    """A thread of the group that drops the last reference to it waits for itself, which ends the process."""
-    task = TRAINING | {"arm": "ndlinear", "rank": 1, "steps": 3}
-    kept, register = [], scaling.atexit.register
-
-    def seen(call, *given, **named):
-        kept.extend(given)
-        return register(call, *given, **named)
-
-    monkeypatch.setattr(scaling.atexit, "register", seen)
-    monkeypatch.setenv("NDL_MODE", "smoke")
-    (found,) = scaling.together(task)
-    assert found["bytes"] == scaling.power_bytes(scaling.digit_network("ndlinear"), 1)
-    assert "ProcessGroup" in {type(one).__name__ for one in kept}
-    assert not torch.distributed.is_initialized()
+def test_a_process_that_fails_and_one_that_hangs_are_said(tmp_path):
+    (tmp_path / "broken.py").write_text("raise SystemExit('broken file')")
+    with pytest.raises(RuntimeError, match=r"one of 2 processes failed: .*broken file"):
+        processes.together([str(tmp_path / "broken.py")])
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
+    with pytest.raises(LabError, match="longer than 0 s; is the machine busy"):
+        processes.together([str(tmp_path / "slow.py")], seconds=0.2)
 
 
-def test_an_unknown_task_and_a_failing_process_are_said(monkeypatch, tmp_path):
-    monkeypatch.setenv("NDL_MODE", "full")
-    with pytest.raises(LabError, match="no task 'dance'; there are: times, train"):
-        scaling.together({"task": "dance"})
-    python = tmp_path / "python"  # starts at once
-    python.write_text("#!/bin/sh\necho 'KeyError: rank' >&2\nexit 1\n")
-    python.chmod(0o755)
-    monkeypatch.setattr(scaling.sys, "executable", str(python))
-    with pytest.raises(LabError, match="KeyError"):
-        scaling.together({"task": "train", "seeds": [0]}, world=1)
-
-
-def test_processes_that_hang_are_ended(monkeypatch):
-    monkeypatch.setenv("NDL_MODE", "full")
-    with pytest.raises(LabError, match="took longer than"):
-        scaling.together({"task": "times"}, seconds=0.01)
+def test_processes_are_told_who_they_are(tmp_path):
+    file = tmp_path / "says.py"
+    file.write_text("import json, sys; print('first'); print(json.dumps(sys.argv[1:4]))")
+    assert processes.together([str(file), "task"], world=3) == ["task", "0", "3"]

@@ -10,15 +10,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import json
 import logging
-import os
 import pathlib
-import subprocess
-import sys
-import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 import pandas as pd
@@ -27,6 +22,7 @@ from torch import nn
 
 from ..modes import LabError, mode
 from ..page.show import table
+from ..processes import together
 from ..released import layer_class, released
 
 WORDS = {
@@ -71,11 +67,9 @@ def against_differences(layer: nn.Module, x: torch.Tensor) -> None:
     def squared(x, *values):
         return torch.func.functional_call(layer, dict(zip(names, values)), (x,)).square()
 
+    inputs = (x.requires_grad_(), *values)
     for test in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
-        check(
-            test(squared, (x.requires_grad_(), *values), raise_exception=False),
-            f"{test.__name__} fails",
-        )
+        check(test(squared, inputs, raise_exception=False), f"{test.__name__} fails")
 
 
 def refuses(call: Callable[[], object], *words: str) -> str:
@@ -101,14 +95,19 @@ class Sheet:
         self.sections: dict[str, list[str]] = {}
         self.results: list[dict] = []
 
-    def section(self, name: str) -> None:
-        """Probes defined from here on belong to this section."""
+    def section(self, name: str, probes: Mapping[str, Callable] | None = None) -> None:
+        """Probes defined from here on belong to this section; short ones can be given at once, by name."""
         self.sections[name] = []
+        for probe_name, probe in (probes or {}).items():
+            self._add(probe_name, probe, heavy=False)
 
     def __call__(self, probe: Callable | None = None, *, heavy: bool = False) -> Callable:
         if probe is None:
             return functools.partial(self, heavy=heavy)
         name = " ".join((probe.__doc__ or probe.__name__).split()).rstrip(".")
+        return self._add(name, probe, heavy)
+
+    def _add(self, name: str, probe: Callable, heavy: bool) -> Callable:
         if name in self.probes or not self.sections:
             raise LabError(f"probe {name!r}: give it a section and a name of its own")
         probe.heavy = heavy
@@ -119,17 +118,9 @@ class Sheet:
     def grid(self, section: str) -> list[dict]:
         """What is recorded of a section: each probe on the release, the heavy ones on ours too."""
         names = self.sections[section]
-        pairs = [(n, "released") for n in names] + [
-            (n, "ours") for n in names if self.probes[n].heavy
-        ]
-        return [
-            {
-                "behaviour": n,
-                "layer": layer,
-                "seed": 0,
-            }
-            for n, layer in pairs
-        ]
+        pairs = [(name, "released") for name in names]
+        pairs += [(name, "ours") for name in names if self.probes[name].heavy]
+        return [{"behaviour": name, "layer": layer, "seed": 0} for name, layer in pairs]
 
     def run(self, config: dict) -> dict:
         """One recorded run. In smoke mode heavy probes, and the release where it is not installed, are not tried."""
@@ -140,32 +131,23 @@ class Sheet:
 
     def report(self, section: str, recorded: pd.DataFrame) -> None:
         """Judge the probes of a section and show their table: ours, the release, and what the one that is not right says."""
-        known = {
-            (r.behaviour, r.layer): Outcome(r.outcome, r.detail) for r in recorded.itertuples()
-        }
+        known = {(r.behaviour, r.layer): (r.outcome, r.detail) for r in recorded.itertuples()}
         rows = []
         for name in self.sections[section]:
             probe, theirs = self.probes[name], known[name, "released"]
             ours = known[name, "ours"] if probe.heavy else judge(probe, layer_class("ours"))
-            self.results.append(
-                {"section": section, "behaviour": name, "here": ours[0], "release": theirs[0]}
-            )
-            said = [
-                f"{who}: {o.detail}"
-                for who, o in (("here", ours), ("release", theirs))
-                if o[0] in ("wrong", "error")
-            ]
-            rows.append((name, WORDS[ours[0]], WORDS[theirs[0]], "; ".join(said)))
-        table(
-            pd.DataFrame(rows, columns=["behaviour", "here", "release", "what is said"]),
-            caption=section,
-        )
+            found = {"here": ours, "release": theirs}
+            outcomes = {who: outcome for who, (outcome, _) in found.items()}
+            self.results.append({"behaviour": name} | outcomes)
+            bad = (f"{who}: {text}" for who, (o, text) in found.items() if o in ("wrong", "error"))
+            rows.append((name, *(WORDS[o] for o in outcomes.values()), "; ".join(bad)))
+        names = ["behaviour", "here", "release", "what is said"]
+        table(pd.DataFrame(rows, columns=names), caption=section)
 
     def counts(self) -> pd.DataFrame:
         """How many probes reported so far have which outcome, one row per layer."""
-        results = pd.DataFrame(self.results)
         rows = [
-            {"layer": who} | {w: (results[who] == w).sum() for w in WORDS}
+            {"layer": who} | {word: len(self.named(who, word)) for word in WORDS}
             for who in ("here", "release")
         ]
         return pd.DataFrame(rows)
@@ -204,40 +186,15 @@ def judge(probe: Callable, layer_class: type) -> Outcome:
 
 
 def _first_line(error: Exception, most: int = 150) -> str:
-    line = next((line.strip() for line in str(error).splitlines() if line.strip()), "no message")
-    return line if len(line) <= most else line[: most - 1] + "…"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or ["no message"]
+    return lines[0] if len(lines[0]) <= most else lines[0][: most - 1] + "…"
 
 
 # ----------------------------------------------------------------------------------------------------------- two processes
 @functools.cache
-def two_processes(file: str, seconds: float = 600) -> dict[str, float | str]:
-    """How far gradients of two gloo processes are from those of one, for the NdLinear that a file defines: see `two_processes.py`.
-
-    The processes are started from a file, so that this also works in a notebook and in a script made from one.
-    """
-    script = pathlib.Path(__file__).with_name("two_processes.py")
-    with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-W", "ignore", str(script), file]
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-        environ = os.environ | {"OMP_NUM_THREADS": "1"}
-        ranks = [
-            subprocess.Popen([*command, str(r), f"{folder}/store"], env=environ, **pipes)
-            for r in (0, 1)
-        ]
-        try:
-            texts = [process.communicate(timeout=seconds) for process in ranks]
-        except subprocess.TimeoutExpired as error:  # says nothing about the layer
-            raise LabError(
-                f"two processes took longer than {seconds:.0f} s; is the machine busy?"
-            ) from error
-        finally:
-            for process in ranks:
-                process.kill()
-    if any(process.returncode for process in ranks):
-        raise RuntimeError(
-            "two processes: " + "; ".join(err.strip()[-300:] for _, err in texts if err.strip())
-        )
-    return json.loads(texts[0][0].splitlines()[-1])
+def two_processes(file: str) -> dict[str, float | str]:
+    """How far gradients of two gloo processes are from those of one, for the NdLinear that a file defines: see `two_processes.py`."""
+    return together([str(pathlib.Path(__file__).with_name("two_processes.py")), file])
 
 
 def on_two_processes(layer_class: type, how: str, tol: float = 1e-12) -> str:

@@ -1,47 +1,42 @@
 """What a step costs when several processes train together: a model of it, its measurement, and gradient compression.
 
-    python -m lab.chapters.scaling RANK WORLD STORE TASK
+    python -m lab.chapters.scaling TASK RANK WORLD STORE
 
-is one of WORLD processes that meet at the file STORE (`together` starts all of them); process 0 prints what it found as JSON.
+is one of WORLD processes that meet at the file STORE; process 0 prints what it found as JSON.
 Bytes are those that one process sends; times are in seconds.
 """
 
 from __future__ import annotations
 
 import atexit
-import contextlib
 import json
 import math
-import os
-import pathlib
 import random
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import torch
-from torch import Tensor, distributed, nn
+from torch import distributed, nn
 from torch.nn import functional as F
 
 from ndlinear import NdLinear
 
-from .. import models
+from .. import models, processes
 from ..data import load
-from ..modes import LabError, mode
+from ..modes import mode
 from ..train.loop import seed_everything
 
 FLOAT = 4  # bytes
 
 
 # ------------------------------------------------------------------------------------------------------------- the model
-@dataclass(frozen=True)
-class Link:
+class Link(NamedTuple):
     """A way between processes: seconds until a message arrives, and bytes per second after that."""
 
     latency: float
@@ -49,7 +44,7 @@ class Link:
 
 
 def all_reduce_bytes(nbytes: float, workers: int) -> float:
-    """What one process sends in a ring all-reduce: each of its two rounds passes on all parts but one."""
+    """What one process sends at least: in each of two rounds all parts but one are passed on."""
     return 2 * (workers - 1) / workers * nbytes
 
 
@@ -88,56 +83,12 @@ def fit_link(sizes: list[float], seconds: list[float], workers: int) -> Link:
     return Link(latency, 1 / per_byte if per_byte else math.inf)
 
 
-def shares(link: Link, workers: int, parameters: int, compute: float, width: int = FLOAT) -> dict:
-    """One data-parallel step: seconds of computing and of communication, and the share of computing without any overlap."""
-    talk = all_reduce_seconds(width * parameters, workers, link)
-    return {"compute": compute, "communication": talk, "efficiency": compute / (compute + talk)}
-
-
 CLUSTERS = {  # processes and link; from data sheets, as evidence 62 says
     "8 GPUs, one node": (8, Link(3e-6, 450e9)),
     "64 GPUs": (64, Link(1e-5, 50e9)),
     "1,024 GPUs": (1024, Link(1e-5, 50e9)),
     "8 on gigabit Ethernet": (8, Link(5e-5, 0.125e9)),
 }
-
-
-def break_even(dims: tuple[int, int], hidden: tuple[int, int], workers: int) -> dict[str, float]:
-    """Samples per step, of all processes, from which a block dims -> hidden -> dims sends less data-parallel than tensor-parallel.
-
-    "dense": columns of the first matrix and rows of the second in each process, so that only the outputs forward and the input
-    gradients backward are summed, by all-reduce. "ndlinear": the tensor is cut along one axis while the other is contracted
-    (`cut_forward`), which exchanges it once per layer, forward and backward.
-    """
-    weights = sum(d * h for d, h in zip(dims, hidden))
-    return {"dense": math.prod(hidden), "ndlinear": workers * weights / (hidden[0] * dims[1])}
-
-
-def cut_forward(layer: NdLinear, x: Tensor, workers: int) -> tuple[Tensor, float]:
-    """Y of a two-mode layer without biases, computed in pieces as tensor-parallel processes would: (Y, numbers that one sends).
-
-    Each process has all of axis 1 and its part of axis 2, contracts axis 1, sends every other process that one's part of the new
-    axis 1, and contracts axis 2.
-    """
-    first, second = layer.weights
-    pieces = [F.linear(part.movedim(1, -1), first) for part in x.chunk(workers, dim=2)]
-    parts = [piece.movedim(-1, 1).chunk(workers, dim=1) for piece in pieces]
-    sent = sum(parts[0][other].numel() for other in range(1, workers))
-    mine = [torch.cat([piece[k] for piece in parts], dim=2) for k in range(workers)]
-    return torch.cat([F.linear(piece, second) for piece in mine], dim=1), sent
-
-
-def power_bytes(model: nn.Module, rank: int) -> int:
-    """Bytes of gradients that PowerSGD of a rank sends of a model in a step: two factors of each matrix that gets smaller by it.
-
-    torch.distributed compresses a tensor, as a matrix with its first axis as rows, if (rows + columns) rank * 2 < entries.
-    """
-    total = 0
-    for p in model.parameters():
-        rows, columns = p.shape[0], p.numel() // p.shape[0]
-        factors = (rows + columns) * rank
-        total += factors if p.dim() > 1 and 2 * factors < p.numel() else p.numel()
-    return FLOAT * total
 
 
 # ------------------------------------------------------------------------------------------------------------- networks
@@ -165,10 +116,6 @@ def digit_network(arm: str) -> nn.Module:
 
 
 # ------------------------------------------------------------------------------------------- what each process does
-def _gradients(model: nn.Module) -> Tensor:
-    return torch.cat([p.grad.flatten() for p in model.parameters()])
-
-
 def stepper(name: str, batch: int, seed: int, shared: bool) -> Callable[[], None]:
     """A training step on random numbers with all gradients in one buffer, which is averaged over the processes if ``shared``."""
     seed_everything(seed)
@@ -180,7 +127,7 @@ def stepper(name: str, batch: int, seed: int, shared: bool) -> Callable[[], None
     def step() -> None:
         optimiser.zero_grad()
         F.cross_entropy(model(x), y).backward()
-        buffer = _gradients(model)
+        buffer = torch.cat([p.grad.flatten() for p in model.parameters()])
         if shared:
             distributed.all_reduce(buffer)
         buffer /= distributed.get_world_size()
@@ -263,7 +210,7 @@ def train(task: dict) -> list[dict]:
 TASKS: dict[str, Callable[[dict], object]] = {"times": times, "train": train}
 
 
-def main(rank: int, world: int, store: str, task: dict) -> object:
+def main(task: dict, rank: int, world: int, store: str) -> object:
     """One of the processes.
 
     The group is kept until the process ends: the hook of PowerSGD leaves a reference to it with a thread of the group's own, and
@@ -279,40 +226,14 @@ def main(rank: int, world: int, store: str, task: dict) -> object:
         distributed.destroy_process_group()
 
 
-# ------------------------------------------------------------------------------------------------- starting the processes
-def _environ() -> dict[str, str]:
-    """The environment of a started process: one thread, and the lab on its path."""
-    places = [str(pathlib.Path(__file__).resolve().parents[2]), os.environ.get("PYTHONPATH", "")]
-    path = os.pathsep.join(filter(None, places))
-    return os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path}
-
-
+# ------------------------------------------------------------------------------------------------------------- the runs
 def together(task: dict, world: int = 2, seconds: float = 900) -> object:
-    """What process 0 of several finds for a task of `TASKS`; in smoke mode one process, this one, does the task alone.
-
-    Raises:
-        LabError: a process failed (its message is in the error), or they took longer than ``seconds``.
-    """
-    if task["task"] not in TASKS:
-        raise LabError(f"no task {task['task']!r}; there are: {', '.join(TASKS)}")
-    if mode() == "smoke":
-        with tempfile.TemporaryDirectory() as folder:
-            return main(0, 1, f"{folder}/store", task)
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True, "env": _environ()}
-    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        command = [sys.executable, "-W", "ignore", "-m", "lab.chapters.scaling"]
-        rest = [str(world), f"{folder}/store", json.dumps(task)]
-        ranks = [subprocess.Popen([*command, str(r), *rest], **pipes) for r in range(world)]
-        for process in ranks:
-            stack.callback(process.kill)
-        try:
-            texts = [process.communicate(timeout=seconds) for process in ranks]
-        except subprocess.TimeoutExpired as error:
-            raise LabError(f"{world} processes took longer than {seconds:.0f} s") from error
-    if any(process.returncode for process in ranks):
-        said = "; ".join(err.strip()[-300:] for _, err in texts if err.strip())
-        raise LabError(f"a process of the group failed: {said}")
-    return json.loads(texts[0][0].splitlines()[-1])
+    """What process 0 of several finds for a task of `TASKS`; in smoke mode one process, this one, does the task alone."""
+    if mode() != "smoke":
+        command = ["-m", "lab.chapters.scaling", json.dumps(task)]
+        return processes.together(command, world=world, seconds=seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        return main(task, 0, 1, f"{folder}/store")
 
 
 def measured(config: dict) -> dict:
@@ -331,7 +252,6 @@ def trained(configs: list[dict]) -> list[dict]:
     return [{"metrics": metrics, "parameters": count} for metrics in found]
 
 
-# ------------------------------------------------------------------------------------------------------- tables
 def predicted(
     times: pd.DataFrame, powers: tuple[int, int], workers: int = 2
 ) -> tuple[Link, pd.DataFrame]:
@@ -354,6 +274,5 @@ def predicted(
 
 
 if __name__ == "__main__":
-    print(
-        json.dumps(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], json.loads(sys.argv[4])))
-    )
+    task, rank, world, store = sys.argv[1:]
+    print(json.dumps(main(json.loads(task), int(rank), int(world), store)))

@@ -1,25 +1,23 @@
-"""One of two gloo processes that train a small model of a layer class; `lab.behaviour` starts both.
+"""One of two gloo processes that train a small model of a layer class; `lab.chapters.behaviour` starts both.
 
-    python two_processes.py FILE RANK STORE
+    python two_processes.py FILE RANK WORLD STORE
 
 FILE defines the class NdLinear, STORE is a file both processes meet at. Process 0 prints, as JSON, for each way to share
-the work how far the gradients are from those of one process, or the error. Needs torch only, so that it starts fast.
+the work how far the gradients are from those of one process, or the error. Needs torch only, so that it starts fast; and as a
+file of its own it also starts from a notebook and from a script made of one.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import json
-import os
 import sys
 
 import torch
 from torch import distributed, nn
 
 if __name__ == "__main__":
-    sys.path[:] = [
-        p for p in sys.path if p != os.path.dirname(os.path.abspath(__file__))
-    ]  # its modules are not libraries
+    del sys.path[0]  # the modules beside this file are not libraries
 
 
 def load(file: str) -> type:
@@ -34,9 +32,8 @@ def load(file: str) -> type:
 def build(layer_class: type) -> nn.Sequential:
     """Two layers in float64, the same numbers in every process."""
     torch.manual_seed(0)
-    return nn.Sequential(
-        layer_class((4, 6), (8, 3)), nn.Tanh(), layer_class((8, 3), (2, 5))
-    ).double()
+    layers = layer_class((4, 6), (8, 3)), nn.Tanh(), layer_class((8, 3), (2, 5))
+    return nn.Sequential(*layers).double()
 
 
 def wrap(model: nn.Module, how: str) -> nn.Module:
@@ -71,12 +68,11 @@ def gap(layer_class: type, how: str, rank: int) -> float:
     return largest
 
 
-def main(file: str, rank: int, store: str, size: int = 2) -> None:
+def main(file: str, rank: int, world: int, store: str) -> None:
     """What each process does."""
     torch.set_num_threads(1)
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{store}", rank=rank, world_size=size
-    )
+    rendezvous = {"init_method": f"file://{store}", "rank": rank, "world_size": world}
+    distributed.init_process_group("gloo", **rendezvous)
     results: dict[str, float | str] = {}
     for how in ("ddp", "fsdp"):
         try:
@@ -89,4 +85,5 @@ def main(file: str, rank: int, store: str, size: int = 2) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3])
+    file, rank, world, store = sys.argv[1:]
+    main(file, int(rank), int(world), store)
