@@ -3,26 +3,28 @@
 import ast
 import builtins
 import functools
+import importlib.util
 import itertools
 import json
 import math
-import os
 import sys
 import time
 from unittest import mock
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 import torch
 from lab import LabError, machine, timing
 from lab.chapters import speed as bench
+from lab.modes import NOTEBOOKS
+from lab.tools.bench import times
 from scipy import stats
 
 import ndlinear
 
-SAME = [name for name in bench.PEERS if name not in ("released", "low-rank", "lokr")]
+KRONECKER = ("fastkron", "linear_operator")
+SAME = [name for name in bench.PEERS if name not in ("released", "low-rank", "lokr", *KRONECKER)]
 
 
 def gradients(made: bench.Peer, gradient: torch.Tensor) -> list[torch.Tensor]:
@@ -125,33 +127,27 @@ def test_rounds_are_fair(monkeypatch):
     assert len(set(orders)) > 1
 
 
-def test_small_configurations_and_their_ratios(monkeypatch):
-    drawn = [bench.small_configs(40, seed, device="cpu", rounds=2) for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    assert {c["dtype"] for c in drawn[0]} == {"float32", "float64", "bfloat16", "float16"}
-    for c in drawn[0]:
-        dims, hidden = bench.sizes(c["dims"]), bench.sizes(c["hidden"])
-        assert 2 <= len(dims) <= 4 and max(dims + hidden) <= 64 and c["batch"] <= 4096
-        p = bench.problem(c | {"batch": 3})
-        loop = bench.in_functions(p.layer)(p.x)
-        torch.testing.assert_close(loop, bench.peer(p, "sequential").call(p.x))
-    monkeypatch.setattr(timing, "rounds", lambda calls, n, **how: dict(zip(calls, times.pop())))
-    times = [[[1e-6, 2e-6], [3e-6, 4e-6], [1e-6, 1e-6]], [[1e-6] * 2, [9e-7] * 2, [2e-6] * 2]]
-    metrics = bench.beside_algorithm_1(drawn[0][0])["metrics"]
-    assert (metrics["sequential 1"], metrics["sequential 2"]) == (0.9, 2.5)
-    assert (metrics["loop 1"], metrics["loop 2"], metrics["us 2"]) == (2.0, 0.75, 1.5)
+def test_random_configurations_stay_within_their_bounds():
+    for c in bench.small_configs(40, 1, device="cpu", rounds=2):
+        p, layer = (
+            bench.problem(c | {"batch": 1}),
+            (*bench.sizes(c["dims"]), *bench.sizes(c["hidden"])),
+        )
+        assert 2 <= len(p.dims) <= 4 and max(layer) <= 64 and c["batch"] <= 4096
+    for case in bench.random_cases(50, 1):
+        assert 2 <= len(case.dims) == len(case.hidden) <= 4 and math.prod(case.dims) <= 5000
+    assert len(bench.CASES) == 30 and sum(not c.outer for c in bench.CASES.values()) == 5
+    case = bench.CASES["lora_up_rev"]
+    config = bench.config(case, dtype="float32", device="cpu", seed=3)
+    p = bench.problem(json.loads(json.dumps(config)) | {"batch": 2})  # and back
+    assert (p.dims, p.hidden, p.outer, len(p.x)) == (case.dims, case.hidden, False, 2)
 
 
-def test_processor_time_does_not_count_sleep():
-    slept = {"sleep": lambda: time.sleep(0.02)}
-    assert timing.rounds(slept, 1)["sleep"][0] > 0.02
-    assert timing.rounds(slept, 1, clock=time.process_time)["sleep"][0] < 0.01
-
-
-def test_a_very_slow_call_is_not_made_twice():
+def test_processor_time_does_not_count_sleep_and_a_very_slow_call_is_not_made_twice():
     made = []
-    timing.rounds({"slow": lambda: (made.append(1), time.sleep(0.03))}, 2, at_least=1e-3)
-    assert len(made) == 3
+    slept = {"sleep": lambda: (made.append(1), time.sleep(0.03))}
+    assert timing.rounds(slept, 2, at_least=1e-3)["sleep"][0] > 0.02 and len(made) == 3
+    assert timing.rounds(slept, 1, clock=time.process_time)["sleep"][0] < 0.01
 
 
 def test_median_interval_is_that_of_the_sign_test():
@@ -202,40 +198,39 @@ def test_inventory_counts():
     assert len(row["module"]) == 8 and json.dumps(row)
 
 
-def test_cases_and_random_cases():
-    assert len(bench.CASES) == 30 and sum(not c.outer for c in bench.CASES.values()) == 5
-    drawn = [bench.random_cases(50, seed) for seed in (1, 1, 2)]
-    assert drawn[0] == drawn[1] != drawn[2]
-    for case in drawn[0]:
-        assert 2 <= len(case.dims) == len(case.hidden) <= 4 and math.prod(case.dims) <= 5000
-    case = bench.CASES["lora_up_rev"]
-    config = bench.config(case, dtype="float32", device="cpu", seed=3)
-    p = bench.problem(json.loads(json.dumps(config)) | {"batch": 2})  # and back
-    assert (p.dims, p.hidden, p.outer, len(p.x)) == (case.dims, case.hidden, False, 2)
+def test_peers_and_further_calls_are_timed_in_the_rounds_of_a_configuration():
+    config = bench.config(bench.CASES["bert"], dtype="float32", device="cpu", seed=0)
+    for what in ("forward", "training"):
+        peers, _ = bench.assemble(bench.problem(config), ("ndlinear", "loop"))
+        seen = []
+
+        def more(seen=seen):
+            seen.append(torch.is_grad_enabled())
+
+        row = bench.timed(peers, config | {"pass": what, "rounds": 3}, {"b": "why"}, more=more)
+        assert {len(times) for times in row["curve"].values()} == {3} and row["left_out"]
+        assert list(row["metrics"]) == ["ndlinear", "loop", "more"]
+        assert set(seen) == {what == "training"}
 
 
-def test_bench_runs_the_tagged_cells_in_full_mode(tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("NDL_DATA", str(tmp_path))
+def test_times_are_taken_by_the_tagged_cells_in_full_mode(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("NDL_MODE", "smoke")
     monkeypatch.setenv("NDL_BENCH", "")  # put back afterwards
-    sources = [
-        (["bench"], ["x = 2\n", "print('mode', lab.mode(), x)"]),
-        ([], ["raise SystemExit('judged')"]),
-        (["hide-input", "bench"], ["print('last', x + 1)"]),
-    ]
-    cells = [
-        {"cell_type": "code", "source": source, "metadata": {"tags": tags} if tags else {}}
-        for tags, source in sources
-    ]
+    sources = {
+        "x = 2\nprint('mode', lab.mode(), x)": ["bench"],
+        "raise SystemExit('judged')": [],
+        "import os; print('last', x + 1, os.environ['NDL_BENCH'])": ["hide-input", "bench"],
+    }
+    cells = [{"source": [s], "metadata": {"tags": tags}} for s, tags in sources.items()]
     (tmp_path / "60.ipynb").write_text(json.dumps({"cells": cells}))
-    bench.bench(tmp_path / "60.ipynb")
+    times(tmp_path / "60.ipynb")
     out = capsys.readouterr().out
-    assert "mode full 2" in out and "last 3" in out and os.environ["NDL_BENCH"] == "1"
+    assert "mode full 2" in out and "last 3 1" in out
 
 
 def test_the_chapter_s_bench_cells_need_no_others():
     """Names that the tagged cells of the evidence of chapter 60 read are made by tagged cells, and no claim is judged there."""
-    path = bench.NOTEBOOKS / "evidence" / "60_speed.ipynb"
+    path = NOTEBOOKS / "evidence" / "60_speed.ipynb"
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     tagged = [c for c in cells if "bench" in c["metadata"].get("tags", [])]
     nodes = list(ast.walk(ast.parse("\n\n".join("".join(c["source"]) for c in tagged))))
@@ -258,38 +253,11 @@ def test_on_a_gpu():
     assert "threads" not in machine.machine("cuda")
 
 
-def test_growth_is_drawn_over_the_multiply_adds_of_a_step():
-    cubes = bench.cubes({4: 2})
-    assert [case.dims for case in cubes] == [(4,), (4, 4)]
-    rows = [*itertools.product(("4^1", "4^2"), ("dense", "ndlinear")), ("4^1", "gemm")]
-    times = pd.DataFrame(rows, columns=["case", "peer"]).assign(**{"pass": "training", "us": 10.0})
-    _, axis = plt.subplots()
-    bench.draw_growth(axis, times, cubes, batch=16)
-    dense, modewise = axis.lines[:2]
-    assert list(dense.get_xdata()) == [3 * 16 * 4**2, 3 * 16 * 4**4]
-    assert list(modewise.get_xdata()) == [3 * 16 * 4**2, 3 * 16 * 2 * 4**3]
-
-
-def test_the_figure_against_dense_and_low_rank_shows_who_is_faster():
-    cases = [bench.CASES[name] for name in ("bert", "opt_fc2")]
-    assert [bench.fits_in_rank(case) for case in cases] == [False, True]
-    assert bench.first_large(cases) == 1 and bench.described(cases[0]) == "text head, 96×8 to 2×2"
-    pairs = itertools.product(("bert", "opt_fc2"), ("dense", "low-rank"))
-    ratios = {"pass": "forward", "ratio": 0.5, "ratio_low": 0.4, "ratio_high": 0.8}
-    times = pd.DataFrame(pairs, columns=["case", "peer"]).assign(**ratios)
-    _, axis = plt.subplots()
-    bench.draw_against(axis, times, cases, "forward")
-    marks = axis.lines[:4]
-    assert [mark.get_xdata()[0] for mark in marks] == [2.0] * 4
-    assert [mark.get_markerfacecolor() == "none" for mark in marks] == [False, False, True, False]
-    assert axis.collections[0].get_segments()[0][:, 0].tolist() == [1.25, 2.5]
-
-
 # -------------------------------------------------------------------------------------- libraries for Kronecker products
 @pytest.fixture
 def kronecker_libraries(monkeypatch):
     """Both libraries as their documentation defines them, by the Kronecker product itself, where they are not installed."""
-    if bench.has_kronecker_libraries():
+    if all(map(importlib.util.find_spec, ("pyfastkron", "linear_operator"))):
         return
 
     def kron(a, b):  # that of torch fails on some transposed factors
@@ -313,7 +281,7 @@ def test_libraries_for_kronecker_products_compute_the_same_map(kronecker_librari
     p = bench.Problem(*shape, 3, dtype="float64", bias=False)
     wanted = torch.einsum("zi,oi->zo", p.x.flatten(1), ndlinear.kronecker_weight(p.layer))
     own = torch.autograd.grad(p.layer(p.x).sum(), [p.x, *p.layer.weights])
-    for name, peer in bench.kronecker_peers(p).items():
+    for name, peer in bench.assemble(p, KRONECKER)[0].items():
         assert torch.allclose(peer.forward().flatten(1), wanted, atol=1e-12), name
         peer.gradient = torch.ones_like(peer.forward())
         x, *weights = peer.training()

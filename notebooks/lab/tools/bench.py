@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib.util
+import json
 import os
 import pathlib
 import re
@@ -21,9 +22,9 @@ from torch import nn
 
 from ..benchmark import models, protocol, reading
 from ..benchmark.models import QUARTER, SMALL
-from ..chapters import encoder, speed
+from ..chapters import encoder
 from ..data.with_axes import SETS
-from ..modes import LabError
+from ..modes import NOTEBOOKS, LabError
 from ..records import record
 
 QUICK = ("digits", "breast-cancer")  # both come with scikit-learn
@@ -120,9 +121,21 @@ def shown(own: pd.DataFrame) -> None:
         print(found.to_string(index=False, float_format="{:.3f}".format))
 
 
+def times(notebook: pathlib.Path) -> None:
+    """Run the cells of a chapter that are tagged "bench", in full mode and without judging claims."""
+    os.environ["NDL_MODE"] = "full"
+    os.environ["NDL_BENCH"] = "1"  # times of other chapters are taken by this command only
+    cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
+    tagged = [c for c in cells if "bench" in c["metadata"].get("tags", [])]
+    code = ["import lab\n\nlab.start()", *("".join(c["source"]) for c in tagged)]
+    exec("\n\n".join(code), {"__name__": "times"})
+
+
 def main(arguments: list[str]) -> None:
     if not arguments:
-        return speed.main(arguments)
+        for chapter in ("60_speed", "64_structured_layers"):
+            times(NOTEBOOKS / "evidence" / f"{chapter}.ipynb")
+        return
     asked = argparse.ArgumentParser(prog="lab bench", description=__doc__)
     asked.add_argument("layer", type=str, metavar="FILE.py:LAYER")
     asked.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS), metavar="SET")
