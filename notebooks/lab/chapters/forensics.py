@@ -16,7 +16,6 @@ from ..counts import count_macs, operations, sizes
 from ..models import AsReleased, size
 from ..modes import LabError
 from ..page.facts import fact, facts
-from ..page.figures import colour, marker
 from ..page.ledger import claim
 
 CLASSES = ("exact", "rounded", "truncated", "differs", "no configuration")
@@ -75,17 +74,17 @@ class Sheet:
             departs: the setting, if any, in which this model contradicts the text or the released code.
         """
         cells = facts(table, metric=metric, **where)
-        if cells.empty or self._taken & {
-            (table, c.row, c.col, metric, c.model) for c in cells.itertuples()
-        }:
+        taken = self._taken
+        if cells.empty or any((table, *self._place(c)) in taken for c in cells.itertuples()):
             raise LabError(f"{table} {where}: no such cell, or a cell that has its count already")
         for cell in cells.itertuples():
-            unit = UNITS[cell.unit]
-            kind = classify(None if count is None else count / unit, cell.value, float(cell.ulp))
-            self.rows.append({"table": table, "row": cell.row, "col": cell.col, "metric": metric, "dataset": cell.dataset,
-                                  "network": cell.model, "method": cell.method, "printed": cell.printed, "rebuilt": count,
-                                  "ratio": None if count is None else count / unit / cell.value,
-                                  "match": kind, "how": how, "departs": departs, "claim": claim})  # fmt: skip
+            found = None if count is None else count / UNITS[cell.unit]
+            row = {"table": table, "row": cell.row, "col": cell.col, "metric": metric}
+            row |= {"dataset": cell.dataset, "network": cell.model, "method": cell.method}
+            row |= {"printed": cell.printed, "rebuilt": count, "how": how, "departs": departs}
+            row["ratio"] = None if found is None else found / cell.value
+            row["match"] = classify(found, cell.value, float(cell.ulp))
+            self.rows.append(row | {"claim": claim})
 
     def judge(self, claim: str) -> dict[str, bool]:
         """The evidence on a claim, as `lab.verdict` takes it.
@@ -102,12 +101,14 @@ class Sheet:
             return {"holds": False, "under": True}
         return {"holds": met}
 
+    @staticmethod
+    def _place(cell) -> tuple:
+        return cell.row, cell.col, cell.metric, cell.model
+
     @property
     def _taken(self) -> set[tuple]:
-        return {
-            (row["table"], row["row"], row["col"], row["metric"], row["network"])
-            for row in self.rows
-        }
+        places = ("table", "row", "col", "metric", "network")
+        return {tuple(row[name] for name in places) for row in self.rows}
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -124,15 +125,12 @@ class Sheet:
 
     def missing(self, tables: list[str]) -> list[tuple[str, str]]:
         """The printed counts of these tables that have not been entered."""
-        cells = [
-            (name, c)
-            for name in tables
-            for c in facts(name, metric=["params", "flops"]).itertuples()
-        ]
+        taken = self._taken
         return [
             (name, c.printed)
-            for name, c in cells
-            if (name, c.row, c.col, c.metric, c.model) not in self._taken
+            for name in tables
+            for c in facts(name, metric=["params", "flops"]).itertuples()
+            if (name, *self._place(c)) not in taken
         ]
 
 
@@ -164,17 +162,16 @@ def pairs(
     new, old = new or BASELINES[table][0], old or BASELINES[table][1]
     halves = [facts(table, metric=metric, **where, **who) for who in (new, old)]
     keys = [k for k in KEYS if k in halves[0]]
-    a, b = (
-        half[[*keys, "value", "better"]].rename(columns={"value": v})
-        for half, v in zip(halves, ("new", "old"))
+    a, b = (half[[*keys, "value", "better"]] for half in halves)
+    both = a.rename(columns={"value": "new"}).merge(
+        b.rename(columns={"value": "old"}).drop(columns="better"), on=keys
     )
-    both = a.merge(b.drop(columns="better"), on=keys).assign(table=table, metric=metric)
     if both.empty:
         raise LabError(f"{table}: no {metric} of {new} and {old} that belong together")
-    ahead = (
-        both["new"].ge(both["old"]).where(both["better"] == "higher", both["new"].le(both["old"]))
-    )
-    return both.assign(fewer=100 * (1 - both["new"] / both["old"]), ahead=ahead)
+    sign = both["better"].map({"higher": 1, "lower": -1})
+    both["ahead"] = sign * both["new"] >= sign * both["old"]
+    both["fewer"] = 100 * (1 - both["new"] / both["old"])
+    return both.assign(table=table, metric=metric)
 
 
 def recomputed() -> dict[str, float]:
@@ -192,12 +189,13 @@ def recomputed() -> dict[str, float]:
         both = pairs(table, metric, **options).iloc[0]
         return both["old"] / both["new"]
 
-    found = {f"lora-{d.lower()}": change("ndlinear_lora", "accuracy", model="Qwen3-1.7B", dataset=d)
-             for d in ("GSM8K", "MultiArith")}  # fmt: skip
-    found |= {
-        f"opt-{s.lower()}-gap": -change("opt_pretrain", "perplexity", model=f"OPT-{s}")
-        for s in ("Small", "Mid")
-    }
+    found = {}
+    for data in ("GSM8K", "MultiArith"):
+        where = {"model": "Qwen3-1.7B", "dataset": data}
+        found[f"lora-{data.lower()}"] = change("ndlinear_lora", "accuracy", **where)
+    for size_ in ("Small", "Mid"):
+        gap = change("opt_pretrain", "perplexity", model=f"OPT-{size_}")
+        found[f"opt-{size_.lower()}-gap"] = -gap
     for model, data in (("RNN", "ETTh1"), ("Transformer", "ETTh2")):
         found[f"ett-params-{model.lower()}"] = fewer(ett, model=model)
         found[f"ett-{model.lower()}"] = fewer(ett, "mse", model=model, dataset=data)
@@ -233,54 +231,37 @@ def recomputed() -> dict[str, float]:
 
 
 _BIAS = {"new": {"bias": "true"}, "old": {"bias": "false"}}
-STATEMENTS = [  # where something is said to be best, better, matched or exceeded: table, metrics, rows that are compared
-    (
-        "CIFAR heads, five metrics",
-        "trl_tcl",
-        ["memory", "acc_at_5", "latency", "flops", "params"],
-        {},
-    ),
-    ("CIFAR, accuracy", "cnn_image_classify", ["acc_at_1", "acc_at_5"], {}),
-    ("ETT, MSE and MAE", "ts_forecast_combined_side_by_side", ["mse", "mae"], {}),
-    ("UCR, F1, against Base", "ts_tf_classify_final_revised", ["f1"], {}),
-    (
-        "UCR, F1, against Base*",
-        "ts_tf_classify_final_revised",
-        ["f1"],
-        {"old": {"method": "Base Model*"}},
-    ),
-    ("tabular, accuracy and MSE", "ts_tf_classify_final", ["accuracy", "mse"], {}),
-    ("BERT heads, accuracy and AUC", "text_classify", ["accuracy", "roc_auc"], {}),
-    ("OPT, perplexity", "opt_pretrain", ["perplexity"], {}),
-    ("OPT, ten zero-shot tasks", "opt_pretrain", ["zero_shot_accuracy"], {}),
-    (
-        "LoRA, six tasks, against rank 4",
-        "ndlinear_lora",
-        ["accuracy"],
-        {"old": {"method": "LoRA", "rank": 4}},
-    ),
-    ("LoRA, six tasks, against rank 8", "ndlinear_lora", ["accuracy"], {}),
-    ("ViT students, three widths", "vit_scaling", ["acc_at_1", "acc_at_5"], {}),
-    (
-        "ViT students, width 200",
-        "vit_scaling",
-        ["acc_at_1", "acc_at_5"],
-        {"new": {"method": "NdViT", "embed_dim": 200}},
-    ),
-    ("DiT, FID", "fid_scores", ["fid_10k"], {}),
-    *(
-        (f"Radius Bump, test MSE, sigma 0.{s}", f"radius_0{s}", ["test_mse"], {})
-        for s in (10, 20, 30)
-    ),
-    ("per-mode biases, test MSE", "app_bias", ["test_mse"], _BIAS),
+_BASE_STAR = {"method": "Base Model*"}
+_RANK_4 = {"method": "LoRA", "rank": 4}
+_NARROW_VIT = {"method": "NdViT", "embed_dim": 200}
+STATEMENTS = [  # where something is said to be best, better, matched or exceeded: table, metrics, other rows than `BASELINES`
+    ("CIFAR heads, five metrics", "trl_tcl", "memory acc_at_5 latency flops params"),
+    ("CIFAR, accuracy", "cnn_image_classify", "acc_at_1 acc_at_5"),
+    ("ETT, MSE and MAE", "ts_forecast_combined_side_by_side", "mse mae"),
+    ("UCR, F1, against Base", "ts_tf_classify_final_revised", "f1"),
+    ("UCR, F1, against Base*", "ts_tf_classify_final_revised", "f1", {"old": _BASE_STAR}),
+    ("tabular, accuracy and MSE", "ts_tf_classify_final", "accuracy mse"),
+    ("BERT heads, accuracy and AUC", "text_classify", "accuracy roc_auc"),
+    ("OPT, perplexity", "opt_pretrain", "perplexity"),
+    ("OPT, ten zero-shot tasks", "opt_pretrain", "zero_shot_accuracy"),
+    ("LoRA, six tasks, against rank 4", "ndlinear_lora", "accuracy", {"old": _RANK_4}),
+    ("LoRA, six tasks, against rank 8", "ndlinear_lora", "accuracy"),
+    ("ViT students, three widths", "vit_scaling", "acc_at_1 acc_at_5"),
+    ("ViT students, width 200", "vit_scaling", "acc_at_1 acc_at_5", {"new": _NARROW_VIT}),
+    ("DiT, FID", "fid_scores", "fid_10k"),
+    ("Radius Bump, test MSE, sigma 0.10", "radius_010", "test_mse"),
+    ("Radius Bump, test MSE, sigma 0.20", "radius_020", "test_mse"),
+    ("Radius Bump, test MSE, sigma 0.30", "radius_030", "test_mse"),
+    ("per-mode biases, test MSE", "app_bias", "test_mse", _BIAS),
 ]
 
 
 def printed_comparisons() -> pd.DataFrame:
     """For each of `STATEMENTS`: in how many of the printed pairs NdLinear is at least as good."""
     rows = []
-    for where, name, metrics, options in STATEMENTS:
-        both = pd.concat(pairs(name, metric, **options) for metric in metrics)
+    for where, name, metrics, *others in STATEMENTS:
+        options = others[0] if others else {}
+        both = pd.concat(pairs(name, metric, **options) for metric in metrics.split())
         rows.append({"where": where, "at_least_as_good": int(both["ahead"].sum()), "of": len(both)})
     return pd.DataFrame(rows)
 
@@ -363,14 +344,8 @@ def _cifar(add) -> None:
         for metric, departs in (("params", ""), ("flops", units)):
             count = size(net) if metric == "params" else operations(net, images)
             where = {"departs": departs, "hidden_size": hidden}
-            add(
-                "app_hyperparam",
-                count,
-                f"to ({hidden})",
-                f"ablation-hyper-{metric}",
-                metric,
-                **where,
-            )
+            judged = f"ablation-hyper-{metric}"
+            add("app_hyperparam", count, f"to ({hidden})", judged, metric, **where)
     for method, head, classes, how, departs in (
         ("NdLinear", "ndlinear", 100, "(64, 8, 8) to itself", ""),
         ("TRL/TCL", "cp", None, "4096 x 4096 as CP of rank 64", "no classifier"),
@@ -434,21 +409,16 @@ def kind_of(shapes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
     widths = [1] + [hidden[axes[0]] for _, hidden in shapes]
     if set(widths) == {1}:
         return "dense"
-    return (
-        f"dense, learned activation of {max(widths)} terms"
-        if widths[-1] == 1
-        else "repeated by a learned line"
-    )
+    if widths[-1] == 1:
+        return f"dense, learned activation of {max(widths)} terms"
+    return "repeated by a learned line"
 
 
 def same_width(shapes) -> tuple[int, ...]:
     """Widths of the dense stack with as many hidden units; the terms of a learned activation are not units."""
     learned = kind_of(shapes).startswith("dense")
-    units = [
-        shape[:1] if learned else shape
-        for shape in (shapes[0][0], *(hidden for _, hidden in shapes))
-    ]
-    return tuple(math.prod(shape) for shape in units)
+    stack = (shapes[0][0], *(hidden for _, hidden in shapes))
+    return tuple(math.prod(shape[:1] if learned else shape) for shape in stack)
 
 
 def released_shapes() -> pd.DataFrame:
@@ -456,24 +426,21 @@ def released_shapes() -> pd.DataFrame:
     rows = []
     for name, layers in facts("released_shapes").groupby("experiment", sort=False):
         first = layers.iloc[0]
-        shapes = [
-            (sizes(layer.input_dims), sizes(layer.hidden_size)) for layer in layers.itertuples()
-        ]
+        shapes = [(sizes(d), sizes(h)) for d, h in zip(layers["input_dims"], layers["hidden_size"])]
         step = 1 if first.order == "1..N" else -1
-        released = sum(ndlinear.count_macs(d, h, range(len(d))[::step]) for d, h in shapes)
-        cheapest = sum(ndlinear.count_macs(d, h, ndlinear.cheapest_order(d, h)) for d, h in shapes)
         base, macs = chain_cost(sizes(first.baseline), first.baseline_bias == "yes")
         wide, wide_macs = chain_cost(same_width(shapes), first.baseline_bias == "yes")
-        boundaries = " → ".join(
-            "×".join(map(str, shape)) for shape in [shapes[0][0], *(h for _, h in shapes)]
+        stack = [shapes[0][0], *(hidden for _, hidden in shapes)]
+        row = {"experiment": name, "unit": first.unit, "kind": kind_of(shapes)}
+        row["shapes"] = " → ".join("×".join(map(str, shape)) for shape in stack)
+        row["source"] = ":".join(filter(None, [first.file, first.line])) or "solved from the counts"
+        row["parameters"] = sum(ndlinear.count_parameters(d, h) for d, h in shapes)
+        row |= {"baseline_parameters": base, "same_width_parameters": wide}
+        row["released"] = sum(ndlinear.count_macs(d, h, range(len(d))[::step]) for d, h in shapes)
+        row["cheapest"] = sum(
+            ndlinear.count_macs(d, h, ndlinear.cheapest_order(d, h)) for d, h in shapes
         )
-        source = ":".join(filter(None, [first.file, first.line])) or "solved from the counts"
-        rows.append({
-            "experiment": name, "unit": first.unit, "shapes": boundaries, "source": source,
-            "kind": kind_of(shapes), "parameters": sum(ndlinear.count_parameters(d, h) for d, h in shapes),
-            "baseline_parameters": base, "same_width_parameters": wide, "released": released, "cheapest": cheapest,
-            "baseline": macs, "same_width": wide_macs,
-        })  # fmt: skip
+        rows.append(row | {"baseline": macs, "same_width": wide_macs})
     return pd.DataFrame(rows)
 
 
@@ -500,19 +467,6 @@ LOOKS = {  # class of a match -> colour, of no method of the book: greens and vi
     "differs": "#c44e72",
     "no configuration": "#8a8a8a",
 }
-FAMILIES = {  # beginning of an experiment's name -> the method whose colour and marker it takes
-    "LoRA": "lora",
-    "Radius": "released",
-    "UCR": "tcl",
-    "OPT": "dense",
-    "CIFAR": "ndlinear",
-    "tabular": "trl",
-    "NdViT": "dense-params",
-    "ETT": "linear",
-    "DiT": "dense-width",
-    "BERT": "tt",
-    "audio": "boosting",
-}
 
 
 def places(frame: pd.DataFrame) -> pd.Series:
@@ -536,20 +490,3 @@ def draw_matches(axis, frame: pd.DataFrame) -> None:
     axis.set(xlabel="printed counts")
     axis.grid(axis="y", visible=False)
     axis.legend(loc="lower right")
-
-
-def draw_shapes(axis, shapes: pd.DataFrame) -> None:
-    """Parameters against multiply-adds of the released stacks, both over their baseline, in released and cheapest order."""
-    for start, like in FAMILIES.items():
-        some = shapes[shapes["experiment"].str.startswith(start)]
-        across = some["parameters"] / some["baseline_parameters"]
-        low, high = (some[order] / some["baseline"] for order in ("cheapest", "released"))
-        axis.vlines(across, low, high, color=colour(like), linewidth=1)
-        axis.scatter(across, high, s=30, label=start, marker=marker(like), color=colour(like))
-    axis.axhline(1, color="#767676", linewidth=0.8, zorder=0)
-    axis.set(xscale="log", yscale="log")
-    axis.set(xlabel="parameters / baseline", ylabel="multiply-adds / baseline")
-    axis.set_xticks([0.01, 0.1, 1], ["0.01", "0.1", "1"])
-    axis.set_yticks([0.01, 0.1, 1, 10], ["0.01", "0.1", "1", "10"])
-    axis.minorticks_off()
-    axis.legend(fontsize=8, ncols=2, loc="lower right")
