@@ -21,7 +21,7 @@ from .page.ledger import claim, finding, verdict
 from .page.quote import quote
 from .page.recorded import recorded
 from .page.scale import at_scale, on_devices, places, whole
-from .page.show import baselines, download, interactive, say, table
+from .page.show import baselines, download, interactive, say, table, words
 from .page.start import start
 from .records import read, record
 from .records.runs import grid, tuned

@@ -259,6 +259,11 @@ def test_notebooks_draw_svg_the_same_each_time(monkeypatch, tmp_path):
         InlineBackend.clear_instance()
 
 
+def test_words_of_an_interval_a_value_and_nothing():
+    assert lab.words((1, 0.5, 1.5)) == "+1.0 [+0.5, +1.5]"
+    assert lab.words(2, "{:.2f}") == "2.00" and lab.words(None) == ""
+
+
 def test_numbers_in_tables_do_not_break_over_lines(jupyter):
     wanted = {
         "-28 [-55, -0]": "−28 [−55,~−0]",

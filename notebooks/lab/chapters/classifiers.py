@@ -1,12 +1,9 @@
-"""Classifiers of time series: the arms of chapter 42, their training and their scores, and two
-exact short cuts.
+"""Chapter 42: classifiers of time series, their data, their scores, and models that are no networks.
 
-The networks are those of `models.series_classifier`, at the sizes that give the printed counts.
-With one channel and without positions, attention needs no products of queries and keys
-(`TiltedMean`), and an NdLinear block with an axis of length one is a dense block with a piecewise
-linear activation (`PiecewiseLinear`). Both are the same functions of the same parameters with the
-same gradients, several times faster; tests/lab/test_classifiers.py holds them against the plain
-modules.
+The networks are those of `models.series_classifier`, at the sizes that give the printed counts. With one channel and
+without positions attention needs no products of queries and keys (`Classifier.attend`), and an NdLinear block with an
+axis of length one is a dense block with a learned activation (`lab.decoder.NdFeedForward`): the same functions of the
+same parameters, several times faster. tests/lab/test_classifiers.py holds them against the plain modules.
 """
 
 from __future__ import annotations
@@ -25,11 +22,11 @@ from ndlinear import NdLinear
 from .. import models
 from ..counts import count_macs
 from ..data import load
+from ..decoder import NdFeedForward
 from ..machine import require
 from ..modes import mode
 from ..page.facts import facts
-from ..stats import differences, interval
-from ..train import loop
+from ..stats import interval
 
 # what the page calls it: (registry of the data, row of models.UCR that gives the sizes, classes)
 SETS = {
@@ -58,95 +55,7 @@ FOLDS = {
 }  # width: its two modes, the hidden two
 
 
-# --------------------------------------------------------------------------------------- short cuts
-class TiltedMean(torch.autograd.Function):
-    """Mean of x_1..x_T under weights proportional to exp(theta x_s), for every theta: what a head
-    computes of one channel.
-
-    x: (B, T), without a gradient. theta: (B, R). Result: (B, R). Its derivative by theta is the
-    variance under the same weights, so nothing of size R x T is kept for the backward pass.
-    """
-
-    CHUNK = 300_000  # weights at a time: they stay in the cache
-
-    @staticmethod
-    def forward(ctx, x: Tensor, theta: Tensor) -> Tensor:
-        shift = torch.maximum(theta * x.amax(1, True), theta * x.amin(1, True))
-        powers = torch.stack([torch.ones_like(x), x, x * x], 1)
-        parts = [
-            t.split(max(1, TiltedMean.CHUNK // (x.shape[1] * theta.shape[1])))
-            for t in (x, theta, shift, powers)
-        ]
-        sums = torch.cat(
-            [
-                p @ (values[:, :, None] * t[:, None]).sub_(s[:, None]).exp_()
-                for values, t, s, p in zip(*parts)
-            ]
-        )
-        mean = sums[:, 1] / sums[:, 0]
-        square = sums[:, 2] / sums[:, 0]
-        ctx.save_for_backward(square - mean * mean)
-        return mean
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor):
-        return None, gradient * ctx.saved_tensors[0]
-
-
-class PiecewiseLinear(torch.autograd.Function):
-    """slopes[k] t + offsets[k], where k counts the knots below t. knots: (m,) ascending; slopes,
-    offsets: (m + 1,); t of any shape.
-
-    Meant for continuous functions: the gradient by the knots, which then is zero, is not given.
-    """
-
-    @staticmethod
-    def forward(ctx, t: Tensor, knots: Tensor, slopes: Tensor, offsets: Tensor) -> Tensor:
-        piece = torch.bucketize(t, knots)
-        slope = slopes[piece]
-        ctx.save_for_backward(t, piece, slope)
-        ctx.pieces = len(slopes)
-        return slope * t + offsets[piece]
-
-    @staticmethod
-    def backward(ctx, gradient: Tensor):
-        t, piece, slope = ctx.saved_tensors
-        where = piece.flatten()
-
-        def total(values):
-            return torch.bincount(where, values.flatten(), ctx.pieces).to(values.dtype)
-
-        return gradient * slope, None, total(gradient * t), total(gradient)
-
-
-def hinges(t: Tensor, w: Tensor, c: Tensor, v: Tensor) -> Tensor:
-    """sum_j v_j ReLU(w_j t + c_j), by looking up the piece on which t lies; w, c, v: (m,)."""
-    at = torch.where(w == 0, torch.where(c > 0, -math.inf, math.inf), -c / w).detach()
-    knots, order = at.sort()
-    w, c, v = w[order], c[order], v[order]
-    rank = torch.arange(len(w), device=w.device)
-    piece = torch.arange(len(w) + 1, device=w.device)[:, None]
-    active = torch.where(w >= 0, rank < piece, rank >= piece).to(w.dtype)  # (pieces, units)
-    return PiecewiseLinear.apply(t, knots, active @ (v * w), active @ (v * c))
-
-
 # ------------------------------------------------------------------------------ feed-forward blocks
-class SingletonBlock(nn.Module):
-    """NdLinear (d, 1) -> (h, m), ReLU, NdLinear (h, m) -> (d, 1), computed as what it is: Theorem
-    11.5 (b)."""
-
-    def __init__(self, width: int, hidden: int, terms: int):
-        super().__init__()
-        self.first = NdLinear((width, 1), (hidden, terms))
-        self.second = NdLinear((hidden, terms), (width, 1))
-
-    def forward(self, x: Tensor) -> Tensor:
-        (inner, w), (bias, c) = self.first.weights, self.first.biases
-        (outer, v), (last, const) = self.second.weights, self.second.biases
-        units = hinges(F.linear(x, inner, bias), w[:, 0], c, v[0])
-        return F.linear(units, outer, last * v.sum() + const)
-
-
 class Spline(nn.Module):
     """A learned activation: its values at ``knots`` even places on [-4, 4], linear between and
     beyond; starts as ReLU."""
@@ -158,14 +67,11 @@ class Spline(nn.Module):
         self.values = nn.Parameter(torch.linspace(-self.REACH, self.REACH, knots).relu())
 
     def forward(self, t: Tensor) -> Tensor:
-        n = len(self.values)
-        places = torch.linspace(
-            -self.REACH, self.REACH, n, dtype=self.values.dtype, device=self.values.device
-        )
-        slopes = (self.values[1:] - self.values[:-1]) * ((n - 1) / (2 * self.REACH))
-        return PiecewiseLinear.apply(
-            t, places[1:-1], slopes, self.values[:-1] - slopes * places[:-1]
-        )
+        values, ends = self.values, (-self.REACH, self.REACH)
+        places = torch.linspace(*ends, len(values), dtype=values.dtype, device=values.device)
+        slopes = values.diff() * ((len(values) - 1) / (2 * self.REACH))
+        piece = torch.bucketize(t, places[1:-1])
+        return slopes[piece] * t + (values[:-1] - slopes * places[:-1])[piece]
 
 
 class TwoModes(nn.Module):
@@ -188,22 +94,26 @@ def two_axes(steps: int, width: int) -> int:
     return (dense - 2 * width * (width + 1) - steps) // (2 * steps + 1)
 
 
-def block(arm: str, width: int, terms: int, steps: int, layer=NdLinear) -> nn.Module:
+def block(arm: str, width: int, terms: int, steps: int, layer=None) -> nn.Module:
     """The feed-forward block of an arm, (..., width) -> (..., width).
 
     "base" and "base*": dense, of 4 widths and of one. "ndlinear": (d, 1) -> (d, m) -> (d, 1).
     "learned": dense of one width with a `Spline` of as many parameters as NdLinear has more than
     "base*". "folded": the width as two modes, the hidden size of "base". "time": the modes are time
     and channel, and the hidden shape is the largest that the parameters of "base" allow.
+    ``layer``: in place of NdLinear, mode after mode.
     """
     if arm == "folded":
-        return TwoModes(*FOLDS[width], folded=True, layer=layer)
+        return TwoModes(*FOLDS[width], folded=True, layer=layer or NdLinear)
     if arm == "time":
-        return TwoModes((steps, width), (two_axes(steps, width), width), folded=False, layer=layer)
+        hidden = (two_axes(steps, width), width)
+        return TwoModes((steps, width), hidden, folded=False, layer=layer or NdLinear)
     if arm == "learned":
         return models.feed_forward(width, width, act=functools.partial(Spline, 3 * terms + 1))
     if arm == "ndlinear":
-        return SingletonBlock(width, width, terms)
+        if layer is None:
+            return NdFeedForward(width, width, terms)
+        return models.feed_forward(width, width, terms, layer=layer)
     return models.feed_forward(width, {"base": 4 * width, "base*": width}[arm])
 
 
@@ -251,43 +161,37 @@ class Classifier(models.Encoder):
         tilt = (scaled[0] * scaled[1]).sum(-1) / root
         start = (fixed[0] * scaled[1]).sum(-1) / root
         theta = values[..., None] * tilt + start  # (B, T, heads)
-        means = TiltedMean.apply(values, theta.flatten(1)).view_as(theta)
+        means = tilted_means(values, theta.flatten(1)).view_as(theta)
         out = attention.out_proj.weight.view(width, heads, -1)
         read = (out * scaled[2]).sum(-1)  # (d, heads)
         rest = const + attention.out_proj.bias + (out * fixed[2]).sum((1, 2))
         return F.linear(torch.cat([x, means], -1), torch.cat([by[:, None], read], 1), rest)
 
 
+def tilted_means(x: Tensor, theta: Tensor) -> Tensor:
+    """Means of x_1..x_T under weights proportional to exp(theta x_s): (B, T), (B, R) -> (B, R)."""
+    x, theta = x[:, None, :, None], theta[:, None, :, None]
+    return F.scaled_dot_product_attention(theta, x, x, scale=1.0)[:, 0, :, 0]
+
+
 def build(
-    dataset: str, arm: str, steps: int, channels: int | None = None, heads: int = 4, positions=False
-) -> Classifier:
-    """The classifier of an arm for a data set: sizes of `models.UCR`, one output more than there
-    are classes."""
-    _, row, classes = SETS[dataset]
-    printed, width, _, terms = models.UCR[row]
-    return Classifier(
-        channels or printed,
-        width,
-        classes + 1,
-        block(arm, width, terms, steps),
-        heads,
-        steps,
-        positions,
-    )
-
-
-def plain(
-    dataset: str, arm: str, steps: int, channels: int | None = None, heads: int = 4, layer=NdLinear
+    dataset: str,
+    arm: str,
+    steps: int,
+    channels: int | None = None,
+    heads: int = 4,
+    positions: bool = False,
+    layer=None,
 ) -> models.Encoder:
-    """The same classifier from plain modules alone, without short cuts: to compare with, and
-    (`models.Cheapest`) to count."""
+    """The classifier of an arm for a data set: sizes of `models.UCR`, one output more than there are classes.
+
+    ``layer``: the same from plain modules, without short cuts and positions, this layer in place of NdLinear: to compare
+    with, and (`models.Cheapest`) to count.
+    """
     _, row, classes = SETS[dataset]
     printed, width, _, terms = models.UCR[row]
-    if arm == "ndlinear":
-        inner = models.feed_forward(width, width, terms, layer=layer)
-    else:
-        inner = block(arm, width, terms, steps, layer)
-    return models.Encoder(channels or printed, width, classes + 1, inner, heads)
+    sizes = channels or printed, width, classes + 1, block(arm, width, terms, steps, layer), heads
+    return models.Encoder(*sizes) if layer else Classifier(*sizes, steps, positions)
 
 
 def macs(model: models.Encoder, steps: int) -> int:
@@ -308,10 +212,11 @@ def macs(model: models.Encoder, steps: int) -> int:
 def cost(dataset: str, arm: str) -> int:
     """Multiply-adds of one case, NdLinear in its cheapest order, whatever the engine of the layer
     makes of it."""
-    return macs(plain(dataset, arm, STEPS[dataset], layer=models.Cheapest), STEPS[dataset])
+    steps = STEPS[dataset]
+    return macs(build(dataset, arm, steps, layer=models.Cheapest), steps)
 
 
-# -------------------------------------------------------------------------------- data and training
+# -------------------------------------------------------------------------------- data and scores
 def parts(dataset: str, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
     """Parts "train" and "test" of a set: the official ones, or for Heartbeat's training part a cut
     of its own for each seed."""
@@ -357,37 +262,16 @@ def heartbeat(seed: int, frames: int = 27, held: float = 0.2) -> dict[str, tuple
     return _scaled({"train": (x[kept], y[kept]), "test": (x[~kept], y[~kept])})
 
 
-def train(
-    model: nn.Module, x: Tensor, y: Tensor, *, epochs: int, lr: float, batch_size: int, seed: int
-) -> list[dict[str, float]]:
-    """Adam on cross-entropy for a fixed number of epochs: `lab.train.loop.train_epochs`.
-
-    Returns the training loss of every epoch. The order of the batches depends on ``seed`` alone.
-    """
-    model.to(loop.default_device())
-    return loop.train_epochs(
-        model, (x, y), loss=F.cross_entropy, epochs=epochs, lr=lr, batch_size=batch_size, seed=seed
-    )
-
-
-def predict(model: nn.Module, x: Tensor, batch: int = 64) -> np.ndarray:
-    """The class with the largest output, (n,)."""
-    return loop.predict(model, x, batch).argmax(-1).numpy()
-
-
 def scores(y, predicted) -> dict[str, float]:
     """Accuracy; F1 as the plain mean over the classes of ``y`` (macro), and as their mean by number
     of cases (weighted)."""
-    y, predicted = np.asarray(y), np.asarray(predicted)
-    classes, cases = np.unique(y, return_counts=True)
-    hits = np.array([np.sum((y == k) & (predicted == k)) for k in classes])
-    called = np.array([np.sum(predicted == k) for k in classes])
-    f1 = 2 * hits / (cases + called)
-    return {
-        "accuracy": float(hits.sum() / len(y)),
-        "macro_f1": float(f1.mean()),
-        "weighted_f1": float(f1 @ cases / len(y)),
-    }
+    from sklearn import metrics
+
+    found = {"accuracy": float(metrics.accuracy_score(y, predicted))}
+    for mean in ("macro", "weighted"):
+        f1 = metrics.f1_score(y, predicted, labels=np.unique(y), average=mean, zero_division=0)
+        found[f"{mean}_f1"] = float(f1)
+    return found
 
 
 # --------------------------------------------------------------------------------- without networks
@@ -410,17 +294,14 @@ def classical(
         return np.full(len(test), np.bincount(y).argmax()), 0
     if kind == "sorted":
         x, test = np.sort(x, 1), np.sort(test, 1)
-    if kind in ("linear", "sorted"):
-        x, test, body = (
-            x.reshape(len(x), -1),
-            test.reshape(len(test), -1),
-            LogisticRegression(max_iter=2000),
-        )
-        steps = [body]
-    else:
+    if kind == "rocket":
         x, test = x.swapaxes(1, 2), test.swapaxes(1, 2)
         body = RidgeClassifierCV(alphas=np.logspace(-3, 3, 10))
         steps = [_minirocket()(kernels, random_state=seed), StandardScaler(with_mean=False), body]
+    else:
+        x, test = x.reshape(len(x), -1), test.reshape(len(test), -1)
+        body = LogisticRegression(max_iter=2000)
+        steps = [body]
     predicted = make_pipeline(*steps).fit(x, y).predict(test)
     return predicted, body.coef_.size + body.intercept_.size
 
@@ -452,15 +333,6 @@ NAMES = {
     "sorted": "linear, sorted values",
     "majority": "most frequent class",
 }
-LOOKS = {  # arm: whose colour and marker it has
-    "base": "dense",
-    "base*": "dense-width",
-    "ndlinear": "ndlinear",
-    "learned": "dense-params",
-    "folded": "tcl",
-    "time": "ndlinear-modes",
-    "rocket": "low-rank",
-}
 
 
 def spread(values) -> str:
@@ -484,19 +356,3 @@ def stated(dataset: str) -> pd.Series:
     """The printed F1 of a data set, by arm."""
     rows = facts(TABLE, metric="f1", dataset=SETS[dataset][1]).set_index("method")["value"]
     return pd.Series({arm: rows[method] for arm, method in METHODS.items()})
-
-
-def beside(runs: pd.DataFrame, datasets) -> pd.DataFrame:
-    """The printed F1 of the three networks of the paper, and ours in three readings."""
-    by_arm, rows = runs.set_index(["data", "arm"]).sort_index(), []
-    for dataset in datasets:
-        for arm, value in stated(dataset).items():
-            at = by_arm.loc[[(dataset, arm)]]
-            row = {"data set": dataset, "method": METHODS[arm], "printed F1": value}
-            rows.append(row | {name: spread(at[key]) for name, key in READINGS.items()})
-    return pd.DataFrame(rows)
-
-
-def against(runs: pd.DataFrame, dataset: str, score: str, arm: str, baseline: str) -> pd.Series:
-    """Score of one arm minus that of another on a data set, seed by seed."""
-    return differences(runs[runs["data"] == dataset], score, arm, baseline)

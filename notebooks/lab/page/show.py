@@ -79,6 +79,15 @@ def table(
     )
 
 
+def words(found, form: str = "{:+.1f}") -> str:
+    """A mean with its interval as text, "+1.0 [+0.5, +1.5]"; a value alone; nothing for None."""
+    if found is None:
+        return ""
+    if isinstance(found, tuple):
+        return f"{form} [{form}, {form}]".format(*found)
+    return form.format(found)
+
+
 def download(frame: pd.DataFrame, name: str, words: str) -> None:
     """Show a link that saves a table as a file of comma-separated values; the page itself holds it."""
     text = frame.to_csv(index=False)
