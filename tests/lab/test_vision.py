@@ -6,12 +6,12 @@ import math
 
 import lab
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from lab import models
 from lab.chapters import vision
 from lab.data import Data, splits
+from lab.train.loop import train_epochs
 from torch import nn
 from torch.nn import functional as F
 
@@ -36,6 +36,25 @@ def test_pictures_leave_the_exact_part_when_more_are_asked_for(small, monkeypatc
     assert [len(vision.pictures("small", n, 0)[0][0]) for n in (9, 12)] == [9, 12]
     with pytest.raises(lab.modes.LabError, match="too few for 15"):
         vision.pictures("small", 15, 0)
+
+
+@pytest.mark.parametrize(("images", "held"), [(60, 6), (24, 12)])
+def test_few_of_each_class_are_the_first_ones_and_some_are_held_out(images, held):
+    """A tenth; of eight pictures of a class, half."""
+    x = np.random.default_rng(0).integers(0, 256, (70, 3, 4, 4)).astype(np.uint8)
+    parts = {"train": slice(0, 60), "test": slice(60, 70)}
+    whole = Data("small", x, np.arange(70) % 3, ("a", "b", "c"), "", False, parts, "")
+    parts = splits.few_of_each(whole, images)
+    sizes = [len(classes) for _, classes in (parts.train, parts.val, parts.test)]
+    assert sizes == [images - held, held, 10]
+    seen, classes = (torch.cat([parts.train[i], parts.val[i]]) for i in (0, 1))
+    assert classes.bincount().tolist() == [images // 3] * 3
+    first = torch.from_numpy(x[:images].astype(np.float64))
+    like = torch.corrcoef(torch.cat([seen.double(), first]).flatten(1))[:images, images:]
+    assert sorted(like.argmax(1).tolist()) == list(range(images)), (
+        "each once, the first of each class"
+    )
+    assert parts.train[0].mean((0, 2, 3)).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize(
@@ -178,16 +197,6 @@ def test_bytes_at_the_peak_are_those_of_the_first_convolution_and_its_norm():
     assert 0 <= beside <= 512  # a few numbers for each channel
 
 
-def test_times_are_medians_of_ratios_within_rounds():
-    rows = [
-        (what, 1, {"a": [1.0 * k] * 4, "b": [2.0 * k, 3.0 * k, 2.0 * k, 2.0 * k]})
-        for what, k in (("network", 1), ("network", 5), ("head", 7))
-    ]
-    timed = pd.DataFrame(rows, columns=["what", "batch", "curve"])
-    found = vision.times(timed, "a", "network", 1)
-    assert found.loc["b"].tolist() == [2.0, 2.0, 3.0] and found.loc["a", "times"] == 1
-
-
 @pytest.mark.parametrize(
     "out, piece, holds",
     [(True, True, True), (True, None, None), (True, False, False), (False, True, False), (None, True, None)],
@@ -198,17 +207,22 @@ def test_a_claim_against_maps_applied_in_two_ways(out, piece, holds):
 
 
 @pytest.mark.parametrize("arm", ["dense", "ndlinear"])
-def test_the_quick_loop_takes_the_steps_of_the_other_one(monkeypatch, arm):
+def test_the_quick_loop_takes_the_steps_of_the_plain_one(monkeypatch, arm):
     """In float64, dropout and batch norm included: every weight, statistic and loss.
 
     In float32 the biases in front of a batch norm, whose gradient is zero but for rounding, would
     go their own ways: Adam divides a gradient by its size.
     """
     monkeypatch.setattr(vision, "forward", lambda model, images: model(images.double()))
+
+    def plainly(model, data, **options):
+        step = functools.partial(vision.forward, model)
+        return train_epochs(model, data, loss=F.cross_entropy, forward=step, **options)
+
     images = torch.randn(48, 3, 32, 32).to(torch.bfloat16).float()
     data, found = (images, torch.arange(48) % 10), []
     for network, prepared, train in (
-        (vision.network, data, functools.partial(vision.train, device="cpu")),
+        (vision.network, data, plainly),
         (vision.quick_network, vision.in_memory(data, "cpu"), vision.train_quickly),
     ):
         torch.manual_seed(0)
@@ -234,31 +248,6 @@ def test_a_network_from_memory_answers_as_on_the_pictures_themselves():
     direct = vision.forward(net, images.to(torch.bfloat16))
     in_memory, _ = vision.in_memory((images, classes), "cpu")
     assert torch.equal(vision.FromMemory(net)(in_memory), direct)
-
-
-@pytest.mark.parametrize(
-    "found, answer",
-    [
-        ((2.0, 0.1, 3.9), True),
-        ((0.5, 0.1, 0.9), True),  # for the direction
-        ((1.0, -0.1, 1.29), False),
-        ((-1.0, -2.0, -0.1), False),
-        ((1.0, -0.1, 1.31), None),
-        ((0.0, 0.0, 2.0), None),
-    ],
-)
-def test_a_printed_gain_holds_above_zero_and_fails_where_half_of_it_is_ruled_out(found, answer):
-    assert vision.by_printed_gain(found, 2.6) is answer
-
-
-def test_memory_is_met_within_the_margin():
-    ways = ("", ", multiplied out", ", matrix kept")
-    memory = pd.Series({f"{arm}{way}": 10.0 for arm in ("cp", "tt") for way in ways})
-    memory["ndlinear"], memory["tt, matrix kept"] = 5.0, 20.01
-    printed = pd.Series({"NdLinear": 5.03, "TRL/TCL": 10.0, "TT": 20.0})
-    table = vision.memory_table(memory, printed, 0.02)
-    assert table["met"].tolist() == [False, True, True, True, False, False, True]
-    assert table["applied"].tolist()[:2] == ["", "piece by piece"]
 
 
 def test_held_out_pictures_are_equally_many_of_each_class_and_no_others():

@@ -1,5 +1,5 @@
 """Distilled vision Transformers: the student against the released computation written out, the loss against
-its formula, teachers and their store, the training on pictures of one colour per class."""
+its formula, teachers, the training on pictures of one colour per class."""
 
 import csv
 import math
@@ -25,10 +25,9 @@ def small_student(width: int = 6, depth: int = 2, classes: int = 5) -> vit.Stude
 
 
 @pytest.fixture
-def stand_in(monkeypatch, tmp_path):
-    """CIFAR-10's stand-in of smoke runs, and an empty cache folder."""
+def stand_in(monkeypatch):
+    """CIFAR-10's stand-in of smoke runs."""
     monkeypatch.setenv("NDL_MODE", "smoke")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     functions = vit.pictures, vit.taught, vit.released_teacher
     for cached in functions:
         cached.cache_clear()
@@ -97,22 +96,6 @@ def test_parameters_dropout_and_tokens_are_those_of_the_release():
 # --- pictures and teachers -----------------------------------------------------------------------
 
 
-def test_pictures_are_split_without_overlap_and_scaled(stand_in):
-    split = vit.pictures(stand_in, 100)
-    assert [len(part[0]) for part in (split.train, split.val, split.test)] == [50, 50, 100]
-    assert split.train[1].bincount().tolist() == [5] * 10
-    assert torch.allclose(split.train[0].mean((0, 2, 3)), torch.zeros(3), atol=1e-5)
-    rows = {tuple(x.flatten()[:50].tolist()) for part in (split.train, split.val) for x in part[0]}
-    assert len(rows) == 100
-
-
-def test_a_tenth_of_enough_pictures_is_held_out(stand_in, monkeypatch):
-    x, y = vit.load(stand_in).part("train")
-    monkeypatch.setattr(vit, "some_of_each", lambda *_: (np.repeat(x, 4, 0), np.repeat(y, 4)))
-    split = vit.pictures(stand_in, 400)
-    assert (len(split.train[0]), len(split.val[0])) == (0.9 * 4 * len(y), 0.1 * 4 * len(y))
-
-
 def test_pictures_of_another_size():
     images = torch.arange(12.0).view(1, 3, 2, 2)
     assert vit.resized(images, 2) is images
@@ -134,7 +117,7 @@ def test_a_teacher_answers_for_pictures_and_for_their_mirror_images(stand_in):
 
 
 def test_the_trained_teacher_learns_and_the_random_head_does_not(stand_in, monkeypatch):
-    monkeypatch.setitem(vit.TEACHER, "rates", {1e-3: 15})
+    monkeypatch.setattr(vit, "PASSES", {1e-3: 15})
     learned, random = (
         vit.teacher_accuracy(teacher, stand_in, 100)["teacher_accuracy"]
         for teacher in ("trained", "random head")
@@ -146,25 +129,6 @@ def test_the_trained_teacher_learns_and_the_random_head_does_not(stand_in, monke
     assert vit.answers("none", stand_in, 100) is None
     with pytest.raises(modes.LabError, match="'cnn' is not one of 'trained'"):
         vit.answers("cnn", stand_in, 100)
-
-
-def test_answers_are_kept_and_a_damaged_file_is_made_anew(stand_in, monkeypatch, tmp_path):
-    monkeypatch.setattr(vit, "mode", lambda: "full")
-    made = []
-    fake = {"trained": np.ones((2, 3, 4), np.float32), "trained, accuracy": np.array(0.5)}
-    monkeypatch.setattr(vit, "_taught", lambda *key: made.append(key) or fake)
-    for _ in range(2):
-        vit.taught.cache_clear()
-        assert np.array_equal(vit.taught(stand_in, 100)["trained"], fake["trained"])
-    assert made == [(stand_in, 100)]
-    vit.taught.cache_clear()
-    vit.taught(stand_in, 50)
-    assert len(made) == 2  # other pictures, another file
-    for file in (tmp_path / "ndlinear-book" / "vit").iterdir():
-        file.write_bytes(b"damaged")
-    vit.taught.cache_clear()
-    vit.taught(stand_in, 100)
-    assert len(made) == 3
 
 
 def test_the_released_teacher_gets_large_pictures_and_a_new_head(stand_in, monkeypatch):
@@ -251,36 +215,6 @@ def test_a_student_learns_and_the_same_seed_gives_the_same_student(stand_in):
     assert set(curve[0]) == {"epoch", "train_loss", "val_loss", "val_accuracy", "val_top_five"}
 
 
-def test_without_bfloat16_a_student_learns_in_float16_with_scaled_gradients(stand_in, monkeypatch):
-    seen, scales = set(), []
-
-    class Scaler(torch.amp.GradScaler):
-        def scale(self, outputs):
-            scales.append(self.get_scale())
-            return super().scale(outputs)
-
-    def watched(logits, *others, plain=vit.distilled):
-        seen.add(logits[0].dtype)
-        return plain(logits, *others)
-
-    monkeypatch.setattr(vit, "distilled", watched)
-    monkeypatch.setattr(torch.amp, "GradScaler", Scaler)
-    monkeypatch.setattr(vit, "half_type", lambda device: torch.float16)
-    net = student_of(configuration())
-    net.register_forward_hook(lambda module, args, out: seen.add(out[0].dtype))
-    curve, _ = vit.fitted(net, configuration())
-    assert curve[-1]["train_loss"] < curve[0]["train_loss"] - 0.2
-    assert seen == {torch.float16, torch.float32}  # inside and after autocast
-    assert min(scales) > 1 and len(scales) == 8 * 5  # epochs, batches
-
-
-def test_the_half_type_follows_the_device(monkeypatch):
-    assert vit.half_type(torch.device("cpu")) is torch.bfloat16
-    for capability, wanted in (((7, 5), torch.float16), ((8, 0), torch.bfloat16)):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, c=capability: c)
-        assert vit.half_type(torch.device("cuda")) is wanted
-
-
 def test_a_student_trains_the_same_whether_its_teacher_was_at_hand_or_not(stand_in):
     c = configuration(teacher="random head", epochs=1)
     nets = [student_of(c) for _ in range(2)]  # the second finds its teacher at hand
@@ -313,36 +247,17 @@ def test_the_printed_gaps_are_differences_of_the_printed_cells():
         assert row.std**2 == pytest.approx(float(one["std"]) ** 2 + float(other["std"]) ** 2)
 
 
-@pytest.fixture
-def runs() -> pd.DataFrame:
-    made = [
+def test_students_are_compared_in_points_seed_by_seed():
+    rows = [
         (arm, width, seed, 1000 * width, 5 * width, score + seed / 100)
         for arm, width, score in (("ndlinear", 50, 0.40), ("standard", 125, 0.42))
         for seed in range(3)
     ]
     columns = ["arm", "width", "seed", "parameters", "macs", "test_accuracy"]
-    frame = pd.DataFrame(made, columns=columns).assign(data="cifar10", lr=1e-3)
-    return vit.with_student(frame)
-
-
-def test_students_are_compared_in_points_seed_by_seed(runs):
+    made = pd.DataFrame(rows, columns=columns).assign(data="cifar10", lr=1e-3)
+    runs = vit.with_student(made)
     assert vit.points(runs, "ndlinear 50", "standard 125").tolist() == pytest.approx([-2] * 3)
     table = vit.scores(runs)
     assert table["percent"].tolist() == ["41.0 [38.5, 43.5]", "43.0 [40.5, 45.5]"]
-    assert table["seeds"].tolist() == [3, 3] and table["width"].tolist() == [50, 125]
-    hundred = runs.assign(data="cifar100", test_top_five=0.9)
+    hundred = made.assign(data="cifar100", test_top_five=0.9)
     assert vit.with_student(hundred)["percent"].tolist() == [90.0] * 6
-
-
-@pytest.mark.parametrize(
-    ("found", "side", "matter"),
-    [
-        ((0.5, 0.1, 0.9), "higher", "none"),
-        ((2.0, 0.5, 3.5), "higher", "helps"),
-        ((-2.0, -3.0, -0.5), "lower", "harms"),
-        ((0.5, -1.5, 2.5), "not told apart", "undecided"),
-    ],
-)
-def test_intervals_in_words(found, side, matter):
-    assert vit.told(found) == side and vit.no_matter(found) == matter
-    assert vit.in_points((1, 0.5, 1.5)) == "+1.0 [+0.5, +1.5]"

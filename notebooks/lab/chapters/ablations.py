@@ -1,19 +1,14 @@
-"""What the ablations share: small parts of networks, of tables and figures, and CIFAR-100 pictures."""
+"""Chapter 33: data with their axes in another order, and what the runs of its ablations say."""
 
 from __future__ import annotations
 
-import dataclasses
-
-import numpy as np
 import pandas as pd
 from torch import Tensor, nn
 
 from ..counts import count_macs
-from ..data import load, official
-from ..data.splits import some_of_each
+from ..models import size
 from ..page.facts import fact
 from ..stats import interval, paired
-from ..train.loop import Split
 from ..train.stacked import Stack
 
 
@@ -37,7 +32,7 @@ def results(
     multiply-adds."""
     model = stack.model(0, moment)
     counts = {
-        "parameters": sum(p.numel() for p in model.parameters()),
+        "parameters": size(model),
         "macs": count_macs(model, sample),
     }
     return [
@@ -51,38 +46,7 @@ def span(counts: pd.Series) -> str:
     return " to ".join(f"{n:,}" for n in sorted({counts.min(), counts.max()}))
 
 
-def tuned(runs: pd.DataFrame, key: list[str], metric: str = "val_accuracy") -> pd.DataFrame:
-    """The runs of each arm (columns ``key``) at the learning rate with its best mean ``metric``
-    over seeds."""
-    means = runs.groupby([*key, "lr"])[metric].transform("mean")
-    order = means.sort_values(ascending=False, kind="stable").index
-    return runs.loc[order].drop_duplicates([*key, "seed"]).sort_index()
-
-
-def pictures(images: int, seed: int = 0) -> Split:
-    """CIFAR-100, channels centred and scaled: the first ``images`` training pictures, equally many
-    of each class, a tenth of them for validation, and the official test part."""
-    data = load("cifar100")
-    x, y = some_of_each(data, images)
-    x_test, y_test = data.part("test")
-    parts = {"train": slice(0, len(y)), "test": slice(len(y), len(y) + len(y_test))}
-    small = dataclasses.replace(
-        data, x=np.concatenate([x, x_test]), y=np.concatenate([y, y_test]), splits=parts
-    )
-    few = len(y) < 10 * len(data.names)
-    return official(small, seed=seed, val=0.5 if few else 0.1, standardise="channel")
-
-
 # --------------------------------------------------------------------------------------------- tables and figures
-def words(span, form: str = "{:+.1f}") -> str:
-    """A value, or a mean with its interval, as text; nothing for None."""
-    if span is None:
-        return ""
-    return (
-        f"{form} [{form}, {form}]".format(*span) if isinstance(span, tuple) else form.format(span)
-    )
-
-
 LAYOUTS = ("reverse order", "random order", "reverse axes", "random axes")
 
 
@@ -104,14 +68,6 @@ def change(
     at = runs[runs["width"] == width]
     without = at[at["arm"] == "no bias"]["mse"].mean()
     return tuple(100 * value / without for value in paired(at, "mse", arm, "no bias"))
-
-
-def bias_effects(runs: pd.DataFrame, arms: list[str]) -> pd.DataFrame:
-    """By width the printed change of the test error, and that of each arm as `change` finds it."""
-    widths = sorted(runs["width"].unique())
-    found = pd.DataFrame({arm: {w: change(runs, w, arm) for w in widths} for arm in arms})
-    found.insert(0, "printed", [printed_change(w) for w in widths])
-    return found
 
 
 def points(

@@ -1,5 +1,5 @@
-"""Small image classifiers: pictures, heads that the paper compares NdLinear with, and a training
-loop in mixed precision.
+"""Chapter 40: pictures, heads that the paper compares NdLinear with, and their training in mixed
+precision.
 
 The networks of the paper are in `lab.models`; here are further heads on the same features (64, 8,
 8), and the maps of its comparison applied without multiplying out the matrix that they stand for.
@@ -7,7 +7,6 @@ The networks of the paper are in `lab.models`; here are further heads on the sam
 
 from __future__ import annotations
 
-import copy
 import functools
 import math
 import warnings
@@ -22,13 +21,14 @@ from torch.nn import functional as F
 from ndlinear import NdLinear
 
 from .. import memory, timing
-from ..counts import count_macs, operations
+from ..counts import count_macs
 from ..data import load
 from ..data.splits import some_of_each
 from ..machine import require
 from ..models import CPLinear, TTLinear, cnn_features, size
 from ..modes import LabError
 from ..page.facts import fact
+from ..page.show import words
 from ..stats import differences, interval
 from ..train import graphed, loop
 from ..train.scores import accuracy, top_five
@@ -186,38 +186,8 @@ def forward(model: nn.Module, images: Tensor) -> Tensor:
     return out.float()
 
 
-def train(
-    model: nn.Module,
-    data: tuple[Tensor, Tensor],
-    *,
-    epochs: int,
-    lr: float,
-    batch_size: int,
-    seed: int,
-    device: str | torch.device | None = None,
-) -> list[dict[str, float]]:
-    """Train with Adam and cross-entropy in the precision of `forward`, in place:
-    `lab.train.loop.train_epochs`.
-
-    Returns the training loss of every epoch. The caller seeds the initial weights; ``seed`` gives
-    the order of the batches.
-    """
-    model.to(loop.default_device(device), memory_format=torch.channels_last)
-    return loop.train_epochs(
-        model,
-        data,
-        loss=F.cross_entropy,
-        epochs=epochs,
-        lr=lr,
-        batch_size=batch_size,
-        seed=seed,
-        forward=functools.partial(forward, model),
-    )
-
-
 def evaluate(model: nn.Module, data: tuple[Tensor, Tensor], batch: int = 500) -> dict[str, float]:
-    """Accuracy, share with the class among the five largest logits (Acc@5) and loss, as in
-    `train`."""
+    """Accuracy, share with the class among the five largest logits (Acc@5) and loss, in the precision of `forward`."""
     device = next(model.parameters()).device
     part = tuple(tensor.to(device) for tensor in data)
     functions = {"accuracy": accuracy, "top_five": top_five}
@@ -225,7 +195,6 @@ def evaluate(model: nn.Module, data: tuple[Tensor, Tensor], batch: int = 500) ->
     return loop.evaluate(model, part, F.cross_entropy, functions, batch, logits)
 
 
-# ------------------------------------------------------------- the same training, made for many epochs
 def quick_network(head: nn.Module) -> nn.Sequential:
     """The function of `network`, from the same start: each pooling stands in front of its ReLU.
 
@@ -264,10 +233,9 @@ def train_quickly(
     batch_size: int,
     seed: int,
 ) -> list[dict[str, float]]:
-    """`train` on pictures of `in_memory`: the same steps, with the fused Adam of torch, and with
-    the loss added up where the model is.
+    """Train in place with Adam and cross-entropy in the precision of `forward`, on pictures of `in_memory`.
 
-    Returns the training loss of every epoch.
+    Returns the training loss of every epoch. The caller seeds the initial weights; ``seed`` gives the order of the batches.
     """
     images, classes = data
     model.to(images.device, memory_format=torch.channels_last).train()
@@ -379,17 +347,6 @@ def tensor_bytes(model: nn.Module, batch: int = 128) -> int:
     return sum(t.nbytes for t in fixed) + memory.peak_bytes(lambda: model.eval()(x))
 
 
-def counts(net: nn.Module, batch: int = 128) -> dict[str, float]:
-    """Parameters, multiply-adds of one picture and of a batch, and the latter with five operations
-    for each number that enters a batch norm, in thousands of millions; nothing is computed."""
-    net, images = copy.deepcopy(net).to("meta"), torch.zeros(batch, 3, 32, 32, device="meta")
-    giga = {
-        "G macs, batch": count_macs(net, images) / 1e9,
-        "with batch norm": operations(net, images) / 1e9,
-    }
-    return {"parameters": size(net), "macs": count_macs(net, images[:1])} | giga
-
-
 def times(timed: pd.DataFrame, baseline: str, what: str, batch: int) -> pd.DataFrame:
     """Times over that of ``baseline``, by network: median ``times`` of the ratios within rounds,
     ``times_low``, ``times_high``."""
@@ -453,45 +410,11 @@ def accuracies(runs: pd.DataFrame, data: str) -> pd.DataFrame:
     seeds = {arm: set(part["seed"]) for arm, part in runs.groupby("arm")}
     for arm, part in runs.groupby("arm", sort=False):
         percent = interval(100 * part[f"test_{METRIC[data]}"])
-        form = "{:.1f} [{:.1f}, {:.1f}]" if len(part) > 2 else "{:.1f}"
         row = {"head": NAMES[arm], "parameters": part["parameters"].iloc[0], "seeds": len(part)}
-        row |= {"percent": form.format(*percent), "training loss": part["train_loss"].mean()}
+        row["percent"] = words(percent if len(part) > 2 else percent[0], "{:.1f}")
+        row |= {"training loss": part["train_loss"].mean()}
         row |= {"printed": stated(data, arm), "minus dense": ""}
         if arm != "dense" and len(part) > 1 and seeds[arm] == seeds.get("dense"):
-            row["minus dense"] = in_points(interval(points(runs, data, arm)))
+            row["minus dense"] = words(interval(points(runs, data, arm)))
         rows.append(row)
     return pd.DataFrame(rows)
-
-
-def by_printed_gain(found: tuple[float, float, float], printed: float) -> bool | None:
-    """Whether a printed gain is found at its own scale: True where the whole interval lies above
-    zero; False where it does not and lies below zero or below half the printed gain; else None."""
-    _, low, high = found
-    if low > 0:
-        return True
-    return False if high < printed / 2 else None
-
-
-def in_points(found: tuple[float, float, float]) -> str:
-    """A difference with its interval: "+1.0 [+0.5, +1.5]"."""
-    return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*found)
-
-
-def memory_table(memory: pd.Series, printed: pd.Series, margin: float) -> pd.DataFrame:
-    """MiB of tensors for each structured layer and each way to apply it, ``memory`` by network, beside the printed values."""
-    ways = {
-        "piece by piece": "{}",
-        "multiplied out": "{}, multiplied out",
-        "matrix kept": "{}, matrix kept",
-    }
-    networks = [("NdLinear", "", "ndlinear")]
-    networks += [
-        (method, way, form.format(arm))
-        for arm, method in STRUCTURED.items()
-        for way, form in ways.items()
-    ]
-    table = pd.DataFrame(networks, columns=["method", "applied", "network"])
-    table["found"] = table.pop("network").map(memory)
-    table["printed"] = table["method"].map(printed)
-    table["met"] = (table["found"] - table["printed"]).abs() < margin
-    return table

@@ -6,29 +6,22 @@ What stands in the place of the feed-forward block is the caller's; everything a
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import functools
-import hashlib
-import io
-import json
 import math
-import zipfile
 from collections.abc import Callable, Sequence
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..data import checksum, load, official
-from ..data.files import DataError, cache_folder, write
-from ..data.splits import some_of_each
+from ..data import load
+from ..data.splits import few_of_each
 from ..machine import require
-from ..modes import LabError, mode
+from ..modes import LabError
 from ..page.facts import facts
-from ..stats import differences, interval
+from ..page.show import words
+from ..stats import above, differences, interval
 from ..train import loop
 from ..train.scores import accuracy, top_five
 
@@ -127,15 +120,7 @@ def parameters(student: nn.Module) -> int:
 def pictures(name: str, images: int) -> loop.Split:
     """``images`` training pictures, the same for every run, a tenth of them for validation, and the
     official test part; each channel centred and scaled."""
-    data = load(name)
-    x, y = some_of_each(data, images)
-    x_test, y_test = data.part("test")
-    parts = {"train": slice(0, len(y)), "test": slice(len(y), len(y) + len(y_test))}
-    cut = dataclasses.replace(
-        data, x=np.concatenate([x, x_test]), y=np.concatenate([y, y_test]), splits=parts
-    )
-    few = len(y) <= 10 * len(data.names)
-    return official(cut, seed=0, val=0.5 if few else 0.1, standardise="channel")
+    return few_of_each(load(name), images)
 
 
 def resized(images: Tensor, side: int) -> Tensor:
@@ -176,56 +161,36 @@ def _convolution(inputs: int, outputs: int) -> list[nn.Module]:
     return [layer, nn.BatchNorm2d(outputs), nn.ReLU()]
 
 
-def half_type(device: torch.device) -> torch.dtype:
-    """bfloat16; float16 on a GPU that only imitates the former, such as a T4."""
-    if device.type == "cuda" and torch.cuda.get_device_capability(device) < (8, 0):
-        return torch.float16
-    return torch.bfloat16
-
-
 def half(model: nn.Module) -> Callable:
-    """A model under autocast to the device's `half_type`, its answers in float32."""
+    """A model under autocast to bfloat16, its answers in float32."""
 
     def forward(images: Tensor):
-        with torch.autocast(images.device.type, half_type(images.device)):
+        with torch.autocast(images.device.type, torch.bfloat16):
             out = model(images)
         return tuple(o.float() for o in out) if isinstance(out, tuple) else out.float()
 
     return forward
 
 
-TEACHER = {
-    "seed": 1000,
-    "rates": {1e-3: 4, 1e-4: 1},
-}  # passes over the pictures and their mirror images
+TEACHER_SEED = 1000
+PASSES = {1e-3: 4, 1e-4: 1}  # rate: passes over the pictures and their mirror images
 
 
 def trained_teacher(split: loop.Split, classes: int) -> Teacher:
-    """A teacher trained with Adam on the training pictures and their mirror images; in float32 where float16 would need its
-    gradients scaled."""
-    loop.seed_everything(TEACHER["seed"])
-    device = loop.default_device()
-    teacher = Teacher(classes).to(device, memory_format=torch.channels_last)
-    forward = half(teacher) if half_type(device) is torch.bfloat16 else None
+    """A teacher trained with Adam on the training pictures and their mirror images."""
+    loop.seed_everything(TEACHER_SEED)
+    teacher = Teacher(classes).to(loop.default_device(), memory_format=torch.channels_last)
     x, y = split.train
     both = torch.cat([x, x.flip(-1)]), torch.cat([y, y])
-    for lr, passes in TEACHER["rates"].items():
-        loop.train_epochs(
-            teacher,
-            both,
-            loss=F.cross_entropy,
-            epochs=passes,
-            lr=lr,
-            batch_size=128,
-            seed=TEACHER["seed"],
-            forward=forward,
-        )
+    how = {"batch_size": 128, "seed": TEACHER_SEED, "forward": half(teacher)}
+    for lr, passes in PASSES.items():
+        loop.train_epochs(teacher, both, loss=F.cross_entropy, epochs=passes, lr=lr, **how)
     return teacher
 
 
 def _random_head(teacher: nn.Module, features: int, classes: int) -> nn.Linear:
     """A classifier that was never trained, as in the released script."""
-    loop.seed_everything(TEACHER["seed"] + 1)
+    loop.seed_everything(TEACHER_SEED + 1)
     return nn.Linear(features, classes).to(next(teacher.parameters()).device)
 
 
@@ -243,7 +208,8 @@ def _answers(teacher: nn.Module, images: Tensor, side: int = 32, batch: int = 50
     return torch.stack(found)
 
 
-def _taught(data: str, images: int) -> dict[str, np.ndarray]:
+@functools.lru_cache(maxsize=2)
+def taught(data: str, images: int) -> dict[str, Tensor]:
     """Logits of the trained teacher and of the same one with a random head, and the accuracy of both
     on the test part."""
     split, classes = pictures(data, images), len(load(data).names)
@@ -252,25 +218,8 @@ def _taught(data: str, images: int) -> dict[str, np.ndarray]:
     x, y = split.test
     for name, head in (("trained", teacher.head), ("random head", untrained)):
         teacher.head = head
-        found[name] = _answers(teacher, split.train[0]).numpy()
-        found[f"{name}, accuracy"] = accuracy(_answers(teacher, x)[0], y).numpy()
-    return found
-
-
-@functools.lru_cache(maxsize=2)
-def taught(name: str, images: int) -> dict[str, np.ndarray]:
-    """`_taught`, computed once and kept in the user's cache folder."""
-    if mode() == "smoke":
-        return _taught(name, images)
-    recipe = [name, images, checksum(name), TEACHER["seed"], *TEACHER["rates"].items()]
-    key = hashlib.sha256(json.dumps([recipe, torch.__version__, "revision 1"]).encode())
-    place = cache_folder() / "vit" / f"teacher-{key.hexdigest()[:24]}.npz"
-    with contextlib.suppress(OSError, ValueError, zipfile.BadZipFile), np.load(place) as file:
-        return dict(file)
-    found, content = _taught(name, images), io.BytesIO()
-    np.savez(content, **found)
-    with contextlib.suppress(DataError):  # a folder that cannot be written costs time, nothing else
-        write(place, content.getvalue(), replace=True)
+        found[name] = _answers(teacher, split.train[0])
+        found[f"{name}, accuracy"] = accuracy(_answers(teacher, x)[0], y)
     return found
 
 
@@ -292,7 +241,7 @@ def answers(teacher: str, name: str, images: int) -> Tensor | None:
         return None
     if teacher == "vit-b-16":
         return released_teacher(name, images)
-    return torch.from_numpy(taught(name, images)[teacher])
+    return taught(name, images)[teacher]
 
 
 def teacher_accuracy(teacher: str, name: str, images: int) -> dict[str, float]:
@@ -349,7 +298,6 @@ def train(
     updates = torch.optim.AdamW(student.parameters(), lr=lr, weight_decay=WEIGHT_DECAY)
     steps = epochs * math.ceil(len(data[0]) / batch)
     rate = torch.optim.lr_scheduler.LambdaLR(updates, lambda now: schedule(now, steps))
-    scaler = torch.amp.GradScaler(device.type, enabled=half_type(device) is torch.float16)
     order, curve = torch.Generator().manual_seed(seed), []
     for now in range(1, epochs + 1):
         student.train()
@@ -358,9 +306,8 @@ def train(
             mirrored = torch.rand(len(index), generator=order) < 0.5
             value = _loss(student, data, index.to(device), mirrored.to(device))
             updates.zero_grad(set_to_none=True)
-            scaler.scale(value).backward()
-            scaler.step(updates)
-            scaler.update()
+            value.backward()
+            updates.step()
             rate.step()
             total += value.detach() * len(index)
         loop.check_finite(float(total), now, lr)
@@ -382,16 +329,12 @@ def evaluate(student: Student, part: tuple[Tensor, Tensor], batch: int = 500) ->
     """Loss, accuracy and Acc@5 of the class token."""
     device = next(student.parameters()).device
     part = tuple(tensor.to(device) for tensor in part)
-    forward = half(student)
     functions = {"accuracy": accuracy, "top_five": top_five}
-    return loop.evaluate(
-        student,
-        part,
-        F.cross_entropy,
-        functions,
-        batch,
-        lambda images: forward(resized(images, student.side)),
-    )
+
+    def logits(images: Tensor) -> Tensor:
+        return half(student)(resized(images, student.side))
+
+    return loop.evaluate(student, part, F.cross_entropy, functions, batch, logits)
 
 
 def _named(found: dict[str, float], part: str) -> dict[str, float]:
@@ -453,24 +396,9 @@ def points(runs: pd.DataFrame, one: str, other: str) -> pd.Series:
     return differences(runs, "percent", one, other, by="student")
 
 
-def in_points(found: tuple[float, float, float]) -> str:
-    """A difference with its interval: "+1.0 [+0.5, +1.5]"."""
-    return "{:+.1f} [{:+.1f}, {:+.1f}]".format(*found)
-
-
-def told(found: tuple[float, float, float], more: str = "higher", less: str = "lower") -> str:
+def told(found: tuple[float, float, float]) -> str:
     """In a word on which side of zero an interval lies."""
-    if found[1] > 0:
-        return more
-    return less if found[2] < 0 else "not told apart"
-
-
-def no_matter(found: tuple[float, float, float], margin: float = 1.0) -> str:
-    """The reading of a difference that may be none: "none" inside the margin, else "helps",
-    "harms" or "undecided"."""
-    if -margin < found[1] and found[2] < margin:
-        return "none"
-    return told(found, "helps", "harms").replace("not told apart", "undecided")
+    return {True: "higher", False: "lower", None: "not told apart"}[above(found)]
 
 
 def scores(runs: pd.DataFrame) -> pd.DataFrame:
@@ -481,6 +409,6 @@ def scores(runs: pd.DataFrame) -> pd.DataFrame:
         row = {"feed-forward block": NAMES[first["arm"]], "width": first["width"]}
         row |= {"parameters": first["parameters"], "multiply-adds": first["macs"]}
         row |= {"rate": first["lr"], "seeds": len(part)}
-        row["percent"] = "{:.1f} [{:.1f}, {:.1f}]".format(*interval(part["percent"]))
+        row["percent"] = words(interval(part["percent"]), "{:.1f}")
         rows.append(row)
     return pd.DataFrame(rows)
