@@ -4,7 +4,6 @@ import itertools
 import math
 
 import lab
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
@@ -60,18 +59,6 @@ def test_the_scale_of_the_entangled_part_is_another_place_of_the_dial(sample):
     assert torch.equal(drawn, dial.target(dial.inputs(100, 5), "text", alpha, scale)[:80])
 
 
-@pytest.mark.parametrize(
-    ("gaps", "scale"),
-    [((-1, -1, 1), 0.2), ((-3, 1, 2), 0.075), ((1, 2, 3), 0.05), ((-3, -2, -1), 0.4)],
-)
-def test_the_scale_of_the_crossing(gaps, scale):
-    """Doubling scales: by straight lines over the logarithm, or the nearest one where the sign never changes."""
-    at = [0.05, 0.1, 0.4]
-    lines = {0.2: math.sqrt(0.1 * 0.4), 0.075: 0.05 * 2**0.75}
-    wanted = float(f"{lines.get(scale, scale):.2g}")
-    assert dial.scale_of_crossing(pd.Series(gaps, index=at, dtype=float)) == wanted
-
-
 def test_scrambling_permutes_the_places_of_the_entangled_masks_only():
     aligned, scrambled = dial.masks("aligned"), dial.masks("scrambled")
     for name in aligned:
@@ -91,28 +78,36 @@ def test_target_has_the_variance_of_its_weights(sample, reading):
         assert sum(w**2 for w in dial.weights(reading, alpha).values()) == pytest.approx(1)
 
 
-def test_fit_keeps_the_weights_of_the_best_look_and_repeats():
-    data = dial.draw("linear", 0.5, 400, 0, tests=50)
-
-    def train(**how):
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Flatten(), nn.Linear(1024, 1))
-        how = {"lr": 3e-3, "schedule": "cosine", "steps": 60, "checks": 12, "batch_size": 32} | how
-        return model, *dial.fit(model, data, seed=0, **how)
-
-    model, curve, best = train()
-    assert [p["step"] for p in curve] == list(range(5, 61, 5))
-    lowest = min(curve, key=lambda p: p["val_mse"])
-    here = F.mse_loss(dial.predict(model, data.val[0]), data.val[1]).item()
-    assert best == lowest["step"] and here == pytest.approx(lowest["val_mse"], rel=1e-5)
-    assert train()[1] == curve
+def test_what_cannot_be_trained_says_why():
+    data = dial.draw("linear", 0.5, 100, 0, tests=10)
     for wrong, message in (
         ({"schedule": "linear"}, "linear"),
         ({"checks": 61}, "checks=61"),
         ({"lr": 1e30, "schedule": "constant"}, "finite"),
     ):
+        how = {"lr": 3e-3, "schedule": "cosine", "steps": 60, "checks": 12, "seed": 0} | wrong
         with pytest.raises(LabError, match=message):
-            train(**wrong)
+            dial.fit(nn.Sequential(nn.Flatten(), nn.Linear(1024, 1)), data, **how)
+
+
+def test_the_start_of_the_lowest_validation_error_counts():
+    built = []
+
+    def build(name):
+        built.append(nn.Sequential(nn.Flatten(), nn.Linear(1024, 1)))
+        return built[-1]
+
+    how = {"lr": 0.01, "schedule": "constant", "steps": 25, "batch_size": 32, "tests": 20}
+    c = {"model": "one", "reading": "linear", "alpha": 0.5, "samples": 100, "seed": 3} | how
+    model, data, row = dial.trained(build, c | {"starts": 3})
+    x, y = data.val
+    errors = [((one(x) - y) ** 2).mean().item() for one in built]
+    assert len(set(errors)) == 3 and model is built[int(np.argmin(errors))]
+    assert row["metrics"]["val_mse"] == pytest.approx(min(errors))
+    assert row["metrics"]["best_step"] == min(row["curve"], key=lambda p: p["val_mse"])["step"]
+    assert row["metrics"]["test_mse"] == pytest.approx(
+        ((model(data.test[0]) - data.test[1]) ** 2).mean().item()
+    )
 
 
 @pytest.mark.parametrize("schedule", ["constant", "cosine"])
@@ -193,84 +188,51 @@ def test_reach_is_where_the_error_stays_below_the_goal():
     assert again == pytest.approx(10**4.5)
 
 
-@pytest.fixture
-def runs():
-    """Errors known in advance: NdLinear over dense is 1/10 at alpha 0 and 50 at alpha 1, a little more by seed."""
-    moved, rows = "linear-scrambled", []
-    ratios = {(moved, 0.0): 0.1, (moved, 0.5): 3.0, (moved, 1.0): 50.0, ("linear", 1.0): 0.2}
-    ratios |= {("text", 0.0): 1.0, ("text", 1.0): 1.0}
-    for seed, (run, ratio) in itertools.product(range(5), ratios.items()):
-        rows.append((*run, seed, "dense", 0.02))
-        rows.append((*run, seed, "ndlinear", 0.02 * ratio * (1 + 0.01 * seed)))
-    return pd.DataFrame(rows, columns=["reading", "alpha", "seed", "model", "test_mse"])
+@pytest.mark.parametrize(
+    ("gaps", "scale"),
+    [((-1, -1, 1), 0.2), ((-3, 1, 2), 0.05 * 2**0.75), ((1, 2, 3), 0.05), ((-3, -2, -1), 0.4)],
+)
+def test_the_scale_of_the_crossing(gaps, scale):
+    """By straight lines over the logarithm, or the nearest one where the sign never changes."""
+    found = dial.scale_of_crossing(pd.Series(gaps, index=[0.05, 0.1, 0.4], dtype=float))
+    assert found == float(f"{scale:.2g}")
 
 
-def test_readings_share_alpha_0_and_ratios_are_paired(runs):
+def test_readings_share_alpha_0_and_ratios_are_paired():
+    """NdLinear over dense is 1/10 at alpha 0 and 50 at alpha 1, a little more by seed."""
+    ratios = {("linear-scrambled", 0.0): 0.1, ("linear-scrambled", 1.0): 50.0, ("linear", 1.0): 0.2}
+    rows = []
+    for seed, ((reading, alpha), ratio) in itertools.product(range(5), ratios.items()):
+        rows.append((reading, alpha, seed, "dense", 0.02))
+        rows.append((reading, alpha, seed, "ndlinear", 0.02 * ratio * (1 + 0.01 * seed)))
+    runs = pd.DataFrame(rows, columns=["reading", "alpha", "seed", "model", "test_mse"])
     found = dial.log_ratios(runs, "linear")
     assert list(found) == [0.0, 1.0]
     assert np.exp(found[0.0]).tolist() == pytest.approx([0.1, 0.101, 0.102, 0.103, 0.104])
-    assert set(dial.of(runs, "text")["alpha"]) == {0.0, 1.0}
-    spans = dial.along(runs, "linear-scrambled")
-    for alpha, logs in dial.log_ratios(runs, "linear-scrambled").items():
-        assert spans.loc[alpha].tolist() == pytest.approx(np.exp(lab.interval(logs)).tolist())
+    ends = dial.ends(runs).set_index(["reading", "alpha"])
+    assert list(ends.index) == [("linear", 1), ("linear-scrambled", 0), ("linear-scrambled", 1)]
+    row = ends.loc[("linear-scrambled", 1)]
+    wanted = np.exp(lab.interval(np.log([50, 50.5, 51, 51.5, 52])))
+    assert row[["ratio", "ratio_low", "ratio_high"]].tolist() == pytest.approx(wanted.tolist())
+    assert row[["dense", "ndlinear"]].tolist() == pytest.approx([0.02, 1.02], rel=0.01)
 
 
-def test_ends_lists_each_end_once(runs):
-    found = dial.ends(runs).set_index(["reading", "alpha"])
-    moved = "linear-scrambled"
-    assert list(found.index) == [("text", 0), ("text", 1), ("linear", 1), (moved, 0), (moved, 1)]
-    row = found.loc[(moved, 1)]
-    assert row["ratio_low"] < row["ratio"] < row["ratio_high"]
-    means = row[["dense", "ndlinear", "ratio"]].tolist()
-    assert means == pytest.approx([0.02, 1.02, 51], rel=0.01)
-
-
-def test_another_reading_counts_as_a_condition():
-    for text, linear, answer in (
-        (True, False, (True, None)),
-        (None, True, (False, True)),
-        (None, False, (None, None)),
-        (False, False, (False, None)),
-    ):
-        assert dial.over_readings({"text": text, "linear": linear}) == answer
-
-
-def test_the_band_has_every_seed_the_means_and_the_printed_ends(runs):
-    _, axis = plt.subplots()
-    dial.band(axis, runs, "linear-scrambled", (1 / 49, 64), printed=0.45)
-    found = [line.get_ydata() for line in axis.lines if line.get_linestyle() == "None"]
-    assert [len(values) for values in found] == [3] * 5 + [2] and list(found[-1]) == [1 / 49, 64]
-    mean = next(line.get_ydata() for line in axis.lines if line.get_linestyle() == "-")
-    assert list(mean) == pytest.approx([0.102, 3.06, 51], rel=0.01)
-
-
-@pytest.fixture
-def sized():
-    """Errors that fall as 100 / samples for one model and 400 / samples for the other; a third never gets anywhere."""
+def test_factors_between_models_whose_errors_are_known():
+    """Errors fall as 100 / samples for one model and 400 / samples for the other; a third never gets anywhere."""
     rows = []
     for seed, n in itertools.product(range(5), (100, 1000, 10_000)):
         for model, error in (("ndlinear", 100 / n), ("dense", 400 / n), ("stuck", 0.9)):
             rows.append((model, 0.1, seed, n, error * (1 + 0.01 * seed)))
-    return pd.DataFrame(rows, columns=["model", "alpha", "seed", "samples", "relative"])
-
-
-def test_factors_and_the_decision_over_goals(sized):
-    table = dial.needed(sized, ["ndlinear", "stuck"], 0.1, (0.1, 2.0)).set_index("model")
+    runs = pd.DataFrame(rows, columns=["model", "alpha", "seed", "samples", "relative"])
+    table = dial.needed(runs, ["ndlinear", "stuck"], 0.1, (0.1, 2.0)).set_index("model")
     assert table.loc["ndlinear", "10%"].startswith("1,0")
     assert table.loc["stuck", ["10%", "200%"]].tolist() == ["over 10,000", "at most 100"]
-    found = dial.factors(sized, "dense", "ndlinear", 0.1, (0.1, 0.5))
-    assert found[0.1]["ratio"] == pytest.approx(4, rel=0.01) and not found[0.1]["bound"]
-    assert found[0.1]["low"] <= found[0.1]["ratio"] <= found[0.1]["high"]
-    assert dial.over_goals(found, 0.1, 2.5) == (True, None)
-    assert dial.over_goals(found, 0.1, 5.0) == (False, None)
-    bound = dial.factors(sized, "stuck", "ndlinear", 0.1, (0.1,))[0.1]
-    assert bound["bound"] and bound["ratio"] == pytest.approx(9.8, rel=0.01)  # 10,000 over 1,020
-    assert dial.factor_words(bound).startswith("at least 9.8")
-    assert dial.factors(sized, "ndlinear", "stuck", 0.1, (0.1,))[0.1]["high"] < 0.15
-    never = dial.factors(sized, "stuck", "stuck", 0.1, (0.1,))
-    assert dial.over_goals(never, 0.1, 1.0) == (None, None)
-    assert dial.factor_words(never[0.1]) == "neither arrives"
-    spans = {0.05: (0.5, 0.6), 0.1: (3.0, 4.0), 0.2: (2.0, 3.0)}
-    mixed = {goal: {"low": low, "high": high} for goal, (low, high) in spans.items()}
-    assert dial.over_goals(mixed, 0.05, 2.5) == (False, True)
-    assert dial.over_goals(mixed, 0.2, 2.5) == (None, None)
+    for more, than, ratio, bound in (
+        ("dense", "ndlinear", 4, False),
+        ("stuck", "ndlinear", 10_000 / 1020, True),
+        ("ndlinear", "stuck", 1020 / 10_000, False),
+    ):
+        found = dial.factors(runs, more, than, 0.1, (0.1,))[0.1]
+        assert found["ratio"] == pytest.approx(ratio, rel=0.01) and found["bound"] == bound
+        assert found["low"] <= found["ratio"] <= found["high"]
+    assert math.isnan(dial.factors(runs, "stuck", "stuck", 0.1, (0.1,))[0.1]["ratio"])

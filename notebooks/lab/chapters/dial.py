@@ -6,7 +6,7 @@ All components have mean 0 and variance 1 over the inputs and are uncorrelated, 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import pandas as pd
@@ -14,9 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..models import size
 from ..modes import LabError
 from ..page.figures import colour, marker
-from ..stats import any_of, at_least, interval
+from ..stats import any_of, interval
 from ..train import loop
 from ..train.loop import Split, predict
 
@@ -44,11 +45,6 @@ def wave(side: int = SIDE) -> Tensor:
     return torch.cos(math.tau * torch.arange(side) / side)
 
 
-def halves(side: int = SIDE) -> Tensor:
-    """+1 on the first half, -1 on the second."""
-    return torch.where(torch.arange(side) < side // 2, 1.0, -1.0)
-
-
 def variance_of_variance(count: int) -> float:
     """Variance of the (biased) variance of ``count`` uniform numbers on [0, 1]."""
     return (count - 1) ** 2 / count**3 / 80 - (count - 1) * (count - 3) / count**3 / 144
@@ -62,7 +58,9 @@ def masks(where: str = "aligned", side: int = SIDE) -> dict[str, Tensor]:
     """
     if where not in ("aligned", "scrambled"):
         raise LabError(f"masks: where={where!r}; 'aligned' or 'scrambled'")
-    one, c, h, sign = torch.ones(side), wave(side), halves(side), (-1.0) ** torch.arange(side)
+    place = torch.arange(side)
+    one, c, sign = torch.ones(side), wave(side), (-1.0) ** place
+    h = torch.where(place < side // 2, 1.0, -1.0)
     entangled = {
         "checkerboard": torch.outer(sign, sign),
         "rows": torch.outer(h, one),
@@ -139,18 +137,16 @@ def draw(
 
 
 # ----------------------------------------------------------------------------------------- training
+def error(model: nn.Module, part: tuple[Tensor, Tensor]) -> float:
+    """Mean squared error on a part of the data."""
+    return F.mse_loss(predict(model, part[0]), part[1]).item()
+
+
 def endless(count: int, batch_size: int, seed: int) -> Iterator[Tensor]:
     """Indices of batch after batch, each epoch in a new order; its last, smaller batch comes first."""
     order = torch.Generator().manual_seed(seed)
     while True:
         yield from reversed(loop.batches(count, batch_size, order))
-
-
-def rate(lr: float, schedule: str, step: int, steps: int) -> float:
-    """The learning rate of a step, counted from 1."""
-    if schedule == "constant":
-        return lr
-    return lr * (1 + math.cos(math.pi * (step - 1) / steps)) / 2
 
 
 def fit(
@@ -180,18 +176,19 @@ def fit(
         raise LabError(
             f"dial.fit: schedule={schedule!r} (constant or cosine), checks={checks}, steps={steps}"
         )
-    adam = torch.optim.Adam(model.parameters(), lr=lr, fused=True)
+    adam = torch.optim.Adam(model.parameters(), fused=True)
     x, y = data.train
     looks = {round((i + 1) * steps / checks) for i in range(checks)}
     best = loop.Best()
     curve, total, count = [], 0.0, 0
     for now, index in zip(range(1, steps + 1), endless(len(x), batch_size, seed)):
-        adam.param_groups[0]["lr"] = rate(lr, schedule, now, steps)
+        falls = (1 + math.cos(math.pi * (now - 1) / steps)) / 2
+        adam.param_groups[0]["lr"] = lr * (falls if schedule == "cosine" else 1)
         value = loop.step(model.train(), x[index], y[index], F.mse_loss, adam)
         total += float(value) * len(index)
         count += len(index)
         if now in looks:
-            val = F.mse_loss(predict(model, data.val[0]), data.val[1]).item()
+            val = error(model, data.val)
             curve.append({"step": now, "train_mse": total / count, "val_mse": val})
             best.offer(val, now, model)
             total, count = 0.0, 0
@@ -209,19 +206,37 @@ def ridge(
     level = y.mean()
     values, vectors = torch.linalg.eigh((x - mean).T @ (x - mean) / len(x))
     moments = vectors.T @ ((x - mean).T @ (y - level)) / len(x)
-    best = math.inf
-    model = None
-    for penalty in penalties:
+
+    def solution(penalty: float) -> nn.Module:
         layer = nn.Linear(x.shape[1], 1)
         weight = vectors @ (moments / (values.clamp_min(0) + penalty)[:, None])
         layer.weight.data = weight.T.float()
         layer.bias.data = (level - mean @ weight).float()
-        candidate = nn.Sequential(nn.Flatten(), layer)
-        val = F.mse_loss(predict(candidate, data.val[0]), data.val[1]).item()
-        if val < best:
-            best = val
-            model = candidate
-    return model
+        return nn.Sequential(nn.Flatten(), layer)
+
+    return min(map(solution, penalties), key=lambda model: error(model, data.val))
+
+
+def trained(build: Callable[[str], nn.Module], c: dict) -> tuple[nn.Module, Split, dict]:
+    """Train the model of a configuration on fresh samples: the model, its data, and the row of its record.
+
+    Args:
+        build: name of a network -> an untrained one; the name "linear" is `ridge`.
+        c: "model", and what `draw` and `fit` take. Of several "starts", on the same data and batches, the one with the lowest
+            validation error counts.
+    """
+    data = draw(c["reading"], c["alpha"], c["samples"], c["seed"], c["tests"], c.get("scale", 1.0))
+    how = {key: c[key] for key in ("lr", "schedule", "steps", "batch_size", "seed")}
+    tried = []
+    for start in range(c.get("starts", 1)):
+        loop.seed_everything(1000 * start + c["seed"])
+        linear = c["model"] == "linear"
+        model = ridge(data) if linear else build(c["model"])
+        curve, step = ([], 0) if linear else fit(model, data, **how)
+        tried.append((error(model, data.val), step, model, curve))
+    val, step, model, curve = min(tried, key=lambda found: found[0])
+    metrics = {"val_mse": val, "test_mse": error(model, data.test), "best_step": step}
+    return model, data, {"metrics": metrics, "curve": curve, "parameters": size(model)}
 
 
 def learnt(
@@ -245,6 +260,12 @@ def resampled(values: np.ndarray, draws: int = 2000, seed: int = 0) -> np.ndarra
     return values[rows].mean(axis=1)
 
 
+def passes(at: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Where values change their sign, by straight lines."""
+    i = np.flatnonzero((values[:-1] < 0) != (values[1:] < 0))
+    return at[i] + (at[i + 1] - at[i]) * values[i] / (values[i] - values[i + 1])
+
+
 def crossing(at: Sequence[float], gaps: np.ndarray, draws: int = 2000) -> dict[str, float]:
     """Where the mean of curves (seeds, points) passes from below zero to above, by straight lines, with a 95 % bootstrap interval.
 
@@ -254,11 +275,8 @@ def crossing(at: Sequence[float], gaps: np.ndarray, draws: int = 2000) -> dict[s
     at = np.asarray(at, float)
 
     def upwards(curve) -> float:
-        turns = np.flatnonzero((curve[:-1] < 0) != (curve[1:] < 0))
-        if len(turns) != 1 or curve[0] >= 0:
-            return math.nan
-        i = turns[0]
-        return float(at[i] + (at[i + 1] - at[i]) * curve[i] / (curve[i] - curve[i + 1]))
+        places = passes(at, curve)
+        return float(places[0]) if len(places) == 1 and curve[0] < 0 else math.nan
 
     found = np.array([upwards(curve) for curve in resampled(gaps, draws)])
     once = float(np.isfinite(found).mean())
@@ -270,13 +288,8 @@ def crossing(at: Sequence[float], gaps: np.ndarray, draws: int = 2000) -> dict[s
 def scale_of_crossing(gaps: pd.Series) -> float:
     """The scale at which log ratios, by rising scale, first pass zero, by straight lines over its logarithm, to two digits; the one
     nearest to zero where they do not."""
-    at, values = np.log(gaps.index.to_numpy(float)), gaps.to_numpy(float)
-    turns = np.flatnonzero((values[:-1] < 0) != (values[1:] < 0))
-    if not len(turns):
-        return float(gaps.index[np.abs(values).argmin()])
-    i = turns[0]
-    found = at[i] + (at[i + 1] - at[i]) * values[i] / (values[i] - values[i + 1])
-    return float(f"{math.exp(found):.2g}")
+    places = passes(np.log(gaps.index.to_numpy(float)), gaps.to_numpy(float))
+    return float(f"{math.exp(places[0]):.2g}") if len(places) else float(gaps.abs().idxmin())
 
 
 def reach(sizes: Sequence[int], errors: Sequence[float], goal: float) -> float:
@@ -287,12 +300,8 @@ def reach(sizes: Sequence[int], errors: Sequence[float], goal: float) -> float:
     gap = np.log(np.asarray(errors, float) / goal)
     if gap[-1] > 0:
         return math.inf
-    above = np.flatnonzero(gap > 0)
-    if not len(above):
-        return float(sizes[0])
-    i = above[-1]
-    a, b = np.log(sizes[i]), np.log(sizes[i + 1])
-    return float(np.exp(a + (b - a) * gap[i] / (gap[i] - gap[i + 1])))
+    places = passes(np.log(sizes), -gap)
+    return float(np.exp(places[-1])) if len(places) else float(sizes[0])
 
 
 def arrivals(errors: pd.DataFrame, goal: float, draws: int = 2000) -> np.ndarray:
@@ -383,12 +392,6 @@ def by_size(runs: pd.DataFrame, model: str, alpha: float) -> pd.DataFrame:
     return found.pivot(index="seed", columns="samples", values="relative")
 
 
-def samples_needed(runs: pd.DataFrame, model: str, alpha: float, goal: float) -> float:
-    """`reach` of the geometric mean over seeds of a model's errors."""
-    errors = by_size(runs, model, alpha)
-    return reach(list(errors.columns), np.exp(np.log(errors).mean()), goal)
-
-
 def words(samples: float, sizes: Sequence[int]) -> str:
     """A number of samples as a table shows it; the ends of the grid are bounds."""
     if math.isinf(samples):
@@ -431,45 +434,3 @@ def factors(
         ends = {"low": float(low), "high": float(high)}
         found[goal] = {"ratio": float(ratios[0]), **ends, "bound": math.isinf(many[0])}
     return found
-
-
-def factor_words(found: dict) -> str:
-    """What `factors` found at a goal in words, with the interval in brackets; a bound is called one."""
-    if math.isnan(found["ratio"]):
-        return "neither arrives"
-    least = "at least " if found["bound"] else ""
-    return least + "{ratio:.2f} [{low:.2f}, {high:.2f}]".format(**found)
-
-
-def over_goals(
-    found: dict[float, dict], goal: float, bound: float
-) -> tuple[bool | None, bool | None]:
-    """(holds, under) for `lab.verdict`: the factor is at least the bound at the goal, or, as a condition, at another one."""
-    answers = {g: at_least((one["low"], one["high"]), bound) for g, one in found.items()}
-    if answers[goal] is False and any_of(*answers.values()):
-        return False, True
-    return answers[goal], None
-
-
-def draw_samples(
-    axis, runs: pd.DataFrame, alpha: float, models: dict[str, str], goal: float, marks: dict
-) -> None:
-    """Test error over variance against the number of samples: every seed, geometric means, the goal, least squares.
-
-    models: name -> what the legend calls it; marks: name -> the number of samples that the paper prints.
-    """
-    for name, words in models.items():
-        look, table = {"color": colour(name)}, by_size(runs, name, alpha)
-        for _, row in table.iterrows():
-            axis.plot(row.index, row, marker(name), markersize=3, alpha=0.4, **look)
-        means = np.exp(np.log(table).mean())
-        axis.plot(means.index, means, label=words, linewidth=1.3, **look)
-    entries = SIDE**2
-    few = [n for n in sorted(runs["samples"].unique()) if 0.8 * n < entries]
-    axis.plot(few, [1 - 0.8 * n / entries for n in few], "o", color="#8a8a8a", fillstyle="none")
-    axis.axhline(goal, linestyle="--", color="#8a8a8a", linewidth=1)
-    for name, samples in marks.items():
-        axis.plot(samples, 1.4e-4, "v", color=colour(name), markersize=8)
-    axis.set(xscale="log", yscale="log", ylim=(1e-4, 3), xlabel=f"samples, alpha {alpha}")
-    axis.minorticks_off()
-    axis.legend(fontsize=8, loc=(0.13, 0.1))
