@@ -3,7 +3,7 @@
 The networks are those of `models.series_classifier`, at the sizes that give the printed counts. With one channel and
 without positions attention needs no products of queries and keys (`Classifier.attend`), and an NdLinear block with an
 axis of length one is a dense block with a learned activation (`lab.decoder.NdFeedForward`): the same functions of the
-same parameters, several times faster. tests/lab/test_classifiers.py holds them against the plain modules.
+same parameters, in about half the time. tests/lab/test_classifiers.py holds them against the plain modules.
 """
 
 from __future__ import annotations
