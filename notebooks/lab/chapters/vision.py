@@ -30,7 +30,7 @@ from ..modes import LabError
 from ..page.facts import fact
 from ..page.show import words
 from ..stats import differences, interval
-from ..train import graphed, loop
+from ..train import loop
 from ..train.scores import accuracy, top_five
 
 SHAPE = (64, 8, 8)  # the features in front of every head
@@ -308,33 +308,35 @@ def run_together(
     lr: float,
     batch_size: int,
 ) -> list[dict]:
-    """A row of a record for each configuration: `quick_network` with this head, for its ``seed``, all seeds side by side.
+    """A row of a record for each configuration: `quick_network` with this head, for its ``seed``.
 
     Trained on the training part for ``epochs`` epochs in the precision of `forward`; the epoch with the lowest validation loss is
-    tested once (`lab.train.graphed.fit`).
+    tested once (`lab.fit`).
     """
     device = loop.default_device()
     parts = [in_memory(part, device) for part in (split.train, split.val, split.test)]
-    fits = graphed.fit(
-        lambda: FromMemory(quick_network(make_head())),
-        loop.Split(*parts),
-        seeds=[c["seed"] for c in configs],
-        loss=F.cross_entropy,
-        scores={"accuracy": accuracy, "top_five": top_five},
-        epochs=configs[0]["epochs"],
-        lr=lr,
-        batch_size=batch_size,
-    )
-    one = parts[2][0][:1]
-    return [
-        {
-            "metrics": fit.metrics | {"best_epoch": fit.best_epoch},
-            "curve": fit.thin(),
-            "parameters": size(fit.model),
-            "macs": count_macs(fit.model, one),
-        }
-        for fit in fits
-    ]
+    rows = []
+    for config in configs:
+        loop.seed_everything(config["seed"])
+        fit = loop.fit(
+            FromMemory(quick_network(make_head())),
+            loop.Split(*parts),
+            loss=F.cross_entropy,
+            scores={"accuracy": accuracy, "top_five": top_five},
+            epochs=config["epochs"],
+            lr=lr,
+            batch_size=batch_size,
+            seed=config["seed"],
+        )
+        rows.append(
+            {
+                "metrics": fit.metrics | {"best_epoch": fit.best_epoch},
+                "curve": fit.thin(),
+                "parameters": size(fit.model),
+                "macs": count_macs(fit.model, parts[2][0][:1]),
+            }
+        )
+    return rows
 
 
 # ----------------------------------------------------------------------------------------- the cost
