@@ -38,4 +38,4 @@ from .stats import (
     paired,
     summary,
 )
-from .train import Fit, Split, chunked, evaluate, fit, scores, seed_everything, stacked
+from .train import Fit, Split, chunked, evaluate, fit, scores, seed_everything

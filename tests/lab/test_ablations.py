@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 from lab.chapters import ablations
-from lab.train import Split, scores, stacked
+from lab.train import many, scores
 
 
 def test_accuracies_against_counting_by_hand():
@@ -23,14 +23,14 @@ def test_fold_brings_the_named_axis_to_the_named_place():
     assert y[1, 3, 0, 2] == x[1].reshape(2, 3, 4)[0, 2, 3]
 
 
-def test_results_of_a_stack_carry_each_members_metrics_and_the_counts():
+def test_results_of_a_training_carry_each_members_metrics_and_the_counts():
     x, y = torch.randn(12, 3), torch.randn(12, 1)
-    data = Split((x, y), (x, y), (x, y))
     make, loss = (lambda: torch.nn.Linear(3, 1)), scores.squared_error
-    stack = stacked.fit(make, data, seeds=[0, 1], loss=loss, epochs=3, lr=0.1)
-    rows = ablations.results(stack, [{"m": 1.0}, {"m": 2.0}], x[:1])
+    data, plan = {"train": (x, y), "val": (x, y)}, many.Plan(epochs=3, lr=0.1)
+    fitted = many.fit(make, data, plan, seeds=[0, 1], loss=loss)
+    rows = ablations.results(fitted, [{"m": 1.0}, {"m": 2.0}], x[:1])
     assert [row["metrics"]["m"] for row in rows] == [1.0, 2.0]
     assert {(row["parameters"], row["macs"]) for row in rows} == {(4, 3)}
     assert rows[0]["curve"] != rows[1]["curve"] and rows[0]["curve"][-1]["epoch"] == 3
-    found = stack.evaluate((x, y), {"m": loss})[1]["m"]
-    assert found == pytest.approx(((stack.model(1)(x) - y) ** 2).mean().item(), rel=1e-5)
+    found = fitted.score((x, y), {"m": loss})[1]["m"]
+    assert found == pytest.approx(((fitted.model(1)(x) - y) ** 2).mean().item(), rel=1e-5)

@@ -40,11 +40,6 @@ def test_its_gradients_are_those_of_autograd_in_any_chunks(monkeypatch, chunk):
         torch.testing.assert_close(a, b)
 
 
-def test_its_gradients_are_those_of_finite_differences():
-    t = torch.randn(30, requires_grad=True)
-    assert torch.autograd.gradcheck(learned_activation, (t, *terms(3)))
-
-
 def test_the_block_is_two_ndlinear_layers_and_has_their_gradients():
     block = NdFeedForward(6, 10, 4)
     x = torch.randn(2, 3, 6)

@@ -10,7 +10,7 @@ import torch
 from lab import models
 from lab.chapters import forecast
 from lab.modes import LabError
-from lab.train import Split, seed_everything, stacked
+from lab.train import Split, seed_everything
 from scipy import stats as scipy_stats
 from torch import nn
 from torch.nn import functional as F
@@ -302,19 +302,3 @@ def test_of_several_looks_the_last_one_of_each_family_and_set_is_kept():
         kept.query(f"not ({here})").reset_index(drop=True),
         first.query(f"not ({here})").reset_index(drop=True),
     )
-
-
-# --- stacked training with dropout ---------------------------------------------------------------------------------
-
-
-def small(table):
-    return forecast.chronological(table, every=2)
-
-
-def test_dropout_is_stacked_only_when_asked_for(table):
-    make = lambda: forecast.transformer("dense-width")  # noqa: E731
-    how = {"seeds": [0, 1], "loss": F.mse_loss, "epochs": 2, "lr": 0.003, "batch_size": 32}
-    with pytest.raises(LabError, match="dropout=True"):
-        stacked.fit(make, small(table), **how)
-    stack = stacked.fit(make, small(table), dropout=True, **how)
-    assert stack.curves[0][-1]["val_loss"] != stack.curves[1][-1]["val_loss"]

@@ -10,8 +10,6 @@ import pandas as pd
 import pytest
 import torch
 from lab.chapters import structured
-from lab.train import steps
-from lab.train.loop import seed_everything
 from scipy import stats as independent
 from torch import nn
 
@@ -67,71 +65,15 @@ def test_the_schedule_warms_up_and_decays():
     assert schedule(0, 1) == 1.0
 
 
-def plain(make, data, seed, rate, loss, steps, batch):
-    """One model, trained by a loop of its own."""
-    seed_everything(seed)
-    model = make()
-    each = rate(model)
-    groups = [{"params": [p], "lr": each[n], "base": each[n]} for n, p in model.named_parameters()]
-    adam = torch.optim.Adam(groups)
-    order, (x, y) = torch.Generator().manual_seed(seed), data["train"]
-    index = torch.empty(0, dtype=torch.long)
-    for step in range(steps):
-        if len(index) < batch:
-            index = torch.randperm(len(x), generator=order)
-        now, index = index[:batch], index[batch:]
-        for group in adam.param_groups:
-            group["lr"] = group["base"] * schedule(step, steps)
-        adam.zero_grad()
-        loss(model(x[now]), y[now]).backward()
-        adam.step()
-    return model
-
-
-@pytest.mark.parametrize("arm", ["monarch", "ndlinear"])
-def test_members_train_as_they_would_alone(arm):
-    torch.manual_seed(0)
-    data = {
-        part: (torch.randn(2, n, 8), torch.randn(2, n)) for part, n in (("train", 50), ("test", 20))
-    }
-    make = partial(structured.network, arm, 8, 64, 1)
-    options = {"rate": partial(structured.rates, lr=3e-3, how="rule")}
-    options |= {"loss": structured.squared_error, "steps": 7, "batch": 16}
-    found = steps.fit(make, data, seeds=(3, 4), scores={}, **options)
-    for i, (seed, member) in enumerate(zip((3, 4), found)):
-        own = {part: (x[i], y[i]) for part, (x, y) in data.items()}
-        model = plain(make, own, seed, **options)
-        wanted = structured.squared_error(model(own["test"][0]), own["test"][1]).item()
-        assert member["test_loss"] == pytest.approx(wanted, rel=2e-4)
-        assert member["diverged"] == 0 and "val_loss" not in member
-
-
-def test_the_weights_of_the_lowest_validation_loss_are_tested():
-    class Drift(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.at = nn.Parameter(torch.zeros(1))
-
-        def forward(self, x):
-            return self.at + 0 * x
-
-    x = torch.zeros(1, 10, 1)
-    parts = {"train": (x, x + 100.0), "val": (x, x + 1.0), "test": (x, x + 0.0)}
-    options = {"rate": lambda m: {"at": 1.0}, "loss": lambda o, t: (o - t).square().mean()}
-    options |= {"scores": {}, "steps": 10, "batch": 10, "checks": 10}
-    found = steps.fit(Drift, parts, seeds=(0,), **options)
-    # the first step is warm-up at the full rate: Adam goes from 0 to 1, where the validation loss is lowest
-    assert found[0]["val_loss"] == pytest.approx(0, abs=1e-6)
-    assert found[0]["test_loss"] == pytest.approx(1, abs=1e-5)
-
-
-def test_a_member_that_diverges_is_recorded_as_such():
-    data = {p: (torch.randn(1, 40, 8), torch.randn(1, 40)) for p in ("train", "test")}
+def test_a_run_says_whether_its_loss_left_the_numbers():
+    data = {part: (torch.randn(40, 8), torch.randn(40)) for part in ("train", "val", "test")}
     make = partial(structured.network, "dense", 8, 64, 1)
-    options = {"rate": partial(structured.rates, lr=1e30, how="rule"), "scores": {}}
-    options |= {"loss": structured.squared_error, "steps": 4, "batch": 8}
-    found = steps.fit(make, data, seeds=(0,), **options)
-    assert found[0]["diverged"] == 1 and found[0]["test_loss"] == steps.WORST
+    options = {"loss": structured.squared_error, "scores": {}, "steps": 4, "batch": 8}
+    for lr, checks, diverged in ((1e30, 0, 1), (1e-3, 2, 0)):
+        rate = partial(structured.rates, lr=lr, how="rule")
+        (found,) = structured.fit(make, data, seeds=(0,), rate=rate, checks=checks, **options)
+        assert found["diverged"] == diverged and ("val_loss" in found) == bool(checks)
+        assert (found["test_loss"] == structured.WORST) == bool(diverged)
 
 
 # ----------------------------------------------------------------------------------------------------- rules

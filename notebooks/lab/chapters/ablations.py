@@ -9,7 +9,7 @@ from ..counts import count_macs
 from ..models import size
 from ..page.facts import fact
 from ..stats import interval, paired
-from ..train.stacked import Stack
+from ..train.many import Fitted
 
 
 class Fold(nn.Module):
@@ -26,17 +26,17 @@ class Fold(nn.Module):
 
 
 def results(
-    stack: Stack, metrics: list[dict], sample: Tensor, moment: str = "best", points: int = 15
+    fitted: Fitted, metrics: list[dict], sample: Tensor, moment: str = "best", points: int = 15
 ) -> list[dict]:
-    """What a record keeps of each member of a stack: its metrics, thinned curve, parameters and
+    """What a record keeps of each member of a training: its metrics, thinned curve, parameters and
     multiply-adds."""
-    model = stack.model(0, moment)
+    model = fitted.model(0, moment)
     counts = {
         "parameters": size(model),
         "macs": count_macs(model, sample),
     }
     return [
-        {"metrics": found, "curve": stack.thin(i, points), **counts}
+        {"metrics": found, "curve": fitted.thin(i, points), **counts}
         for i, found in enumerate(metrics)
     ]
 

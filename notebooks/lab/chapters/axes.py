@@ -39,7 +39,7 @@ from ..data.with_axes import (  # noqa: F401  (the notebooks call some of them b
 )
 from ..page import figures
 from ..stats import Pooled, at_best_rates, over_cuts, pooled
-from ..train import Split, stacked
+from ..train import Split, many
 
 MOST = 2000  # training cases of the largest sample
 BATCH = 64
@@ -177,23 +177,19 @@ def train(configs: list[dict], table: Table) -> list[dict]:
     c, seeds = configs[0], [config["seed"] for config in configs]
     splits = [sample(table, c["size"], c["order"], seed) for seed in seeds]
     samples = len(splits[0].train[0])
-    epochs = max(1, round(c["steps"] / math.ceil(samples / BATCH)))
+    each_epoch = math.ceil(samples / BATCH)
+    epochs = max(1, round(c["steps"] / each_epoch))
     real = table.y.ndim == 2
     outputs = table.y.shape[1] if real else len(np.unique(table.y))
     loss = F.mse_loss if real else F.cross_entropy
     make = functools.partial(network, c["arm"], table.x.shape[1:], outputs)
-    stack = stacked.fit(
-        make,
-        splits,
-        seeds=seeds,
-        loss=loss,
-        epochs=epochs,
-        lr=c["lr"],
-        batch_size=BATCH,
-        check_every=max(1, epochs // 12),
-    )
-    watched = stack.evaluate([s.val for s in splits], {"val_loss": loss})
-    tested = stack.evaluate([s.test for s in splits], {"test_loss": loss})
+    every = each_epoch * max(1, epochs // 12)
+    looks = tuple(range(every, epochs * each_epoch, every))
+    plan = many.Plan(epochs=epochs, batch=BATCH, lr=c["lr"], looks=looks)
+    parts = many.parts_of(splits)
+    fitted = many.fit(make, parts, plan, seeds=seeds, loss=loss)
+    watched = fitted.score(parts["val"], {"val_loss": loss})
+    tested = fitted.score(parts["test"], {"test_loss": loss})
     facts = {"samples": samples, "tested": len(splits[0].test[0]), "pool": len(table.x)}
     cost = {"parameters": size_of(make())}
     return [{"metrics": w | t | facts, **cost} for w, t in zip(watched, tested)]

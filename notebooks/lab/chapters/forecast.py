@@ -111,7 +111,7 @@ class Attention(models.EncoderLayer):
     One layer whose last position alone is read needs its queries and its block there only.
     ``everywhere`` computes all positions nevertheless: the same function for a block that acts on
     each position by itself, and needed for one that mixes them. The attention is written out, so
-    that `lab.stacked` can map it over members.
+    that `lab.train.many` can map it over members.
     """
 
     def __init__(
@@ -195,7 +195,7 @@ def transformer(arm: str, everywhere: bool = False) -> Transformer:
 
 class Recurrent(models.Recurrent):
     """(B, steps, channels) -> (B, horizon): `lab.models.Recurrent` with the recurrence written out,
-    so that `lab.stacked` can map it over members. ``every``: the head gets the states of all steps,
+    so that `lab.train.many` can map it over members. ``every``: the head gets the states of all steps,
     (B, steps, hidden), not the last one."""
 
     def __init__(self, channels: int, hidden: int, head: nn.Module, every: bool = False):

@@ -15,20 +15,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ndlinear_guide import layers
+from ndlinear_guide import layers, schedule
 
 from ..data import load, split
 from ..decoder import Decoder
 from ..page import figures
 from ..stats import above, below, interval
 from ..timing import rounds
-from ..train import Split, stacked
+from ..train import Split, many
 from ..train.scores import accuracy
-from ..train.steps import fit
 
 SQUARE = {64: (8, 8), 144: (12, 12), 256: (16, 16)}  # width: two modes
 CUBE = {64: (4, 4, 4), 144: (4, 6, 6), 256: (8, 8, 4)}
 BASE = 64  # the width of the dense layer whose rate is the base rate
+WORST = 1e6  # what is recorded in place of a number that is larger or none
 
 
 # ------------------------------------------------------------------------------------------------------------- the arms
@@ -155,10 +155,40 @@ def teacher(seed: int, count: int) -> dict[str, tuple[Tensor, Tensor]]:
     return {"train": (x[:count], y[:count]), "test": (x[count:], y[count:])}
 
 
-def teacher_parts(seeds: Sequence[int], count: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """The teachers of several seeds, stacked."""
+def teacher_parts(seeds: Sequence[int], count: int) -> dict[str, list[tuple[Tensor, Tensor]]]:
+    """The teachers of several seeds: each part of all of them."""
     found = [teacher(seed, count) for seed in seeds]
-    return {part: stacked.stack_parts([t[part] for t in found]) for part in ("train", "test")}
+    return {part: [own[part] for own in found] for part in ("train", "test")}
+
+
+def fit(
+    make: Callable[[], nn.Module],
+    parts: dict,
+    *,
+    seeds: Sequence[int],
+    rate: Callable[[nn.Module], dict[str, float]],
+    loss: Callable,
+    scores: dict[str, Callable],
+    steps: int,
+    batch: int,
+    checks: int = 0,
+) -> list[dict[str, float]]:
+    """Train a network for each seed with rates of its parameters and a schedule; what each does on the test part.
+
+    Args:
+        parts: as in `lab.train.many.fit`. checks: how often to look at the validation part; the weights with the lowest loss
+            there are tested. 0: the last weights are.
+    """
+    options = {"schedule": schedule, "looks": checks, "finite": False}
+    plan = many.Plan(steps=steps, batch=batch, lr=rate, **options)
+    fitted = many.fit(make, parts, plan, seeds=seeds, loss=loss)
+    rows = []
+    for low, tested in zip(fitted.lowest, fitted.score(parts["test"], {"loss": loss, **scores})):
+        row = {f"test_{name}": value for name, value in tested.items()}
+        row |= {"val_loss": low} if checks else {}
+        row["diverged"] = float(not math.isfinite(tested["loss"]))
+        rows.append({n: value if value <= WORST else WORST for n, value in row.items()})
+    return rows
 
 
 TEACHER_BATCH = 128
@@ -213,10 +243,7 @@ def train_share(configs: list[dict]) -> list[dict]:
     width = splits[0].train[0].shape[1]
     classes = int(max(s.test[1].max() for s in splits)) + 1
     make = functools.partial(network, c["arm"], width, width, classes)
-    parts = {
-        name: stacked.stack_parts([getattr(s, name) for s in splits])
-        for name in ("train", "val", "test")
-    }
+    parts = many.parts_of(splits)
     found = fit(
         make,
         parts,
@@ -266,7 +293,7 @@ def train_pictures(configs: list[dict]) -> list[dict]:
     """Task B for all seeds of a configuration: order, arm, part, lr, steps."""
     c, seeds = configs[0], [config["seed"] for config in configs]
     drawn = [pictures(seed, c["part"], c["order"]) for seed in seeds]
-    parts = {name: stacked.stack_parts([own[name] for own in drawn]) for name in drawn[0]}
+    parts = {name: [own[name] for own in drawn] for name in drawn[0]}
     make = functools.partial(network, c["arm"], 256, 256, 10)
     found = fit(
         make,
@@ -279,7 +306,7 @@ def train_pictures(configs: list[dict]) -> list[dict]:
         batch=128,
         checks=10,
     )
-    samples = {"samples": parts["train"][0].shape[1]}
+    samples = {"samples": len(parts["train"][0][1])}
     return [{"metrics": metrics | samples, **costs(make())} for metrics in found]
 
 
@@ -385,11 +412,10 @@ def next_character(out: Tensor, target: Tensor) -> Tensor:
 def train_characters(configs: list[dict]) -> list[dict]:
     """Task D for all seeds of a configuration: arm, lr, steps. The multiply-adds are those of the feed-forward blocks."""
     c, seeds = configs[0], [config["seed"] for config in configs]
-    parts = {name: stacked.stack_parts([own] * len(seeds)) for name, own in characters().items()}
     make = functools.partial(decoder, c["arm"])
     found = fit(
         make,
-        parts,
+        characters(),
         seeds=seeds,
         rate=functools.partial(rates, lr=c["lr"], how="rule"),
         loss=next_character,

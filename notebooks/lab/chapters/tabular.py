@@ -16,7 +16,7 @@ from ..counts import count_macs
 from ..modes import LabError
 from ..stats import interval, summary
 from ..train.loop import Split
-from ..train.many import Plan, fit
+from ..train.many import Plan, fit, parts_of
 from ..train.scores import accuracy
 
 
@@ -125,7 +125,7 @@ def runs(make, splits: Sequence[Split], units: Sequence[float], c: dict, seeds) 
     """
     classes = not splits[0].train[1].is_floating_point()
     score = {"score": accuracy if classes else squared_error}
-    parts = {name: [getattr(s, name) for s in splits] for name in ("train", "val", "test")}
+    parts = parts_of(splits)
     plan = Plan(
         epochs=c["epochs"],
         batch=c["batch"],

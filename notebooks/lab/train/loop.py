@@ -3,7 +3,7 @@ once.
 
 `fit` is that loop. Its parts serve the loops that differ from it in one point each: `step` and
 `epoch` also train without a validation part (`train_epochs`), by a number of steps
-(`lab.chapters.dial`) and with many seeds at once (`stacked`).
+(`lab.chapters.dial`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from ..modes import LabError
-
-OPTIMISERS = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW, "sgd": torch.optim.SGD}
-RULES = ("metric", "below", "patience", "min_delta")
 
 
 def seed_everything(seed: int) -> None:
@@ -75,12 +72,14 @@ class Fit:
     curve: list[dict[str, float]] = field(repr=False, default_factory=list)
 
     def thin(self, points: int = 30) -> list[dict[str, float]]:
-        """At most ``points`` epochs of the curve, evenly spaced, the last included: for a
-        record."""
-        at = sorted(
-            {round(i) for i in np.linspace(0, len(self.curve) - 1, min(points, len(self.curve)))}
-        )
-        return [{k: float(f"{v:.5g}") for k, v in self.curve[i].items()} for i in at]
+        """At most so many points of the curve: for a record."""
+        return thin(self.curve, points)
+
+
+def thin(curve: list[dict[str, float]], points: int) -> list[dict[str, float]]:
+    """At most ``points`` points of a curve, evenly spaced, the last included."""
+    at = sorted({round(i) for i in np.linspace(0, len(curve) - 1, min(points, len(curve)))})
+    return [{k: float(f"{v:.5g}") for k, v in curve[i].items()} for i in at]
 
 
 @torch.no_grad()
@@ -186,31 +185,6 @@ def check_finite(loss: float, now: int, lr: float) -> None:
         )
 
 
-def check_stop(stop: dict | None) -> dict:
-    """A stopping rule with its defaults filled in."""
-    stop = dict(stop or {})
-    unknown = set(stop) - set(RULES)
-    if unknown or (stop and not {"below", "patience"} & set(stop)):
-        raise LabError(
-            f"stopping rule {stop}: give 'metric' with 'below' or 'patience' (and 'min_delta'); "
-            f"unknown: {sorted(unknown)}"
-        )
-    return {"metric": "val_loss", "min_delta": 0.0} | stop
-
-
-def should_stop(stop: dict, curve: list[dict[str, float]]) -> bool:
-    """Whether the stopping rule, given as data, says stop after the last epoch of the curve."""
-    values = [point[stop["metric"]] for point in curve]
-    if "below" in stop and values[-1] < stop["below"]:
-        return True
-    patience = stop.get("patience")
-    return (
-        patience is not None
-        and len(values) > patience
-        and min(values[-patience:]) > min(values[:-patience]) - stop["min_delta"]
-    )
-
-
 # ---------------------------------------------------------------------------------- whole trainings
 def fit(
     model: nn.Module,
@@ -222,9 +196,8 @@ def fit(
     lr: float,
     batch_size: int,
     seed: int,
-    optimiser: str = "adam",
-    weight_decay: float = 0.0,
-    stop: dict | None = None,
+    optimiser: type[torch.optim.Optimizer] = torch.optim.Adam,
+    patience: int = 0,
     device: str | torch.device | None = None,
 ) -> Fit:
     """Train, keep the epoch with the lowest validation loss, and evaluate its weights once on the
@@ -236,16 +209,16 @@ def fit(
             name.
         batch_size: samples per step; the last batch of an epoch may be smaller. 0 means full batch.
         seed: order of the batches. The caller seeds the initial weights.
-        stop: rule as data, e.g. ``{"metric": "val_loss", "patience": 20}`` or
-            ``{"metric": "train_loss", "below": 1e-4}``.
+        patience: so many epochs without a lower validation loss end the training; 0: none do.
 
     Raises:
-        LabError: the loss is not finite, or an argument is out of range.
+        LabError: the loss is not finite, or there are no epochs.
     """
-    _check_arguments(optimiser, epochs, batch_size)
-    rule, scores, device = check_stop(stop), scores or {}, default_device(device)
+    if epochs < 1 or batch_size < 0:
+        raise LabError(f"epochs={epochs} must be at least 1, batch_size={batch_size} at least 0")
+    scores, device = scores or {}, default_device(device)
     model, data = model.to(device), data.to(device)
-    updates = OPTIMISERS[optimiser](model.parameters(), lr=lr, weight_decay=weight_decay)
+    updates = optimiser(model.parameters(), lr=lr)
     order = torch.Generator().manual_seed(seed)
     best = Best()
     curve: list[dict[str, float]] = []
@@ -260,7 +233,7 @@ def fit(
         point = {"epoch": now, "train_loss": train_loss}
         curve.append(point | {f"val_{name}": value for name, value in found.items()})
         best.offer(found["loss"], now, model)
-        if should_stop(rule, curve):
+        if patience and now - best.when >= patience:
             break
     seconds = time.perf_counter() - began
     best.restore(model)
@@ -268,15 +241,6 @@ def fit(
     tested = evaluate(model, data.test, loss, scores)
     metrics |= {f"test_{name}": value for name, value in tested.items()}
     return Fit(model, metrics, best.when, len(curve), seconds, curve)
-
-
-def _check_arguments(optimiser: str, epochs: int, batch_size: int) -> None:
-    if optimiser not in OPTIMISERS or epochs < 1 or batch_size < 0:
-        raise LabError(
-            f"optimiser={optimiser!r}, epochs={epochs}, batch_size={batch_size}: "
-            f"optimiser is one of {', '.join(OPTIMISERS)}, "
-            "epochs at least 1, batch_size at least 0"
-        )
 
 
 def train_epochs(

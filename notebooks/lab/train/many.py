@@ -13,13 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
 from ..modes import LabError
-from .loop import seed_everything
+from .loop import Split, seed_everything, thin
 
 Part = tuple[Tensor, Tensor]  # inputs and targets, (members, n, ...) each
 Weights = dict[str, Tensor]  # (members, ...) each, by name
@@ -31,7 +30,7 @@ class Plan:
 
     Args:
         epochs, steps: how long; one of the two. Only epochs end with a batch that may be smaller.
-        batch: samples of a step; 0: all of them, in their own order.
+        batch: samples of a step; 0, or no less than there are: all of them, in their own order.
         lr: of all parameters, or network -> rate of each by name, or its options where it has a decay of its own.
         schedule: (step, steps) -> share of the rate.
         optimiser: of torch, one that treats each number by itself; options: its own.
@@ -139,11 +138,16 @@ class Fitted:
         found = self.members.score(shared(part, len(self.curves)), functions, self.weights[moment])
         return [dict(zip(found, map(float, each))) for each in zip(*found.values())]
 
+    def model(self, i: int, moment: str = "best") -> nn.Module:
+        """A member as an ordinary network, with its weights at a moment."""
+        own = {name: weight[i].clone() for name, weight in self.weights[moment].items()}
+        network = copy.deepcopy(self.members.empty)
+        network.load_state_dict(own, assign=True)
+        return network
+
     def thin(self, i: int, points: int = 15) -> list[dict[str, float]]:
-        """At most so many points of a member's curve, the last included: for a record."""
-        curve = self.curves[i]
-        at = sorted({round(k) for k in np.linspace(0, len(curve) - 1, min(points, len(curve)))})
-        return [{k: float(f"{v:.5g}") for k, v in curve[j].items()} for j in at]
+        """At most so many points of a member's curve: for a record."""
+        return thin(self.curves[i], points)
 
 
 class Shared(NamedTuple):
@@ -178,6 +182,11 @@ def shared(part, members: int, device="cpu") -> Shared:
     return Shared(*stacked, whose.to(device))
 
 
+def parts_of(splits: Sequence[Split]) -> dict[str, list[Part]]:
+    """What `fit` takes, of a split for each member."""
+    return {name: [getattr(split, name) for split in splits] for name in ("train", "val", "test")}
+
+
 def draws(count: int, plan: Plan, orders: Sequence[torch.Generator]) -> Iterator[Tensor]:
     """The samples (members, batch) of each step: a member goes through all of them in its own order, again and again."""
     size = min(plan.batch or count, count)
@@ -185,7 +194,7 @@ def draws(count: int, plan: Plan, orders: Sequence[torch.Generator]) -> Iterator
     left = plan.steps or math.inf
     for _ in range(passes):
         order = torch.stack([torch.randperm(count, generator=own) for own in orders])
-        for index in (order if plan.batch else order.sort().values).split(size, 1):
+        for index in (order if size < count else order.sort().values).split(size, 1):
             if left > 0 and (plan.epochs or index.shape[1] == size):
                 yield index
                 left -= 1
