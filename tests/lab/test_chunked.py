@@ -83,7 +83,7 @@ def test_members_stop_by_themselves_and_training_goes_on():
     assert stack.curves == free.curves and any(stack.stopped) and not all(stack.stopped)
     for i, stopped in enumerate(stack.stopped):
         first = int((losses[i] < below).nonzero()[0]) + 1 if stopped else 60
-        assert stack.epoch["stop"][i] == first and stack.epoch["end"][i] == 60
+        assert stack.when["stop"][i] == first and stack.when["end"][i] == 60
         short = chunked.fit(make, [data[i]], seeds=[seeds[i]], epochs=first, lr=0.01)
         x = data[i][0]
         with torch.no_grad():

@@ -12,9 +12,7 @@ handed back to it. tests/lab/test_chunked.py compares the result with `lab.fit`.
 
 from __future__ import annotations
 
-import copy
 import math
-import time
 from collections.abc import Callable, Sequence
 from functools import reduce
 
@@ -24,9 +22,7 @@ from torch import Tensor, nn
 from ndlinear import NdLinear
 
 from ..modes import LabError
-from .loop import seed_everything
-from .many import groups
-from .stacked import Stack
+from .many import Fitted, Members, groups
 
 CACHE = 1 << 18  # numbers in the largest buffer
 FEWEST = 125  # so many samples may always go together
@@ -189,7 +185,7 @@ def fit(
     lr: float | Callable,
     below: float | None = None,
     chunk: int | None = None,
-) -> Stack:
+) -> Fitted:
     """Train one network for each seed, all at once, with full batches and Adam on the mean squared
     error.
 
@@ -202,17 +198,12 @@ def fit(
         chunk: samples at a time; it must divide n.
 
     Returns:
-        A `Stack` with the moments "stop" (the last epoch where the rule never said stop) and "end".
+        The moments "stop" (the last epoch where the rule never said stop) and "end".
     """
-    models = []
-    for seed in seeds:
-        seed_everything(seed)
-        models.append(make())
-    members = len(seeds)
+    networks = Members(make, seeds)
+    weights, members = networks.weights, len(seeds)
     count = len(data[0][1])
-    maps = maps_of(models[0], members)
-    states = [model.state_dict() for model in models]
-    weights = {name: torch.stack([s[name] for s in states]).requires_grad_() for name in states[0]}
+    maps = maps_of(networks.first, members)
     x = torch.stack([x.reshape(count, -1).T for x, _ in data])  # members, inputs, samples
     y = torch.stack([y for _, y in data])
     widest = members * max(p * h * q for layer in maps for p, _, h, q in layer.modes)
@@ -226,11 +217,10 @@ def fit(
         (a.contiguous(), b.contiguous())
         for a, b in zip(x.split(chunk, dim=2), y.split(chunk, dim=1))
     ]
-    adam = torch.optim.Adam(groups(weights, models[0], lr), fused=True)
+    adam = torch.optim.Adam(groups(weights, networks.first, lr), fused=True)
     losses = torch.empty(epochs, members)
     stops = [0] * members
     at_stop = {name: value.detach().clone() for name, value in weights.items()}
-    began = time.perf_counter()
     for epoch in range(epochs):
         for layer in maps:
             layer.prepare(weights)
@@ -251,21 +241,12 @@ def fit(
         if not stop:
             _copy_member(at_stop, weights, i)
     kept = {"stop": at_stop, "end": {name: value.detach() for name, value in weights.items()}}
-    epoch = {"stop": [s or epochs for s in stops], "end": [epochs] * members}
+    when = {"stop": [s or epochs for s in stops], "end": [epochs] * members}
     curves = [
         [{"epoch": e + 1, "train_loss": v} for e, v in enumerate(column)]
         for column in losses.T.tolist()
     ]
-    skeleton = copy.deepcopy(models[0]).to("meta")
-    return Stack(
-        list(seeds),
-        skeleton,
-        kept,
-        epoch,
-        [s > 0 for s in stops],
-        time.perf_counter() - began,
-        curves,
-    )
+    return Fitted(networks, kept, when, [s > 0 for s in stops], [], curves)
 
 
 def _copy_member(to: dict[str, Tensor], source: dict[str, Tensor], i: int) -> None:

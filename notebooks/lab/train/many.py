@@ -130,6 +130,7 @@ class Fitted:
     members: Members
     weights: dict[str, Weights]
     when: dict[str, list[int]]  # epoch, or step, of the first two
+    stopped: list[bool]  # whether the rule said stop
     lowest: list[float]  # validation losses
     curves: list[list[dict[str, float]]]
 
@@ -244,7 +245,8 @@ def fit(make, parts, plan: Plan, *, seeds, loss, scores=None, device="cpu") -> F
                 break
     end = {name: weight.detach() for name, weight in members.weights.items()}
     moments = kept.weights if look_at else {"best": end, "stop": end}
-    return Fitted(members, moments | {"end": end}, kept.when, kept.lowest.tolist(), curves)
+    stopped = (~kept.running).tolist()
+    return Fitted(members, moments | {"end": end}, kept.when, stopped, kept.lowest.tolist(), curves)
 
 
 def _looks(plan: Plan, steps: int) -> set[int]:
