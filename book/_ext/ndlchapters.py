@@ -56,6 +56,7 @@ def forward(book: pathlib.Path) -> None:
     moved = {name: modes.lecture(name) for name in modes.MERGED}
     pages = {f"notebooks/{old}": f"{new}.html" for old, new in moved.items() if new != old}
     pages |= {"book/deviations": "claims.html", "book/status": "report.html"}
+    pages |= {"notebooks/evidence/65_race": "64_benchmark.html"}
     for name, target in pages.items():
         (book / f"{name}.html").write_text(FORWARD.format(target=target), encoding="utf-8")
 

@@ -15,6 +15,7 @@ import ndlcorrections
 import ndlreport
 import ndltake
 from docutils import nodes
+from lab.benchmark import reading
 from lab.page import facts, ledger
 from ndlbook import TIMES, BookDirective, add_directives
 
@@ -43,7 +44,8 @@ def reproducibility_report(page: BookDirective) -> str:
     files = sorted((page.root / "notebooks" / "results").glob("*.jsonl"))
     runs = {file.stem: rows(file) for file in files if file.stem != TIMES}
     changed = len(ndlcorrections.load(page.root))
-    return ndlreport.report(ledger.claims(), runs, facts.protocols(), changed)
+    told = reading.told()
+    return ndlreport.report(ledger.claims(), runs, facts.protocols(), changed, told)
 
 
 def on_finish(app, exception) -> None:

@@ -42,16 +42,17 @@ def report(
     runs: dict[str, list[dict]],
     protocols: dict,
     changed: int,
+    told: list[tuple],
 ) -> str:
     """The whole page as HTML.
 
     `runs` holds the rows of every experiment, `protocols` the printed protocol of each experiment of the paper, and
-    `changed` is the number of entries in the log of corrections.
+    `changed` is the number of entries in the log of corrections, `told` what the benchmark of layers counts: phrases and values.
     """
     sections = {
         "Scope": scope(claims),
         "Method": method(runs),
-        "Results": results(claims),
+        "Results": results(claims, told),
     }
     lists = {"What was easy": easy(claims), "What was hard": hard(claims, protocols, changed)}
     for name, sentences in lists.items():
@@ -103,8 +104,8 @@ def method(runs: dict[str, list[dict]]) -> str:
     return f"<p>{escape(text)}</p>"
 
 
-def results(claims: list[dict]) -> str:
-    """Verdicts by group of claims."""
+def results(claims: list[dict], told: list[tuple]) -> str:
+    """Verdicts by group of claims, and the counts of the benchmark of layers in the words of the front page."""
     parts = {name: of_kind(claims, *kinds) for name, kinds in GROUPS.items()} | {"All": claims}
     counts = {name: tally(some) for name, some in parts.items()}
     rows = [
@@ -117,7 +118,8 @@ def results(claims: list[dict]) -> str:
     direction = [claim for claim in with_verdict(claims, "holds") if claim.get("direction_only")]
     text = (
         f"Of {len(gpu)} claims whose test takes a graphics card, {are(len(with_verdict(gpu, 'untestable')))} untestable here. "
-        f"{len(direction) or 'No'} verdicts hold for the direction only, not for the printed size."
+        f"{len(direction) or 'No'} verdicts hold for the direction only, not for the printed size. On every set of tables with real "
+        f"axes that was at hand {'; '.join(phrase.format(*values) for phrase, *values in told)}."
     )
     table = grid("Verdicts", ["Outcome", *parts], rows)
     return f"<p>{escape(headline(claims))}</p>{table}<p>{escape(text)}</p>"

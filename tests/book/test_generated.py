@@ -167,7 +167,8 @@ RUNS = {"one": [{"status": "ok", "seconds": 3600.0, "device": "a", "time": "2026
 
 
 def report(claims: list[dict]) -> BeautifulSoup:
-    return soup(ndlreport.report(claims, RUNS, facts.protocols(), 7))
+    told = [("NdLinear is better in {} of {} cells", 7, 48), ("a sum in {}", 9)]
+    return soup(ndlreport.report(claims, RUNS, facts.protocols(), 7, told))
 
 
 def test_the_report_has_the_counts_of_the_ledger():
@@ -178,6 +179,7 @@ def test_the_report_has_the_counts_of_the_ledger():
     assert sum(map(int, rows[-1][1:-1])) == int(rows[-1][-1]) == len(ledger.claims())
     assert "1 runs of 1 experiments are recorded, 1 hours in all" in page.text
     assert "7 times a verdict" in page.text
+    assert "NdLinear is better in 7 of 48 cells; a sum in 9." in page.text
     assert "No run is recorded." in ndlreport.method({})
 
 

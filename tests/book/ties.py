@@ -12,8 +12,10 @@ from collections.abc import Iterator
 import judged
 import test_prose
 from lab import modes, timing
-from lab.chapters import capacity, guide
+from lab.benchmark import models, reading
+from lab.chapters import capacity
 from lab.data import files
+from lab.data.with_axes import SETS
 from lab.page import facts, ledger, quote
 from lab.page.recorded import recorded
 from lab.tools import scripts
@@ -75,13 +77,7 @@ def untied(text: str, phrases: list[str]) -> list[str]:
 
 # --- notebooks ---------------------------------------------------------------------------------------------------
 
-# Chapters whose numbers are not tied yet; they follow as they are rewritten.
-LATER = ("64_structured_layers", "72_should_you_use_it")
-NOTEBOOKS = tuple(
-    modes.slug(path)
-    for path in modes.chapters()
-    if path.parent == modes.NOTEBOOKS and path.stem not in LATER
-)
+NOTEBOOKS = tuple(modes.slug(path) for path in modes.chapters() if path.parent == modes.NOTEBOOKS)
 
 
 def quotes(slug: str) -> list[str]:
@@ -108,6 +104,8 @@ def front_page() -> Phrases:
     faster, slower = (alone["ratio_low"] > 1).sum(), (alone["ratio_high"] < 1).sum()
     assert faster + slower == len(alone)
     yield "of the same input and output in {} of {} cases", faster, len(alone)
+    yield "On {} sets of tables with real axes", len(SETS)
+    yield from reading.told()
 
 
 def headline() -> Phrases:
@@ -118,9 +116,11 @@ def headline() -> Phrases:
 def recipes() -> Phrases:
     trained = recorded("cnn-printed-cifar10-relu").query("arm == 'relu'")["epochs"]
     yield "Trained for the paper's {} epochs", *set(trained)
-    series = guide.measured().query("kind == @guide.SERIES")
-    worse = series.query("opponent == 'linear' and better == 'no'")
-    yield "on {} of {} sets it is ahead of NdLinear with time", len(worse), len(series)
+    linear = reading.against(reading.rows_on_disk(), models.SMALL, "linear", models.NONE)
+    kinds = linear["data"].map(lambda name: SETS[name].kind)
+    count = reading.of_count(linear[kinds.isin(["sensors", "spectra", "forecasts"])])
+    phrase = "it is better than NdLinear in {} of {} cells and worse in {}"
+    yield phrase, count.worse, count.cells, count.better
     code = (modes.ROOT / "book" / "recipes.md").read_text(encoding="utf-8")
     yield "draws every `nn.Linear` with a deviation of {}", *set(re.findall(r"std=([\d.]+)", code))
 

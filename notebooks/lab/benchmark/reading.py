@@ -278,6 +278,12 @@ def pays(raced: pd.DataFrame) -> tuple[float, float, float]:
 
 
 # ------------------------------------------------------------------------------------------------- what the pages print
+TOLD = {  # what the pages say of the counts; values: `Count.said`
+    models.SMALL: "NdLinear is better than the best other model of its size in {} of {} cells and worse in {}",
+    models.QUARTER: "the sum of its terms is better in {} of {} and worse in {}",
+}
+
+
 class Count(NamedTuple):
     """In how many cells, sets times sizes, NdLinear is better, worse and not told apart."""
 
@@ -289,7 +295,13 @@ class Count(NamedTuple):
     def cells(self) -> int:
         return self.better + self.worse + self.open
 
+    @property
+    def said(self) -> tuple[int, int, int]:
+        """The values of `TOLD`."""
+        return self.better, self.cells, self.worse
 
+
+@functools.lru_cache(maxsize=1)
 def rows_on_disk() -> Rows:
     """The rows of both records, for a page; a `LabError` says what is missing."""
     tried, ran = (recorded(name) for name in ("benchmark-rates", "benchmark"))
@@ -301,6 +313,11 @@ def printed() -> dict[str, Count]:
     """What the front page, README, report and chapters 34, 64 and 72 print, from `rows_on_disk`: budget -> the counts of Q1."""
     rows = rows_on_disk()
     return {budget: of_count(against_best(rows, budget)) for budget in OURS}
+
+
+def told() -> list[tuple]:
+    """The sentences of `TOLD` with their values, as the tests of pages look them up."""
+    return [(phrase, *printed()[budget].said) for budget, phrase in TOLD.items()]
 
 
 def of_count(compared: pd.DataFrame) -> Count:
