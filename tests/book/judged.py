@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 import pandas as pd
 from lab import modes, stats
+from lab.benchmark import models, reading
 from lab.chapters import ablations, bump, dial, opt
 from lab.page import facts, ledger
 from lab.page.recorded import recorded
@@ -254,10 +255,14 @@ def undecided_forecast() -> Iterator[tuple]:
     yield id, "would_take", "{} would do for the MAE", most
 
 
-def spectra() -> Iterator[tuple]:
-    logs = changes("axes-spectra", "test_loss", "order", "both lost", "in place", arm="ndlinear")
-    enough = needed(logs, logs.mean(), 1 - 0.05 / 9)
-    yield "bias-aligned-domains", "would_take", "about {} would", enough
+def aligned() -> Iterator[tuple]:
+    rows = reading.rows_on_disk()
+    gain = reading.answer(reading.by_axes(rows, models.SMALL), "large")
+    id, phrase = "bias-aligned-domains", "entries is {:.3f} [{:.3f}, {:.3f}] times that in place"
+    yield id, "scope", phrase, *(gain[end] for end in ("ratio", "low", "high"))
+    count = reading.printed()[models.SMALL]
+    phrase = "of its size in {} of {} cells and worse in {}"
+    yield id, "scope", phrase, count.better, count.cells, count.worse
 
 
 def loss_curves() -> Iterator[tuple]:
