@@ -108,8 +108,8 @@ def draw_layers(axis, rows: Rows, budget: str) -> None:
         fewer = f" ({len(own)} sets)" if len(own) < len(SETS) else ""
         names.append(models.NAMES[layer] + fewer)
     _beside(axis, dict(zip(names, range(len(names)))))
-    ours = models.NAMES[OURS[budget]]
-    axis.set_xlabel(f"test loss / that of NdLinear (right: {ours} better)")
+    ours = "NdLinear" if budget == models.SMALL else "the sum"
+    axis.set_xlabel(f"test loss / that of {ours} (right: {ours} is better)")
 
 
 def beside_narrow(rows: Rows, budget: str) -> pd.DataFrame:
