@@ -133,7 +133,7 @@ def times(notebook: pathlib.Path) -> None:
 
 def main(arguments: list[str]) -> None:
     if not arguments:
-        for chapter in ("60_speed", "64_structured_layers"):
+        for chapter in ("60_speed", "64_benchmark"):
             times(NOTEBOOKS / "evidence" / f"{chapter}.ipynb")
         return
     asked = argparse.ArgumentParser(prog="lab bench", description=__doc__)
