@@ -58,7 +58,9 @@ def forward(book: pathlib.Path) -> None:
     pages |= {"book/deviations": "claims.html", "book/status": "report.html"}
     pages |= {"notebooks/evidence/65_race": "64_benchmark.html"}
     for name, target in pages.items():
-        (book / f"{name}.html").write_text(FORWARD.format(target=target), encoding="utf-8")
+        page = book / f"{name}.html"
+        page.parent.mkdir(parents=True, exist_ok=True)
+        page.write_text(FORWARD.format(target=target), encoding="utf-8")
 
 
 class NumberedTitle(SphinxTransform):

@@ -52,9 +52,8 @@ def main(names: list[str]) -> None:
     kept, now = json.loads(PLACE.read_text(encoding="utf-8")), current()
     for name in changed:
         if name.partition(" ")[0] not in names:
-            print(
-                f"{name}: not as it was sealed. Hold its sentences against its records, then: python -m lab seals {name}"
-            )
+            print(f"{name}: not as it was sealed. Hold its sentences against its records, then:")
+            print(f"    python -m lab seals {name.partition(' ')[0]}")
         elif name in now:
             kept[name] = now[name]
         else:
