@@ -9,7 +9,7 @@ COMMANDS = {
     "run": "NOTEBOOK ... [--budget S] [--out DIR]: train what the records lack",
     "merge": "DIR: check the rows of such a folder and append them to the records",
     "again": "[EXPERIMENT [KEY=VALUE ...]] [--seconds S]: recorded rows once more, against their record",
-    "golden": "NOTEBOOK ... [--only EXPERIMENT ...] [--same WHY]: the numbers of small runs anew",
+    "golden": "NOTEBOOK ... [--only EXPERIMENT ...] [--same WHY | --wider]: the numbers of small runs anew",
     "bench": "[FILE.py:LAYER [--sets SET ...] [--quick]]: your layer in the benchmark; without one, times on this machine",
     "report": "PAGE PDF: the reproducibility report as one sheet",
     "pdf": "HTML PDF: the built book as one file",

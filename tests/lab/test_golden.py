@@ -169,6 +169,20 @@ def test_the_tolerance_is_measured():
     assert golden.moved(known, [[{"seed": 0}, {"same": 1.1, "rounds": 1.0, "time": 9.0}]])
 
 
+def test_tolerances_cover_another_processor_and_numbers_stay(record, taken_down, monkeypatch):
+    known = golden.kept("made-up")
+    here = [[c, n | {"value": n["value"] * 1.001}] for c, n in known["values"]]
+    monkeypatch.setattr(taken, "small", lambda notebook, variant: {"made-up": here})
+    assert golden.moved(known, here)
+    taken.widen(modes.RESULTS, [])
+    wide = golden.kept("made-up")
+    assert wide["values"] == known["values"] and not golden.moved(wide, here)
+    assert wide["tolerance"] == {"value": pytest.approx(0.01, rel=0.1)}
+    golden.write("made-up", known | {"tolerance": {"value": None}})
+    taken.widen(modes.RESULTS, ["made-up"])
+    assert golden.kept("made-up")["tolerance"] == {"value": None}
+
+
 def test_what_is_taken_anew_says_what_becomes_of_the_rows(record, taken_down):
     """Moved numbers begin a version that no row ever had; with a reason they keep the old one."""
     known = golden.kept("made-up") | {"counts": ["2"]}
