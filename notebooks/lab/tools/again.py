@@ -35,6 +35,7 @@ TIMED = re.compile(
 )
 LONGEST = 10.0  # seconds of a group that is drawn
 SEEDS = 3  # rows that differ by the seed alone, at least
+RECORDS = re.compile(r"lab\.(record|whole|at_scale|tuned|on_devices)\(")
 OPENING = 15.0  # seconds until a notebook has reached its experiments
 
 
@@ -45,11 +46,12 @@ def _texts() -> dict[pathlib.Path, str]:
 
 @functools.cache
 def owner(experiment: str) -> pathlib.Path:
-    """The notebook that records an experiment: the evidence whose code has the longest beginning of its name."""
+    """The notebook that records an experiment: of those that record any, the one whose code has the longest beginning of its name."""
     words = experiment.split("-")
+    recording = {path: text for path, text in _texts().items() if RECORDS.search(text)}
     for count in range(len(words), 0, -1):
         begin = "-".join(words[:count])
-        for path, text in reversed(_texts().items()):
+        for path, text in reversed(recording.items()):
             if f'\\"{begin}' in text:
                 return path
     raise LabError(f"no notebook names the experiment {experiment!r}")
