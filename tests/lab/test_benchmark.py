@@ -523,8 +523,9 @@ def row_of(axis, label):
 
 
 def test_the_forest_shows_every_set_in_both_samples_with_worse_permuted_losses_to_the_right(
-    made, axis
+    made, axis, monkeypatch
 ):
+    monkeypatch.setattr(pages, "AXES_END", 1e6)
     rows = reading.Rows(*made)
     pages.draw_axes(axis, rows)
     marks = [line for line in axis.lines if len(line.get_xdata()) == len(SETS)]
@@ -541,6 +542,14 @@ def test_the_forest_shows_every_set_in_both_samples_with_worse_permuted_losses_t
     wanted = [reading.answer(found, size)["ratio"] for size in protocol.SIZES]
     assert means == pytest.approx(wanted)
     assert {text.get_text() for text in axis.texts} == {each.kind for each in SETS.values()}
+
+
+def test_a_ratio_beyond_the_axis_is_an_arrow_at_its_edge(axis):
+    ratios = pd.Series([0.1, 0.9, 1.5, 7.0])
+    beyond = pages._arrows(axis, ratios, [0, 1, 2, 3], 2.0, "grey")
+    assert list(beyond) == [True, False, False, True]
+    found = {line.get_marker(): [*line.get_xdata(), *line.get_ydata()] for line in axis.lines}
+    assert found == {"<": [0.5, 0], ">": [2.0, 3]}
 
 
 def test_controls_stand_apart_from_the_sets(made, axis):

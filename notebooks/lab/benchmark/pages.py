@@ -6,6 +6,7 @@ In every figure better lies to the right, and its axis says for whom.
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping
 
 import numpy as np
@@ -22,6 +23,8 @@ from .reading import BETTER, OPEN, WORSE, Key, Rows
 ENDS = ["mean", "low", "high"]
 FAR = (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100)  # ticks of ratios
 NEAR = (0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1, 1.1, 1.2, 1.4, 1.6, 2, 2.5, 3)
+EDGES = {models.SMALL: 10.0, models.QUARTER: 4.0}  # ratios beyond are drawn as arrows
+AXES_END = 1.8  # likewise in chapter 34
 SIDES = {WORSE: "dense", OPEN: "constant", BETTER: "ndlinear"}  # answers, left to right: a colour
 
 
@@ -40,16 +43,27 @@ def _heights(groups: Mapping[str, list[str]]) -> dict[str, float]:
     return {name: row + 0.5 * at for row, (at, name) in enumerate(names)}
 
 
-def _beside(axis, at: Mapping[str, float]) -> None:
-    """Names of rows at their heights, the first on top, and a line where nothing differs."""
+def _beside(axis, at: Mapping[str, float], edge: float | None = None) -> None:
+    """Names of rows at their heights, the first on top, and a line where nothing differs; the axis ends at an edge and its inverse."""
     figures.rows(axis, at, line=1.0)
     axis.set_yticks(list(at.values()), list(at))
     axis.set_ylim(max(at.values()) + 0.7, -0.7)
     axis.set_xscale("log")
+    if edge:
+        axis.set_xlim(0.97 / edge, 1.03 * edge)
     low, high = axis.get_xlim()
     ticks = [tick for tick in (FAR if high / low > 8 else NEAR) if low < tick < high]
     axis.set_xticks(ticks, [f"{tick:g}" for tick in ticks])
     axis.minorticks_off()
+
+
+def _arrows(axis, points: pd.Series, height, edge: float, colour: str) -> pd.Series:
+    """An arrow at the edge for each ratio that lies beyond it or its inverse; returns which do."""
+    heights = pd.Series(height, index=points.index)
+    for mark, part, at in (("<", points < 1 / edge, 1 / edge), (">", points > edge, edge)):
+        look = {"color": colour, "alpha": 0.6, "ls": "none"}
+        axis.plot([at] * sum(part), heights[part], mark, **look)
+    return (points < 1 / edge) | (points > edge)
 
 
 def _pooled(axis, at: float, answer: Mapping, **look) -> None:
@@ -60,24 +74,26 @@ def _pooled(axis, at: float, answer: Mapping, **look) -> None:
         figures.intervals(axis, at, ends, "ndlinear", ms=8, elinewidth=3, **look)
 
 
-def _sized(axis, found: pd.DataFrame, at: Mapping[str, float]) -> None:
-    """The ratio of each set in both samples, the small one hollow; above one where axes help."""
+def _sized(axis, found: pd.DataFrame, at: Mapping[str, float], edge: float = math.inf) -> None:
+    """The ratio of each set in both samples, the small one hollow; above one where axes help; an arrow beyond an edge."""
     for size, shift in zip(SIZES, (-0.18, 0.18)):
         own = found[(found["size"] == size) & found["data"].isin(at)]
         look = {"label": f"{size} sample"} | ({"mfc": "none"} if size == "small" else {})
         heights = own["data"].map(at) + shift
-        figures.intervals(axis, heights, np.exp(own[ENDS]), "ndlinear", ms=4, lw=1, **look)
+        beyond = _arrows(axis, np.exp(own["mean"]), heights, edge, figures.colour("ndlinear"))
+        ends = np.exp(own.loc[~beyond, ENDS])
+        figures.intervals(axis, heights[~beyond], ends, "ndlinear", ms=4, lw=1, **look)
 
 
 def draw_axes(axis, rows: Rows) -> None:
     """The test loss of NdLinear with all entries permuted over that in place: a row for each set, by kind, and all sets together."""
     found = reading.by_axes(rows, models.SMALL)
     at = _heights(of_kinds() | {"all": ["all sets together"]})
-    _sized(axis, found, at)
+    _sized(axis, found, at, AXES_END)
     for size, shift in zip(SIZES, (-0.18, 0.18)):
         look = {"mfc": "none"} if size == "small" else {}
         _pooled(axis, at["all sets together"] + shift, reading.answer(found, size), **look)
-    _beside(axis, at)
+    _beside(axis, at, AXES_END)
     for kind, names in of_kinds().items():
         middle = np.mean([at[name] for name in names])
         place = axis.get_yaxis_transform()
@@ -95,14 +111,17 @@ def draw_controls(axis, rows: Rows) -> None:
 
 # -------------------------------------------------------------------------------------------------- chapter 64: layers
 def draw_layers(axis, rows: Rows, budget: str) -> None:
-    """The loss of each other layer of a budget over that of NdLinear, or of the sum: a point for each set, and all sets together."""
+    """The loss of each other layer of a budget over that of NdLinear, or of the sum: a point or an arrow for each set, and all together."""
     names = []
     for layer in (kind for kind in models.LAYERS[budget] if kind != OURS[budget]):
         found = reading.against(rows, budget, layer)
         if found.empty:
             continue
         at, own = len(names), found[found["size"] == "both"]
-        axis.plot(np.exp(-own["mean"]), [at + 0.25] * len(own), ".", color="#8a8a8a", alpha=0.6)
+        points = np.exp(-own["mean"])
+        beyond = _arrows(axis, points, at + 0.25, EDGES[budget], "#8a8a8a")
+        height = [at + 0.25] * sum(~beyond)
+        axis.plot(points[~beyond], height, ".", color="#8a8a8a", alpha=0.6)
         turned = found.assign(mean=-found["mean"])
         _pooled(axis, at, reading.answer(turned))
         fewer = f" ({len(own)} sets)" if len(own) < len(SETS) else ""
