@@ -11,7 +11,7 @@ INSTALL = $(RUN) -m pip install --disable-pip-version-check -q -c $(PINS)
 # With another backend than that of the notebooks, which a shell may name here, the pages have no figures.
 unexport MPLBACKEND
 
-.PHONY: book test coverage check lint report pdf links bench environment stamp times golden again clean
+.PHONY: book test coverage check lint report pdf links bench stamp times golden again clean
 
 $(VENV)/book.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -69,9 +69,6 @@ floor.txt: pyproject.toml
 # Times the layer and its peers on this machine, adds the rows to notebooks/results and prints the tables of chapter 60.
 bench: $(VENV)/book.installed
 	$(RUN) -m lab bench
-
-environment: $(VENV)/test.installed
-	$(RUN) -m lab environment
 
 stamp: $(VENV)/book.installed
 	$(RUN) -m lab stamp "$(URL)"

@@ -8,7 +8,7 @@ import pathlib
 
 import nbformat
 import nbmake.nb_run
-from lab.tools.upkeep import folded_solutions
+from lab.tools.scripts import folded_solutions
 
 os.environ.setdefault("NDL_MODE", "smoke")
 os.environ["PYTHONPATH"] = os.pathsep.join(

@@ -15,12 +15,8 @@ COMMANDS = {
     "pdf": "HTML PDF: the built book as one file",
     "seals": "[CLAIM ...]: claims whose numbers or records have changed since somebody looked; seal these anew",
     "stamp": "URL: the repository's address into every setup cell",
-    "environment": "environment.yml from pyproject.toml",
     "times": "the seconds of every notebook, recorded",
 }
-MODULES = {"stamp": "tools.upkeep", "environment": "tools.upkeep"}
-MODULES |= {"times": "tools.upkeep"}
-NAMED = {"stamp", "environment", "times"}  # one module for several commands: it is told which
 
 
 def main(arguments: list[str]) -> int | None:
@@ -28,9 +24,8 @@ def main(arguments: list[str]) -> int | None:
     command, *rest = arguments or [""]
     if command not in COMMANDS:
         raise SystemExit("\n".join([__doc__, *(f"  {n} {text}" for n, text in COMMANDS.items())]))
-    module = importlib.import_module(f"lab.{MODULES.get(command, f'tools.{command}')}")
     try:
-        return module.main(arguments if command in NAMED else rest)
+        return importlib.import_module(f"lab.tools.{command}").main(rest)
     except LabError as error:
         raise SystemExit(str(error)) from None
 

@@ -12,7 +12,6 @@ from lab.page import ledger
 from lab.page.facts import facts
 from lab.page.ledger import LedgerError
 from lab.tools import scripts
-from lab.tools.upkeep import CHAPTERS
 
 SETTLED = [c for c in ledger.claims() if c["verdict"] not in ("open", "untestable")]
 RUN_SECONDS_FOR_THREE_SEEDS = 600
@@ -24,7 +23,7 @@ CONVOLUTIONS = (
 def judged() -> list[tuple[str, str | None]]:
     """(chapter, id) of every ``lab.verdict(id, ...)`` in the code cells of the chapters; None where no id is written out."""
     found = []
-    for path in CHAPTERS:
+    for path in modes.chapters():
         for node in ast.walk(ast.parse(scripts.source(path))):
             if isinstance(node, ast.Call) and ast.unparse(node.func) == "lab.verdict":
                 first = node.args[0] if node.args else None

@@ -18,7 +18,7 @@ import sys
 
 import pytest
 from lab import modes
-from lab.tools.upkeep import folded_solutions
+from lab.tools.scripts import folded_solutions
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NOTEBOOKS = modes.chapters()

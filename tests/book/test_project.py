@@ -7,12 +7,11 @@ import pathlib
 import re
 import subprocess
 import sys
-import types
 
 import pytest
 from lab import LabError, modes
 from lab.page.footer import times_line
-from lab.tools import upkeep
+from lab.tools import scripts, stamp, times
 
 ROOT = modes.ROOT
 
@@ -26,11 +25,6 @@ def test_readme_commands_are_make_targets():
     commands = re.findall(r"^make (\w+)", (ROOT / "README.md").read_text(encoding="utf-8"), re.M)
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     assert commands and all(re.search(rf"^{name}:", makefile, re.M) for name in commands)
-
-
-def test_environment_yml_is_current():
-    kept = (ROOT / "environment.yml").read_text(encoding="utf-8")
-    assert kept == upkeep.environment(), "run: make environment"
 
 
 def test_nothing_pins_what_colab_brings_and_torch_is_installed_first():
@@ -47,60 +41,47 @@ def test_module_imports_torch_and_the_standard_library_only():
     assert "torch" in names and names <= sys.stdlib_module_names | {"torch"}
 
 
-@pytest.fixture
-def notebooks(tmp_path, monkeypatch):
-    copies = []
-    for path in upkeep.CHAPTERS:
+def test_stamp_writes_the_address_into_every_setup_cell(tmp_path, monkeypatch, capsys):
+    originals, copies = modes.chapters(), []
+    for path in originals:
         copies.append(tmp_path / modes.slug(path) / path.name)
         copies[-1].parent.mkdir(parents=True)
         copies[-1].write_bytes(path.read_bytes())
-    monkeypatch.setattr(upkeep, "CHAPTERS", copies)
-    return copies
-
-
-def test_stamp_writes_the_address_into_every_setup_cell(notebooks):
+    monkeypatch.setattr(modes, "chapters", lambda: copies)
     address = "https://example.org/some/book.git"
-    assert upkeep.stamp(address) == len(notebooks)
-    assert all(f'BOOK = \\"{address}\\"' in path.read_text(encoding="utf-8") for path in notebooks)
-    assert upkeep.stamp(address) == 0, "the second time nothing changes"
-    assert upkeep.stamp("") == len(notebooks)
-    assert [p.read_bytes() for p in notebooks] == [p.read_bytes() for p in modes.chapters()]
+    assert stamp.stamp(address) == len(copies)
+    assert all(f'BOOK = \\"{address}\\"' in path.read_text(encoding="utf-8") for path in copies)
+    stamp.main([address])
+    assert capsys.readouterr().out == "0 notebooks changed\n", "the second time nothing changes"
+    stamp.stamp("")
+    assert [p.read_bytes() for p in copies] == [p.read_bytes() for p in originals]
     with pytest.raises(LabError, match="not an https address"):
-        upkeep.stamp("git@example.org:book")
-    notebooks[0].write_text("{}")
+        stamp.stamp("git@example.org:book")
+    copies[0].write_text("{}")
     with pytest.raises(LabError, match="0 setup cells"):
-        upkeep.stamp(address)
-
-
-def test_upkeep_command_line(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(upkeep, "ROOT", tmp_path)
-    (tmp_path / "pyproject.toml").write_bytes((ROOT / "pyproject.toml").read_bytes())
-    upkeep.main(["environment"])
-    assert (tmp_path / "environment.yml").read_text() == (ROOT / "environment.yml").read_text()
-    monkeypatch.setattr(upkeep, "CHAPTERS", [])
-    upkeep.main(["stamp", "https://example.org/a/b"])
-    assert "0 notebooks changed" in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        upkeep.main(["nothing"])
+        stamp.stamp(address)
+    with pytest.raises(SystemExit, match="stamp URL"):
+        stamp.main([])
 
 
 def test_times_are_recorded_and_shown(monkeypatch, tmp_path):
     record = modes.RESULTS / "notebook-times.jsonl"
     before = record.read_bytes()
     monkeypatch.setattr(modes, "RESULTS", tmp_path)
-    (tmp_path / "99_x.ipynb").write_text("{}")
-    monkeypatch.setattr(upkeep, "CHAPTERS", [tmp_path / "99_x.ipynb"])
-    nothing = types.SimpleNamespace(run=lambda *a, **k: None, DEVNULL=None)
-    monkeypatch.setattr(upkeep, "subprocess", nothing)
-    upkeep.main(["times"])
+    monkeypatch.setattr(modes, "chapters", lambda: [tmp_path / "99_x.ipynb"])
+    monkeypatch.setattr(scripts, "run", lambda path, mode: 0)
+    times.main([])
     assert re.fullmatch(r"replay \d+ s · smoke \d+ s", times_line("99_x"))
     assert len((tmp_path / "notebook-times.jsonl").read_text().splitlines()) == 2
     assert record.read_bytes() == before, "a test never writes into the project's records"
+    monkeypatch.setattr(scripts, "run", lambda path, mode: 1)
+    with pytest.raises(LabError, match="99_x fails in replay"):
+        times.main([])
 
 
 def run_setup(folder: pathlib.Path, book: str) -> subprocess.CompletedProcess:
     """The setup cell of a chapter as a script in an empty folder, with nothing of the book on the path."""
-    cells = json.loads(upkeep.CHAPTERS[0].read_text(encoding="utf-8"))["cells"]
+    cells = json.loads(modes.chapters()[0].read_text(encoding="utf-8"))["cells"]
     sources = ("".join(cell["source"]) for cell in cells)
     source = next(source for source in sources if source.startswith("# @title Setup"))
     (folder / "cell.py").write_text(re.sub(r'(?m)^BOOK = ".*?"', f'BOOK = "{book}"', source))

@@ -90,7 +90,7 @@ UPWARDS = [
 def test_an_import_upwards_or_aside_is_found_and_one_downwards_is_none(
     tmp_path, place, line, found
 ):
-    names = ["modes", "chapters/two", "tools/upkeep", "train/loop", "train/scores"]
+    names = ["modes", "chapters/two", "tools/stamp", "train/loop", "train/scores"]
     for name in [*names, "data/__init__", "page/show", "records/store"]:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / f"{name}.py").touch()

@@ -144,24 +144,6 @@ def test_a_figure_shows_the_rows_that_count(results):
     assert lab.recorded("large")[["x", "y"]].to_numpy().tolist() == [[0, 3.0], [1, 5.0]]
 
 
-# ---------------------------------------------------------------------------------------------- shares and limits of time
-def test_shares_are_disjoint_and_together_the_grid(results, monkeypatch, capsys):
-    for number in range(3):
-        monkeypatch.setenv("NDL_SHARE", f"{number}/3")
-        monkeypatch.setattr(budget, "LEFT_OUT", [])
-        folder = results / f"share-{number}"
-        monkeypatch.setenv("NDL_RESULTS", str(folder))
-        with pytest.raises(budget.Ended):
-            records.record("large", grid(7), double)
-    assert "this share is done; 5 runs are those of other processes" in capsys.readouterr().out
-    seen = [r["key"] for n in range(3) for r in store.parse(results / f"share-{n}/large.jsonl")[0]]
-    assert sorted(seen) == sorted(store.canonical(c) for c in grid(7))
-    for text in ("3/3", "a/2", "1", "-1/2"):
-        monkeypatch.setenv("NDL_SHARE", text)
-        with pytest.raises(LabError, match="is not a share"):
-            records.record("large", grid(), double)
-
-
 def test_earlier_rows_tell_whether_the_first_run_would_finish(results, monkeypatch):
     records.record("large", grid(2), double)
     rows = store.parse(results / "large.jsonl")[0]

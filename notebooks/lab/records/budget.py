@@ -1,4 +1,4 @@
-"""How much a full run may do: NDL_BUDGET_S ends it before a limit of time, NDL_SHARE leaves a part of it to other processes."""
+"""NDL_BUDGET_S ends a full run before a limit of time."""
 
 from __future__ import annotations
 
@@ -21,15 +21,6 @@ def seconds_left() -> float:
         raise LabError(f"NDL_BUDGET_S={text!r} is not a number of seconds") from None
 
 
-def share() -> tuple[int, int]:
-    """Which groups of runs are this process's: NDL_SHARE="2/6" is every sixth one, from the third on; all of them if not set."""
-    text = os.environ.get("NDL_SHARE", "").strip() or "0/1"
-    number, _, of = text.partition("/")
-    if not (number.isdigit() and of.isdigit() and int(number) < int(of)):
-        raise LabError(f'NDL_SHARE={text!r} is not a share such as "0/4"')
-    return int(number), int(of)
-
-
 def within(groups: list, recorded: list[dict]) -> Iterator:
     """The groups of runs that the budget allows: none is begun that would not finish.
 
@@ -49,14 +40,11 @@ def within(groups: list, recorded: list[dict]) -> Iterator:
 
 
 class Ended(SystemExit):
-    """The budget of time is spent, or this process's share is done; what is left is said, and the notebook stops with status 0."""
+    """The budget of time is spent; what is left is said, and the notebook stops with status 0."""
 
     def __init__(self, name: str, missing: int):
         super().__init__(0)
-        if LEFT_OUT:
-            print(
-                f"{name}: NDL_BUDGET_S is spent; {missing} runs are left for the next time "
-                f"({LEFT_OUT[-1]}). What has finished is on disk."
-            )
-        else:
-            print(f"{name}: this share is done; {missing} runs are those of other processes.")
+        print(
+            f"{name}: NDL_BUDGET_S is spent; {missing} runs are left for the next time "
+            f"({LEFT_OUT[-1]}). What has finished is on disk."
+        )

@@ -178,8 +178,7 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
         writer = Writer(path)
         missing = [c for c in grid if canonical(c) not in done]
         fixed = {"experiment": path.stem, "code": golden.version(experiment.name)}
-        number, of = budget.share()
-        waiting = groups(missing, experiment.together)[number::of]
+        waiting = groups(missing, experiment.together)
         found, shown = _outcomes_of(experiment, waiting, known), mode() == "full"
         for group, outcomes in progress(found, experiment.name, shown, total=len(waiting)):
             fixed["data"] = {name: checksum(name) for name in experiment.sets(group[0])}
@@ -189,11 +188,10 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
                 known.append(writer.append({**outcome, **fixed, **own, "time": now}))
             _sign(path, known)
         _sign(path, known)
-    rows = known
-    left = {canonical(c) for c in grid} - {r["key"] for r in rows}
-    if left and (budget.LEFT_OUT or of > 1):
+    left = {canonical(c) for c in grid} - {r["key"] for r in known}
+    if left and budget.LEFT_OUT:
         raise budget.Ended(experiment.name, len(left))
-    return _select(experiment.name, rows, grid)
+    return _select(experiment.name, known, grid)
 
 
 def _outcomes_of(experiment: Experiment, waiting: list, recorded: list[dict]) -> Iterator:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import subprocess
 import sys
 import tempfile
@@ -30,6 +31,13 @@ def source(notebook: pathlib.Path) -> str:
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
     code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
     return "\n\n".join(code) + "\n"
+
+
+def folded_solutions(notebook: dict) -> list[str]:
+    """The Python code in the folded parts of a notebook's text: solutions of exercises, which tests run after its cells."""
+    texts = ["".join(c["source"]) for c in notebook["cells"] if c["cell_type"] == "markdown"]
+    folded = [part for text in texts for part in re.findall(r"(?s)<details.*?</details>", text)]
+    return [code for part in folded for code in re.findall(r"(?s)```python\n(.*?)```", part)]
 
 
 def run(

@@ -1,0 +1,25 @@
+"""The seconds of every notebook in replay and in smoke, recorded: ``python -m lab times``; their footers say them."""
+
+from __future__ import annotations
+
+import time
+
+from .. import modes
+from ..machine import device, versions
+from ..modes import LabError, slug
+from ..page.footer import times_file
+from ..records.store import append
+from . import scripts
+
+
+def main(arguments: list[str]) -> None:
+    for path in modes.chapters():
+        for mode in ("replay", "smoke"):
+            began = time.perf_counter()
+            if scripts.run(path, mode):
+                raise LabError(f"{slug(path)} fails in {mode} mode, see above")
+            row = {"experiment": "notebook-times", "notebook": slug(path), "mode": mode}
+            row["seconds"] = round(time.perf_counter() - began, 1)
+            row |= {"device": device(), "versions": versions()}
+            append(times_file(), row | {"time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())})
+            print(f"{slug(path)}: {mode} {row['seconds']} s")
