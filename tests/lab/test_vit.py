@@ -1,12 +1,10 @@
 """Distilled vision Transformers: the student against the released computation written out, the loss against
-its formula, teachers, the training on pictures of one colour per class."""
+its formula, what teachers are asked."""
 
-import csv
 import math
 from unittest import mock
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from lab import modes
@@ -96,13 +94,6 @@ def test_parameters_dropout_and_tokens_are_those_of_the_release():
 # --- pictures and teachers -----------------------------------------------------------------------
 
 
-def test_pictures_of_another_size():
-    images = torch.arange(12.0).view(1, 3, 2, 2)
-    assert vit.resized(images, 2) is images
-    larger = vit.resized(images, 4)
-    assert larger.shape == (1, 3, 4, 4) and larger[0, 0, 1, 1].item() == pytest.approx(0.75)
-
-
 def test_a_teacher_answers_for_pictures_and_for_their_mirror_images(stand_in):
     split = vit.pictures(stand_in, 100)
     teacher = vit.trained_teacher(split, 10)
@@ -116,19 +107,10 @@ def test_a_teacher_answers_for_pictures_and_for_their_mirror_images(stand_in):
     assert found.shape == (2, 50, 10) and found.dtype == torch.float32
 
 
-def test_the_trained_teacher_learns_and_the_random_head_does_not(stand_in, monkeypatch):
-    monkeypatch.setattr(vit, "PASSES", {1e-3: 15})
-    learned, random = (
-        vit.teacher_accuracy(teacher, stand_in, 100)["teacher_accuracy"]
-        for teacher in ("trained", "random head")
-    )
-    assert learned > 0.5 > 0.35 > random
-    learned, random = (vit.answers(t, stand_in, 100) for t in ("trained", "random head"))
-    assert F.softmax(random, -1).amax(-1).mean() < F.softmax(learned, -1).amax(-1).mean()
-    assert vit.teacher_accuracy("none", stand_in, 100) == {}
-    assert vit.answers("none", stand_in, 100) is None
+def test_a_teacher_that_is_not_known_is_refused():
+    assert vit.answers("none", "cifar10", 100) is None
     with pytest.raises(modes.LabError, match="'cnn' is not one of 'trained'"):
-        vit.answers("cnn", stand_in, 100)
+        vit.answers("cnn", "cifar10", 100)
 
 
 def test_the_released_teacher_gets_large_pictures_and_a_new_head(stand_in, monkeypatch):
@@ -191,73 +173,13 @@ def test_a_mirrored_picture_gets_the_answer_for_the_mirrored_picture(monkeypatch
     assert vit._loss(net, (images, labels, None), index, mirrored)[1] is None
 
 
-def configuration(**changes) -> dict:
-    kept = {"data": "cifar10", "images": 100, "teacher": "none", "side": 32, "patch": 16}
-    return kept | {"epochs": 8, "lr": 3e-3, "batch": 10, "seed": 3} | changes
-
-
-def student_of(c: dict) -> vit.Student:
-    loop.seed_everything(c["seed"])
-    blocks = [nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))]
-    return vit.Student(blocks, 16, 10, side=c["side"], patch=c["patch"], heads=2, size=8)
-
-
-def test_a_student_learns_and_the_same_seed_gives_the_same_student(stand_in):
-    curves = []
-    for _ in range(2):
-        net = student_of(configuration())
-        curve, split = vit.fitted(net, configuration())
-        curves.append(curve)
-    assert curves[0] == curves[1] and [point["epoch"] for point in curve] == [*range(1, 9)]
-    assert curve[-1]["train_loss"] < curve[0]["train_loss"] - 0.2
-    found = vit.tested(net, split, configuration())
-    assert found["test_accuracy"] > 0.3 and found["test_top_five"] > found["test_accuracy"]
-    assert set(curve[0]) == {"epoch", "train_loss", "val_loss", "val_accuracy", "val_top_five"}
-
-
 def test_a_student_trains_the_same_whether_its_teacher_was_at_hand_or_not(stand_in):
-    c = configuration(teacher="random head", epochs=1)
-    nets = [student_of(c) for _ in range(2)]  # the second finds its teacher at hand
-    (first, split), (second, _) = (vit.fitted(net, c) for net in nets)
-    assert first == second != vit.fitted(student_of(c), configuration(epochs=1))[0]
-    assert 0 <= vit.tested(nets[0], split, c)["teacher_accuracy"] <= 1
-
-
-def test_a_rate_at_which_training_breaks_is_refused(stand_in):
-    c = configuration(lr=1e6, epochs=3)
-    net = student_of(c)
-    with torch.no_grad():
-        net.classify.weight.fill_(math.inf)
-    with pytest.raises(modes.LabError, match="training loss is"):
-        vit.fitted(net, c)
-
-
-# --- tables and figures ---------------------------------------------------------------------------
-
-
-def test_the_printed_gaps_are_differences_of_the_printed_cells():
-    with open(modes.PAPER / "tables" / "vit_scaling.csv", encoding="utf-8") as file:
-        cells = {(r["dataset"], r["blocks"], r["embed_dim"]): r for r in csv.DictReader(file)}
-    gaps = vit.printed_gaps()
-    assert len(gaps) == 18
-    for row in gaps.itertuples():
-        one = cells[row.dataset, str(row.blocks), str(row.width)]
-        other = cells[row.dataset, str(row.blocks), "500"]
-        assert row.gap == pytest.approx(float(one["value"]) - float(other["value"]))
-        assert row.std**2 == pytest.approx(float(one["std"]) ** 2 + float(other["std"]) ** 2)
-
-
-def test_students_are_compared_in_points_seed_by_seed():
-    rows = [
-        (arm, width, seed, 1000 * width, 5 * width, score + seed / 100)
-        for arm, width, score in (("ndlinear", 50, 0.40), ("standard", 125, 0.42))
-        for seed in range(3)
-    ]
-    columns = ["arm", "width", "seed", "parameters", "macs", "test_accuracy"]
-    made = pd.DataFrame(rows, columns=columns).assign(data="cifar10", lr=1e-3)
-    runs = vit.with_student(made)
-    assert vit.points(runs, "ndlinear 50", "standard 125").tolist() == pytest.approx([-2] * 3)
-    table = vit.scores(runs)
-    assert table["percent"].tolist() == ["41.0 [38.5, 43.5]", "43.0 [40.5, 45.5]"]
-    hundred = made.assign(data="cifar100", test_top_five=0.9)
-    assert vit.with_student(hundred)["percent"].tolist() == [90.0] * 6
+    c = {"data": stand_in, "images": 100, "teacher": "random head", "epochs": 1, "lr": 3e-3}
+    c |= {"batch": 10, "seed": 3}
+    curves = []
+    for _ in range(2):  # the second finds its teacher at hand
+        loop.seed_everything(3)
+        blocks = [nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))]
+        net = vit.Student(blocks, 16, 10, side=32, patch=16, heads=2, size=8)
+        curves.append(vit.fitted(net, c)[0])
+    assert curves[0] == curves[1]

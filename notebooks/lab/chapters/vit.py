@@ -1,5 +1,5 @@
 """Vision Transformers that learn from labels and from a teacher: the student of the released code
-at any size, teachers and their answers, the training, and the tables and figures of the chapter.
+at any size, teachers and their answers, and the training.
 
 What stands in the place of the feed-forward block is the caller's; everything around it is here.
 """
@@ -19,9 +19,7 @@ from ..data import load
 from ..data.splits import few_of_each
 from ..machine import require
 from ..modes import LabError
-from ..page.facts import facts
-from ..page.show import words
-from ..stats import above, differences, interval
+from ..stats import differences
 from ..train import loop
 from ..train.scores import accuracy, top_five
 
@@ -244,13 +242,6 @@ def answers(teacher: str, name: str, images: int) -> Tensor | None:
     return taught(name, images)[teacher]
 
 
-def teacher_accuracy(teacher: str, name: str, images: int) -> dict[str, float]:
-    """Accuracy on the test part of a teacher that was made here, as a metric of its pupils."""
-    if teacher in ("none", "vit-b-16"):
-        return {}
-    return {"teacher_accuracy": float(taught(name, images)[f"{teacher}, accuracy"])}
-
-
 # ------------------------------------------------------------------------------------ the training
 def distilled(out: tuple[Tensor, Tensor], labels: Tensor, soft: Tensor | None) -> Tensor:
     """The released loss: cross-entropy of the class token and, half and half, the divergence of the
@@ -311,7 +302,7 @@ def train(
             rate.step()
             total += value.detach() * len(index)
         loop.check_finite(float(total), now, lr)
-        found = _named(evaluate(student, split.val), "val")
+        found = {f"val_{name}": value for name, value in evaluate(student, split.val).items()}
         curve.append({"epoch": now, "train_loss": float(total) / len(data[0])} | found)
     return curve
 
@@ -337,10 +328,6 @@ def evaluate(student: Student, part: tuple[Tensor, Tensor], batch: int = 500) ->
     return loop.evaluate(student, part, F.cross_entropy, functions, batch, logits)
 
 
-def _named(found: dict[str, float], part: str) -> dict[str, float]:
-    return {f"{part}_{name}": value for name, value in found.items()}
-
-
 def fitted(student: Student, c: dict) -> tuple[list[dict[str, float]], loop.Split]:
     """Train a student by its configuration: the curve, and the pictures."""
     split = pictures(c["data"], c["images"])
@@ -351,38 +338,16 @@ def fitted(student: Student, c: dict) -> tuple[list[dict[str, float]], loop.Spli
 
 
 def tested(student: Student, split: loop.Split, c: dict) -> dict[str, float]:
-    """Scores on the official test part, and the teacher's."""
-    found = _named(evaluate(student, split.test), "test")
-    return found | teacher_accuracy(c["teacher"], c["data"], c["images"])
+    """Scores on the official test part, and the accuracy there of a teacher that was made here."""
+    found = {f"test_{name}": value for name, value in evaluate(student, split.test).items()}
+    if c["teacher"] in ("none", "vit-b-16"):
+        return found
+    accuracies = taught(c["data"], c["images"])
+    return found | {"teacher_accuracy": float(accuracies[f"{c['teacher']}, accuracy"])}
 
 
-# ----------------------------------------------------------------------------- the printed table
+# ------------------------------------------------------------------------------------- comparisons
 METRIC = {"cifar10": "test_accuracy", "cifar100": "test_top_five"}  # what the paper prints of each
-
-
-def printed_gaps() -> pd.DataFrame:
-    """NdViT minus the standard student of the same row, in points: data set, blocks, width, gap,
-    and the deviation of that difference in one run."""
-    table = facts("vit_scaling").astype({"blocks": int, "embed_dim": int})
-    wide = table[table["method"] == "Naive ViT"].set_index(["dataset", "blocks"])
-    rows = []
-    for cell in table[table["method"] == "NdViT"].itertuples():
-        other = wide.loc[cell.dataset, cell.blocks]
-        row = {"dataset": cell.dataset, "blocks": cell.blocks, "width": cell.embed_dim}
-        row |= {"gap": cell.value - other["value"], "std": math.hypot(cell.std, other["std"])}
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-# ------------------------------------------------------------------------------------------ tables
-NAMES = {
-    "ndlinear": "NdLinear as released",
-    "dense twin": "dense, the same function",
-    "standard": "standard student",
-    "dense 4d": "dense, four times the width",
-    "two modes": "NdLinear, two modes of channels",
-    "tokens": "NdLinear, tokens and channels",
-}
 
 
 def with_student(runs: pd.DataFrame) -> pd.DataFrame:
@@ -394,21 +359,3 @@ def with_student(runs: pd.DataFrame) -> pd.DataFrame:
 def points(runs: pd.DataFrame, one: str, other: str) -> pd.Series:
     """Score of a student minus that of another in points, seed by seed."""
     return differences(runs, "percent", one, other, by="student")
-
-
-def told(found: tuple[float, float, float]) -> str:
-    """In a word on which side of zero an interval lies."""
-    return {True: "higher", False: "lower", None: "not told apart"}[above(found)]
-
-
-def scores(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row for each student: parameters, multiply-adds, rate, seeds, mean score with interval."""
-    rows = []
-    for _, part in runs.groupby("student", sort=False):
-        first = part.iloc[0]
-        row = {"feed-forward block": NAMES[first["arm"]], "width": first["width"]}
-        row |= {"parameters": first["parameters"], "multiply-adds": first["macs"]}
-        row |= {"rate": first["lr"], "seeds": len(part)}
-        row["percent"] = words(interval(part["percent"]), "{:.1f}")
-        rows.append(row)
-    return pd.DataFrame(rows)
