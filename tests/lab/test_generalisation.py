@@ -1,4 +1,4 @@
-"""Chapter 24's helpers: norms and gains against brute force, solvers against optimality conditions, the bound against hand counts."""
+"""Chapter 24's helpers: norms and gains against brute force, solvers against optimality conditions, tasks."""
 
 import itertools
 import math
@@ -7,35 +7,18 @@ import numpy as np
 import pytest
 import torch
 from lab.chapters import generalisation as axes
-from torch import nn
-
-from ndlinear import NdLinear
 
 
-# ------------------------------------------------------------------------------------------------------------------- norms
-def test_spectral_norm_of_matrices_is_the_largest_singular_value():
-    matrices = np.random.default_rng(0).standard_normal((5, 4, 7))
-    expected = np.linalg.norm(matrices, 2, axis=(1, 2))
-    for shape in ((5, 4, 7), (5, 1, 4, 7), (5, 4, 1, 7, 1)):  # axes of length one change nothing
-        lower, upper = axes.spectral(matrices.reshape(shape))
-        assert np.allclose(lower, expected) and np.allclose(upper, expected)
-    lower, upper = axes.spectral(matrices.reshape(5, 28))
-    assert np.allclose(lower, np.linalg.norm(matrices, axis=(1, 2))) and np.allclose(upper, lower)
-
-
-def test_bounds_of_three_axes_enclose_the_norm():
+def test_spectral_norm_of_three_axes_is_reached():
+    """By search over angles, and of a sum of orthogonal terms."""
     tensor = np.random.default_rng(2).standard_normal((1, 2, 2, 2))
     angles = np.linspace(0, np.pi, 181)
     units = np.stack([np.cos(angles), np.sin(angles)])
     best = np.abs(np.einsum("ijk,ia,jb,kc->abc", tensor[0], units, units, units)).max()
-    lower, upper = axes.spectral(tensor)
-    assert lower[0] <= best * 1.001 and best <= upper[0] * (1 + 1e-12)
+    assert axes.spectral(tensor)[0] == pytest.approx(best, rel=1e-3)
     turns = [np.linalg.qr(np.random.default_rng(n).standard_normal((n, 3)))[0] for n in (3, 4, 5)]
-    lower, upper = axes.spectral(np.einsum("r,ir,jr,kr->ijk", [3.0, 2.0, 0.5], *turns)[None])
-    assert (lower[0], upper[0]) == pytest.approx((3, 3))  # a sum of orthogonal terms
-
-
-# ------------------------------------------------------------------------------------------------------------------- gains
+    orthogonal = np.einsum("r,ir,jr,kr->ijk", [3.0, 2.0, 0.5], *turns)
+    assert axes.spectral(orthogonal[None])[0] == pytest.approx(3)
 
 
 def test_axis_gain_is_the_quotient_over_all_signs():
@@ -47,12 +30,6 @@ def test_axis_gain_is_the_quotient_over_all_signs():
     assert gain.low < exact < gain.high and gain.high - gain.low < 0.02
     turned = 3 * x @ np.linalg.qr(np.random.default_rng(5).standard_normal((5, 5)))[0] + 7
     assert axes.axis_gain(turned, draws=50).gain == pytest.approx(axes.axis_gain(x, draws=50).gain)
-    common = np.einsum("mi,j->mij", x[:, 0], x[0, 0])  # outer products with one common side
-    gain = axes.axis_gain(common, draws=50)
-    assert (gain.gain, gain.ceiling) == (pytest.approx(1), pytest.approx(1))
-    gain = axes.axis_gain(np.random.default_rng(6).standard_normal((30, 4, 4, 4)), draws=50)
-    assert gain.low < gain.gain < gain.high and math.isnan(gain.ceiling)
-    assert gain.gain <= 4 + 1e-9  # sqrt(64 / 4)
 
 
 def test_ceiling_is_the_share_of_the_leading_direction():
@@ -72,14 +49,9 @@ def test_label_gain_rises_for_rank_one_targets_and_not_for_noise():
     rng = np.random.default_rng(8)
     x = rng.standard_normal((300, 12, 12))
     planted = np.einsum("mij,i,j->m", x, *rng.standard_normal((2, 12)))
-    assert axes.label_gain(x, np.sign(planted)).gain > 1.2
-    noise = [axes.label_gain(x, rng.standard_normal(300)).gain for _ in range(20)]
+    assert axes.label_gain(x, np.sign(planted)) > 1.2
+    noise = [axes.label_gain(x, rng.standard_normal(300)) for _ in range(20)]
     assert abs(np.mean(noise) - 1) < 0.05
-    scaled = axes.label_gain(x, 5 * planted + 2, draws=20).gain
-    assert scaled == pytest.approx(axes.label_gain(x, planted, draws=20).gain)
-
-
-# ----------------------------------------------------------------------------------------------------------------- solvers
 
 
 @pytest.fixture
@@ -111,53 +83,12 @@ def test_nuclear_softmax_meets_its_optimality_conditions():
     x, y, penalty = rng.standard_normal((80, 4, 3)), rng.integers(0, 3, 80), 0.05
     K, bias = axes.nuclear_softmax(x, y, penalty, steps=4000)
     scores = torch.tensor(x.reshape(80, -1) @ K.reshape(3, -1).T + bias)
-    off = (scores.softmax(1) - nn.functional.one_hot(torch.tensor(y), 3)).numpy() / 80
+    off = (scores.softmax(1) - torch.nn.functional.one_hot(torch.tensor(y), 3)).numpy() / 80
     slope = np.einsum("mc,mij->cij", off, x).reshape(12, 3)
     assert np.abs(off.sum(0)).max() < 1e-7 and np.linalg.norm(slope, 2) <= penalty * (1 + 1e-5)
     assert -(slope * K).sum() == pytest.approx(penalty * np.linalg.norm(K, "nuc"), rel=1e-5)
 
 
-# --------------------------------------------------------------------------------------------------------------- the bound
-def test_steps_of_a_network_are_its_matrices_in_order():
-    model = nn.Sequential(
-        NdLinear((3, 4), (5, 2), transform_outer=False), nn.ReLU(), nn.Flatten(), nn.Linear(10, 2)
-    )
-    one, two, last = axes.network_steps(model)
-    inner, outer = model[0].align_layers[1], model[0].align_layers[0]
-    assert one.weight == pytest.approx(np.linalg.norm(inner.weight.detach().numpy(), 2), rel=1e-5)
-    assert one.bias == pytest.approx(math.sqrt(3) * inner.bias.norm().item(), rel=1e-5)
-    assert two.bias == pytest.approx(math.sqrt(2) * outer.bias.norm().item(), rel=1e-5)
-    assert (one.numbers, two.numbers, last.numbers) == (4 * 2 + 2, 3 * 5 + 5, 22)
-    with pytest.raises(TypeError, match="BatchNorm1d"):
-        axes.network_steps(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)))
-
-
-def test_covering_bound_of_one_matrix_by_hand():
-    """One matrix of norm 2 and no bias: P = 6, Lambda = 2 * 4 = 8, l = 1, m = 10,000."""
-    bound = axes.covering_bound([axes.Step(2.0, 0.0, 6)], radius=4.0, samples=10_000, lipschitz=1.0)
-    nats = math.log(3 * 1 * 8 * 1 * 100)
-    price = math.log(4 * 2) + math.log(4 * 1) + math.log(20)
-    assert bound["nats"] == pytest.approx(nats)
-    assert axes.output_radius([axes.Step(2.0, 1.0, 6), axes.Step(3.0, 0.5, 1)], 4.0) == 27.5
-    assert bound["bound"] == pytest.approx(0.02 + math.sqrt((6 * nats + price) / 20_000))
-    assert bound["least"] == pytest.approx(math.sqrt(6 * math.log(300) / 20_000))
-
-
-def test_prices_of_all_powers_of_two_sum_to_less_than_one():
-    assert sum(math.exp(-axes.power_of_two(2.0**i)[1]) for i in range(-1000, 1001)) < 1
-    assert axes.power_of_two(5.0)[0] == 8 and axes.power_of_two(8.0)[0] == 8
-
-
-def test_neighbour_stays_within_delta():
-    torch.manual_seed(1)
-    model, other = axes.small_network(True), axes.small_network(True)
-    axes.neighbour(model, other, 0.1)
-    for p, q in zip(model.parameters(), other.parameters()):
-        moved = torch.linalg.norm(p - q, 2).item()
-        assert moved == pytest.approx(0.1 * torch.linalg.norm(p, 2).item())
-
-
-# -------------------------------------------------------------------------------------------------------- tasks and records
 def test_tasks_are_centred_scaled_and_disjoint():
     (x, y), (v, _), (t, _) = axes.task("made up, smooth, 2 terms", "own", 100, seed=0)
     assert np.abs(x.mean(0)).max() < 1e-12 and np.square(x).sum((1, 2)).mean() == pytest.approx(1)

@@ -1,4 +1,4 @@
-"""Chapter 24: what the axes of a data set can buy before anything is trained, and a bound for networks that keep axes."""
+"""Chapter 24: what the axes of a data set can buy before anything is trained, and solvers for the two balls."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import nn
-
-from ndlinear import NdLinear
 
 from ..data import load
 
@@ -21,37 +18,28 @@ def frobenius(tensors: np.ndarray) -> np.ndarray:
     return np.sqrt(np.square(tensors).reshape(len(tensors), -1).sum(1))
 
 
-def spectral(tensors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(n, D_1, ..., D_N) -> (lower, upper), each (n,): bounds of the largest <w_1 o ... o w_N, T> over unit vectors w_k.
+def spectral(tensors: np.ndarray) -> np.ndarray:
+    """(n, D_1, ..., D_N) -> (n,): the largest <w_1 o ... o w_N, T> over unit vectors w_k.
 
-    N = 1: the Euclidean norm. N = 2: the largest singular value; the two bounds are equal. N > 2, where the value is NP-hard in
-    general: alternating maximisation from the leading singular vectors, and the smallest spectral norm of an unfolding.
+    For N = 2 the largest singular value. For N > 2, where the value is NP-hard in general, the one that alternating maximisation
+    reaches from the leading singular vectors of the unfoldings: a lower bound.
     """
-    if tensors.ndim == 2:
-        return (frobenius(tensors),) * 2
     if tensors.ndim == 3:
-        return (np.linalg.svd(tensors, compute_uv=False)[:, 0],) * 2
+        return np.linalg.svd(tensors, compute_uv=False)[:, 0]
     unfolded = [_unfold(tensors, k) for k in range(tensors.ndim - 1)]
-    grams = [u @ u.transpose(0, 2, 1) for u in unfolded]
-    upper = np.min([np.sqrt(np.linalg.eigvalsh(g)[:, -1]) for g in grams], axis=0)
-    vectors = [np.linalg.eigh(g)[1][:, :, -1] for g in grams]
-    return np.minimum(_alternating(tensors, vectors), upper), upper
+    vectors = [np.linalg.eigh(u @ u.transpose(0, 2, 1))[1][:, :, -1] for u in unfolded]
+    for _ in range(30):
+        for k in range(len(vectors)):
+            best = _contract(tensors, vectors, k)
+            norms = np.linalg.norm(best, axis=1)
+            vectors[k] = best / np.maximum(norms, 1e-300)[:, None]
+    return norms
 
 
 def _unfold(tensors: np.ndarray, k: int) -> np.ndarray:
     """(n, D_1, ..., D_N) -> (n, D_k, product of the other sizes)."""
     moved = np.moveaxis(tensors, k + 1, 1)
     return moved.reshape(*moved.shape[:2], -1)
-
-
-def _alternating(tensors: np.ndarray, vectors: list[np.ndarray], sweeps: int = 30) -> np.ndarray:
-    """The value reached by setting one vector after the other to the best one given the rest."""
-    for _ in range(sweeps):
-        for k in range(len(vectors)):
-            best = _contract(tensors, vectors, k)
-            norms = np.linalg.norm(best, axis=1)
-            vectors[k] = best / np.maximum(norms, 1e-300)[:, None]
-    return norms
 
 
 def _contract(tensors: np.ndarray, vectors: list[np.ndarray], skip: int) -> np.ndarray:
@@ -65,15 +53,11 @@ def _contract(tensors: np.ndarray, vectors: list[np.ndarray], skip: int) -> np.n
 
 # ------------------------------------------------------------------------------------- numbers to look at before training
 class Gain(NamedTuple):
-    """A ratio, its 95 % interval over the draws, and the ceiling of Theorem 24.3 (nan where none is known).
-
-    The ceiling bounds the quotient of root mean squares. The gain, a quotient of means, can exceed it by a factor of at most sqrt(2).
-    """
+    """A ratio, and its 95 % interval over the draws."""
 
     gain: float
     low: float
     high: float
-    ceiling: float
 
 
 def weighted_sums(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
@@ -81,32 +65,33 @@ def weighted_sums(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
     return np.tensordot(weights, x, axes=1)
 
 
-def ratio(above: np.ndarray, below: np.ndarray) -> tuple[float, float, float]:
-    """mean(above) / mean(below) for paired draws, with its 95 % interval by linearisation."""
-    value = above.mean() / below.mean()
-    error = (above - value * below) / below.mean()
-    half = 1.96 * error.std(ddof=1) / math.sqrt(len(error))
-    return float(value), float(value - half), float(value + half)
+def centred(x: np.ndarray) -> np.ndarray:
+    """Inputs (m, D_1, ..., D_N) in float64, less their mean."""
+    return np.asarray(x, float) - np.mean(x, axis=0, dtype=float)
 
 
 def axis_gain(x: np.ndarray, draws: int = 200, seed: int = 0) -> Gain:
-    """How many times smaller the complexity of a linear class on inputs (m, D_1, ..., D_N) is if its weights are outer products.
+    """How many times smaller the complexity of a linear class on matrices (m, D_1, D_2) is if its weights are outer products.
 
-    It is E|S|_Frobenius / E|S|_spectral for S = sum_i s_i (x_i - mean) with random signs s_i, ``draws`` times. For N > 2 the gain
-    comes from a lower bound of the norm, so it may be too high; low comes from an upper bound, and there is no ceiling.
+    It is E|S|_Frobenius / E|S|_spectral for S = sum_i s_i (x_i - mean) with random signs s_i, ``draws`` times; the interval is by
+    linearisation of the quotient.
     """
-    x = np.asarray(x, float) - np.mean(x, axis=0, dtype=float)
+    x = centred(x)
     signs = np.random.default_rng(seed).choice([-1.0, 1.0], (draws, len(x)))
     sums = weighted_sums(x, signs)
-    lower, upper = spectral(sums)
-    value, low, high = ratio(frobenius(sums), lower)
-    if x.ndim > 3:
-        low = ratio(frobenius(sums), upper)[1]
-    return Gain(value, low, high, ceiling(x) if x.ndim == 3 else math.nan)
+    above, below = frobenius(sums), spectral(sums)
+    value = above.mean() / below.mean()
+    errors = (above - value * below) / below.mean()
+    half = 1.96 * errors.std(ddof=1) / math.sqrt(draws)
+    return Gain(value, value - half, value + half)
 
 
 def ceiling(x: np.ndarray) -> float:
-    """For centred matrices x (m, D_1, D_2): 1/sqrt(share of the energy in the leading direction of the worse axis)."""
+    """For centred matrices x (m, D_1, D_2): 1/sqrt(share of the energy in the leading direction of the worse axis).
+
+    By Theorem 24.3 it bounds the quotient of root mean squares. The gain, a quotient of means, can exceed it by a factor of at most
+    sqrt(2).
+    """
     shares = [np.linalg.eigvalsh(c)[-1] / np.trace(c) for c in covariances(x)]
     return 1 / math.sqrt(max(shares))
 
@@ -129,101 +114,18 @@ def whiten(x: np.ndarray, floor: float = 0.02) -> np.ndarray:
     return x
 
 
-def label_gain(x: np.ndarray, y: np.ndarray, draws: int = 200, seed: int = 0) -> Gain:
+def label_gain(x: np.ndarray, y: np.ndarray, draws: int = 200, seed: int = 0) -> float:
     """Do labels (m,) of inputs (m, D_1, ..., D_N) speak through the axes? Above one: more than shuffled labels do.
 
     S_y = sum_i (y_i - mean) x_i on whitened axes: its spectral norm over that for shuffled labels, over the same for the Frobenius
     norm.
     """
-    x = whiten(np.asarray(x, float) - np.mean(x, axis=0, dtype=float))
-    y = np.asarray(y, float) - np.mean(y, dtype=float)
+    x, y = whiten(centred(x)), centred(y)
     rng = np.random.default_rng(seed)
     shuffled = weighted_sums(x, np.stack([rng.permutation(y) for _ in range(draws)]))
     signal = weighted_sums(x, y[None])
-    here = spectral(signal)[0][0] / frobenius(signal)[0]
-    value, low, high = ratio(frobenius(shuffled), spectral(shuffled)[0])
-    return Gain(float(here * value), float(here * low), float(here * high), math.nan)
-
-
-# ------------------------------------------------------------------------------------------------------ a bound for networks
-class Step(NamedTuple):
-    """One matrix of a network: its spectral norm, the norm of its bias as it is added (all places counted), its numbers."""
-
-    weight: float
-    bias: float
-    numbers: int
-
-
-def network_steps(model: nn.Sequential) -> list[Step]:
-    """The steps of a chain of NdLinear, nn.Linear and parts without parameters, in the order in which they are executed."""
-    steps: list[Step] = []
-    for part in model:
-        if isinstance(part, NdLinear):
-            sizes = list(part.input_dims)
-            for k in part.order:
-                sizes[k] = part.hidden_size[k]
-                places = math.prod(sizes) // sizes[k]
-                steps.append(_step(part.align_layers[k], places))
-        elif isinstance(part, nn.Linear):
-            steps.append(_step(part, 1))
-        elif next(part.parameters(), None) is not None:
-            raise TypeError(
-                f"network_steps knows NdLinear and nn.Linear, not {type(part).__name__}"
-            )
-    return steps
-
-
-def _step(layer: nn.Linear, places: int) -> Step:
-    weight = torch.linalg.matrix_norm(layer.weight.detach().double(), 2).item()
-    bias = 0.0 if layer.bias is None else layer.bias.detach().double().norm().item()
-    return Step(weight, math.sqrt(places) * bias, sum(p.numel() for p in layer.parameters()))
-
-
-def output_radius(steps: list[Step], radius: float) -> float:
-    """Lambda: what the output norm cannot exceed for inputs of norm at most ``radius`` (r_j = a_j r_(j-1) + beta_j)."""
-    for step in steps:
-        radius = step.weight * radius + step.bias
-    return radius
-
-
-def power_of_two(value: float) -> tuple[float, float]:
-    """The least power of two that is at least ``value``, and log(4 (i^2 + 1)) for its exponent i: what a free choice costs."""
-    exponent = math.ceil(math.log2(value))
-    return 2.0**exponent, math.log(4 * (exponent**2 + 1))
-
-
-def covering_bound(
-    steps: list[Step], radius: float, samples: int, lipschitz: float, confidence: float = 0.95
-) -> dict[str, float]:
-    """Theorem 24.4: how far the mean of a loss in [0, 1] on the training samples can lie below its expectation.
-
-    Every norm of the trained network is rounded up to a power of two, and that choice is paid for; so is the Lipschitz constant of
-    the loss in the output. "nats" is the logarithm that each parameter costs.
-    """
-    rounded, price = [], power_of_two(lipschitz)[1] + math.log(1 / (1 - confidence))
-    for step in steps:
-        weight, cost = power_of_two(step.weight)
-        bias, extra = power_of_two(step.bias) if step.bias else (0.0, 0.0)
-        rounded.append(Step(weight, bias, step.numbers))
-        price += cost + extra
-    reach = output_radius(rounded, radius) * power_of_two(lipschitz)[0]
-    numbers = sum(step.numbers for step in steps)
-    nats = parameter_nats(len(steps), samples, reach)
-    return {
-        "bound": 2 / math.sqrt(samples) + math.sqrt((numbers * nats + price) / (2 * samples)),
-        "nats": nats,
-        "least": least_bound(numbers, len(steps), samples),
-    }
-
-
-def parameter_nats(steps: int, samples: int, reach: float = 1.0) -> float:
-    """log(3 M Lambda l sqrt(m)): what one parameter costs at the covering radius 1 / (l sqrt(m))."""
-    return math.log(max(3 * steps * reach * math.sqrt(samples), 3))
-
-
-def least_bound(numbers: int, steps: int, samples: int) -> float:
-    """The last term of the bound for ``numbers`` parameters in ``steps`` matrices with reach one and no price: no bound, a favour."""
-    return math.sqrt(numbers * parameter_nats(steps, samples) / (2 * samples))
+    chance = frobenius(shuffled).mean() / spectral(shuffled).mean()
+    return float(spectral(signal)[0] / frobenius(signal)[0] * chance)
 
 
 # ------------------------------------------------------------------------------------------------------ tasks of the chapter
@@ -287,7 +189,7 @@ def task(case: str, order: str, samples: int, seed: int) -> list[tuple[np.ndarra
     ]
 
 
-# --------------------------------------------------------------------------------------------- solvers and checks of the chapter
+# ------------------------------------------------------------------------------------------------------ solvers of the chapter
 def ridge_path(x: np.ndarray, y: np.ndarray, penalties) -> list[np.ndarray]:
     """argmin |y - <K, x>|^2 / 2m + penalty |K|_F^2 / 2 for each penalty; x (m, D_1, D_2)."""
     flat = x.reshape(len(x), -1)
@@ -359,21 +261,3 @@ def descend(parameters, objective, *, optimiser=torch.optim.Adam, steps: int, lr
         objective().backward()
         rule.step()
         fade.step()
-
-
-def neighbour(model: nn.Sequential, other: nn.Sequential, delta: float) -> list[Step]:
-    """Turn ``other`` into a network at most delta times every norm away from ``model``; the steps of a class that holds both."""
-    with torch.no_grad():
-        for p, q in zip(model.parameters(), other.parameters()):
-            unit = q / torch.linalg.norm(q, 2).clamp_min(1e-300)
-            q.copy_(p + delta * torch.linalg.norm(p, 2) * unit)
-    pairs = zip(network_steps(model), network_steps(other))
-    return [Step(max(a.weight, b.weight), max(a.bias, b.bias), a.numbers) for a, b in pairs]
-
-
-def small_network(first: bool) -> nn.Sequential:
-    """(n, 3, 4) -> (n, 3): two NdLinear layers with per-mode biases, in the order 1..N or N..1, and a dense one, random."""
-    shapes = [((3, 4), (5, 2)), ((5, 2), (2, 6))]
-    one, two = (NdLinear(D, H, first, dtype=torch.float64) for D, H in shapes)
-    last = nn.Linear(12, 3, dtype=torch.float64)
-    return nn.Sequential(one, nn.ReLU(), two, nn.ReLU(), nn.Flatten(), last)
