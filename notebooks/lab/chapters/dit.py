@@ -106,11 +106,6 @@ class Block(nn.Module):
         return x + one[5][:, None] * self.mlp(shifted(self.norm2(x), one[3], one[4]))
 
 
-def parts(**modules: nn.Module) -> nn.ModuleDict:
-    """Modules under the names that they have in the public checkpoints."""
-    return nn.ModuleDict(modules)
-
-
 class DiT(nn.Module):
     """A diffusion transformer: noisy pictures (B, channels, side, side), timesteps and classes (B,) -> the noise in the pictures.
 
@@ -135,17 +130,16 @@ class DiT(nn.Module):
     ):
         super().__init__()
         self.channels, self.patch, self.classes = channels, patch, classes
-        self.x_embedder = parts(proj=nn.Conv2d(channels, width, patch, stride=patch))
-        self.t_embedder = parts(mlp=dense_embedder(width))
-        self.y_embedder = parts(embedding_table=nn.Embedding(classes + 1, width))
+        # names as in the public checkpoints
+        self.x_embedder = nn.ModuleDict({"proj": nn.Conv2d(channels, width, patch, stride=patch)})
+        self.t_embedder = nn.ModuleDict({"mlp": dense_embedder(width)})
+        self.y_embedder = nn.ModuleDict({"embedding_table": nn.Embedding(classes + 1, width)})
         self.pos_embed = nn.Parameter(positions(width, side // patch), requires_grad=False)
         given = [inside(k) for k in range(depth)]
         self.blocks = nn.ModuleList(Block(width, heads, mlp or MLP(width)) for mlp in given)
-        self.final_layer = parts(
-            norm_final=norm(width),
-            linear=nn.Linear(width, patch * patch * channels * (1 + variances)),
-            adaLN_modulation=modulation(width, 2),
-        )
+        numbers = patch * patch * channels * (1 + variances)
+        last = {"norm_final": norm(width), "linear": nn.Linear(width, numbers)}
+        self.final_layer = nn.ModuleDict(last | {"adaLN_modulation": modulation(width, 2)})
 
     def forward(self, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
         side, last = x.shape[-1] // self.patch, self.final_layer
@@ -358,12 +352,6 @@ def features(judge: Classifier, x: Tensor) -> Tensor:
     return loop.predict(judge.body, x, batch=1024).double()
 
 
-@functools.cache
-def real_features(epochs: int) -> Tensor:
-    """Features of the training pictures, to which samples are compared."""
-    return features(classifier(epochs), pictures().train[0])
-
-
 def frechet(a: Tensor, b: Tensor) -> float:
     """Fréchet distance of the normal distributions with the means and covariances of two samples.
 
@@ -404,7 +392,8 @@ def judged(made: list[Tensor], labels: Tensor, epochs: int) -> dict[str, float]:
         classifier; "frechet_0" and so on: of each set; "agreement" of the classifier with the
         classes asked for; and the neighbourhoods of the first set.
     """
-    judge, real = classifier(epochs), real_features(epochs)
+    judge = classifier(epochs)
+    real = features(judge, pictures().train[0])
     sets = [features(judge, part) for part in made]
     everything = torch.cat(sets)
     answers = loop.predict(judge.last, everything.float()).argmax(1)
