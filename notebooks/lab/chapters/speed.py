@@ -15,20 +15,17 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.flop_counter import FlopCounterMode
 
 import ndlinear
 
-from .. import memory, timing
+from .. import timing
 from ..counts import sizes
 from ..machine import module_digest, require
 from ..modes import LabError, mode
-from ..page.figures import label
-from ..page.show import say, table
+from ..page.show import say
 from ..released import release_folder, released
 
 # What is left out: dense layers of more weights (no shape of the book lies between 60 and 67 million), and adapters of LoKr that
@@ -36,7 +33,7 @@ from ..released import release_folder, released
 LARGEST_DENSE = 70_000_000
 LARGEST_LOKR = 20_000_000
 DTYPES = {name: getattr(torch, name) for name in ("float32", "bfloat16", "float16", "float64")}
-DTYPES |= {"tf32": torch.float32, "autocast": torch.float32}
+DTYPES["tf32"] = torch.float32
 
 
 class Case(NamedTuple):
@@ -195,7 +192,6 @@ class Problem:
         # only GPUs know the difference
         torch.set_float32_matmul_precision("high" if dtype == "tf32" else "highest")
         self.dims, self.hidden, self.outer = tuple(dims), tuple(hidden), outer
-        self.autocast = dtype == "autocast"
         self.options = {"device": device, "dtype": DTYPES[dtype]}
         self.layer = ndlinear.NdLinear(dims, hidden, outer, bias, **self.options)
         self.x = torch.randn(batch, *dims, **self.options, requires_grad=True)
@@ -296,20 +292,6 @@ def _lokr(p: Problem) -> Peer:
     return p.peer(lambda x: F.linear(x, layer.get_delta_weight("default")), own, flat=True)
 
 
-def _fastkron(p: Problem) -> Peer:
-    """FastKron, which takes each matrix as inputs by outputs, in contiguous memory."""
-    multiply = require("pyfastkron.fastkrontorch").gemkm
-    weights = [w.detach().T.contiguous().requires_grad_() for w in p.weights()]
-    return p.peer(lambda x: multiply(x, weights), weights, flat=True)
-
-
-def _linear_operator(p: Problem) -> Peer:
-    """The operator of GPyTorch; it multiplies from the left, so the samples are its columns."""
-    operator = require("linear_operator.operators").KroneckerProductLinearOperator
-    weights = p.weights()
-    return p.peer(lambda x: (operator(*weights) @ x.T).T, weights, flat=True)
-
-
 def _dense(p: Problem) -> Peer:
     weights = math.prod(p.dims + p.hidden)
     if weights > LARGEST_DENSE:
@@ -347,13 +329,11 @@ PEERS = {
     "einmix": _einmix,
     "tcl": _tcl,
     "lokr": _lokr,
-    "fastkron": _fastkron,
-    "linear_operator": _linear_operator,
     "dense": _dense,
     "low-rank": _low_rank,
 }
 # they compute the map alone, and so do less
-WITHOUT_BIASES = ("einsum", "opt_einsum", "tcl", "lokr", "fastkron", "linear_operator")
+WITHOUT_BIASES = ("einsum", "opt_einsum", "tcl", "lokr")
 
 
 def peer(p: Problem, name: str, backend: str = "inductor") -> Peer:
@@ -364,12 +344,9 @@ def peer(p: Problem, name: str, backend: str = "inductor") -> Peer:
         LeftOut: this peer cannot be had here; the message says why.
     """
     how, _, base = name.rpartition(":")
-    device = p.x.device.type
-    if how == "graphed" and device != "cuda":
+    if how == "graphed" and p.x.device.type != "cuda":
         raise LeftOut("CUDA graphs need a GPU")
     made = PEERS[base](p)
-    if p.autocast:
-        made = replace(made, call=torch.autocast(device, torch.bfloat16)(made.call))
     with torch.no_grad():  # not through the compiler, whose time is taken apart
         made.gradient = torch.randn_like(made.forward())
     if how in ("compiled", "reduced"):
@@ -451,10 +428,10 @@ def step(made: Peer, what: str, name: str = "") -> Callable[[], object]:
 
 
 @contextlib.contextmanager
-def threads(n: int):
-    """So many threads inside a with block."""
+def one_thread():
+    """A single thread inside a with block."""
     before = torch.get_num_threads()
-    torch.set_num_threads(n)
+    torch.set_num_threads(1)
     try:
         yield
     finally:
@@ -469,27 +446,12 @@ def timed(peers: dict[str, Peer], config: dict, left_out: dict | None = None, **
         return result(timing.rounds(calls, config["rounds"], **how), left_out)
 
 
-def result(seconds: dict[str, list[float]], left_out: dict | None = None, more=()) -> dict:
+def result(seconds: dict[str, list[float]], left_out: dict | None = None) -> dict:
     """What goes into a record: median microseconds by peer, all rounds as the curve, the file that was timed, who is missing."""
     curve = {name: [float(f"{1e6 * v:.4g}") for v in values] for name, values in seconds.items()}
     medians = {name: float(np.median(values)) for name, values in curve.items()}
-    row = {"metrics": medians | dict(more), "curve": curve}
+    row = {"metrics": medians, "curve": curve}
     return row | {"module": module_digest(), "left_out": left_out or {}}
-
-
-def inventory(made: Peer) -> dict[str, float]:
-    """Without a clock: multiply-adds and peak bytes of the forward pass, bytes kept for backward, peak bytes of training."""
-    x, device = made.x.detach(), made.x.device
-    with torch.no_grad():
-        with FlopCounterMode(display=False) as counter:
-            made.call(x)
-        forward = memory.peak_bytes(lambda: made.call(x), device)
-    return {
-        "macs": counter.get_total_flops() // 2,
-        "forward": forward,
-        "saved": memory.saved_bytes(made.forward, made.parameters),
-        "training": memory.peak_bytes(made.training, device),
-    }
 
 
 def yardsticks(p: Problem, size: int = 1024) -> dict[str, Callable]:
@@ -498,20 +460,3 @@ def yardsticks(p: Problem, size: int = 1024) -> dict[str, Callable]:
     half = (p.x.numel() + p.x.shape[0] * math.prod(p.hidden)) // 2
     source, target = torch.randn(half, **p.options), torch.empty(half, **p.options)
     return {"gemm": lambda: torch.mm(a, b), "copy": lambda: target.copy_(source)}
-
-
-def ratio_tables(frame: pd.DataFrame, columns, baseline: str, dtype: str = "float32") -> None:
-    """Show a table of ratios for each pass, those of ndlinear with their intervals, and the microseconds of the baseline."""
-    for what in ("forward", "training"):
-        part = frame[frame["pass"] == what]
-        wide = part.pivot(index="case", columns="peer", values="ratio")
-        wide = wide.reindex(part["case"].unique())
-        ours = part[part["peer"] == "ndlinear"].set_index("case")
-        ours = ours[["ratio", "ratio_low", "ratio_high"]].to_numpy()
-        wide["ndlinear"] = [f"{r:.2f} [{low:.2f}, {high:.2f}]" for r, low, high in ours]
-        head = f"{baseline}, µs"
-        wide[head] = part[part["peer"] == baseline].set_index("case")["us"]
-        shown = [head, "ndlinear", *(name for name in columns if name in wide)]
-        formats = {head: "{:,.0f}"} | dict.fromkeys(shown[2:], "{:.2f}")
-        caption = f"{what.capitalize()}, {dtype}: how many times faster than {label(baseline)}. Empty: left out"
-        table(wide[shown].reset_index(), formats, caption)
