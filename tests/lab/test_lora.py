@@ -1,9 +1,8 @@
-"""Adapters: their algebra against written-out formulas, the short training, the printed table, costs, LoKr checkpoints."""
+"""Adapters: what each trains, the short training, shares of an update, the printed table, costs."""
 
 import copy
 import math
 
-import numpy as np
 import pytest
 import torch
 from lab import LabError, facts, models
@@ -11,7 +10,7 @@ from lab.chapters import encoder, lora
 from torch import nn
 
 from ndlinear import nearest_kronecker
-from ndlinear_lora import NdLinearLoRA, apply_ndlinear_lora
+from ndlinear_lora import apply_ndlinear_lora
 
 
 @pytest.fixture
@@ -26,18 +25,6 @@ def sentences(tokenizer, repeat=4):
 
 
 # ------------------------------------------------------------------------------------------------------------- adapters
-def test_low_rank_is_the_base_plus_a_product():
-    base = nn.Linear(7, 5).double()
-    layer = models.LoRA(base, 3)
-    x = torch.randn(4, 7).double()
-    assert torch.equal(layer(x), base(x)), "zero at the start"
-    assert 0 < layer.down.weight.abs().max() <= 1 / math.sqrt(7)
-    layer.up.weight.data.normal_()
-    wanted = x @ (base.weight + layer.up.weight @ layer.down.weight).T + base.bias
-    assert torch.allclose(layer(x), wanted)
-    assert not base.weight.requires_grad and models.size(layer) == 3 * (7 + 5)
-
-
 COUNTS = {  # width 48, inner 96, two blocks: written out
     "head": 0,
     "full": 2 * (4 * (48 * 48 + 48) + 48 * 96 + 96 + 96 * 48 + 48),
@@ -58,18 +45,6 @@ def test_each_arm_trains_what_it_says(bert, arm):
     assert same == (arm != "ndlinear-released"), "only the released start moves the encoder"
 
 
-@pytest.mark.parametrize("fold", [(6, 8), (3, 20)])
-def test_the_size_of_the_released_start_is_that_of_its_formula(fold):
-    width, squares = math.prod(fold), []
-    x = torch.randn(4000, width)
-    for _ in range(40):
-        base = nn.Linear(width, width)
-        layer = NdLinearLoRA(base, fold, fold, alpha=2.0, bias=True, transform_outer=False)
-        layer.adapter.reset_parameters()
-        squares.append((layer(x) - base(x)).detach().square().mean().item())
-    assert math.sqrt(np.mean(squares)) == pytest.approx(lora.released_rms(fold, 2.0), rel=0.06)
-
-
 # ---------------------------------------------------------------------------------------------------- models, trainings
 def test_vectors_do_not_see_padding(bert):
     model, tokenizer = bert
@@ -78,30 +53,13 @@ def test_vectors_do_not_see_padding(bert):
     assert torch.allclose(lora.mean_vectors(model, x), torch.cat(alone), atol=1e-6)
     wide = torch.cat([x, torch.zeros(3, 2, 9, dtype=x.dtype)], -1)
     assert torch.equal(lora.trim(wide), x)
-    hidden = model(x[1:2, 0, :3], x[1:2, 1, :3])[0]
+    hidden = model(x[1:2, 0, :3], x[1:2, 1, :3]).last_hidden_state[0]
     assert torch.allclose(alone[1][0], hidden.mean(0), atol=1e-6), "one word and two ends"
-
-
-@pytest.mark.parametrize("arm", ["ndlinear", "full"])
-def test_training_changes_what_it_should_and_lowers_the_loss(bert, arm):
-    model, tokenizer = bert
-    torch.manual_seed(0)
-    network = lora.Sentences(lora.attach(model, lora.maps(model), arm), 48)
-    data = sentences(tokenizer)
-    frozen = {k: v.clone() for k, v in network.named_parameters() if not v.requires_grad}
-    trained = {k: v.clone() for k, v in network.named_parameters() if v.requires_grad}
-    before = lora.score(network, data)
-    assert before["loss"] == pytest.approx(math.log(2), abs=1e-6), "the head starts at zero"
-    losses = lora.fine_tune(network, data, steps=40, lr=5e-3, head_lr=5e-2, batch=6, seed=0)
-    now = dict(network.named_parameters())
-    assert len(losses) == 40 and lora.score(network, data)["loss"] < 0.8 * before["loss"]
-    assert all(torch.equal(now[k], v) for k, v in frozen.items())
-    assert all(not torch.equal(now[k], v) for k, v in trained.items())
 
 
 def test_the_head_has_its_own_rate_and_the_rate_falls_to_zero(bert):
     model, tokenizer = bert
-    network = lora.Sentences(lora.attach(model, lora.maps(model), "lora-1"), 48)
+    network = lora.Sentences(lora.attach(model, lora.maps(model), "lora-1"))
     data = sentences(tokenizer)
     start = copy.deepcopy(network.state_dict())
     lora.fine_tune(network, data, steps=1, lr=0.0, head_lr=0.1, batch=4, seed=0)
@@ -113,7 +71,7 @@ def test_the_head_has_its_own_rate_and_the_rate_falls_to_zero(bert):
 
 def test_a_loss_that_is_no_number_is_refused(bert):
     model, tokenizer = bert
-    network = lora.Sentences(lora.attach(model, lora.maps(model), "head"), 48)
+    network = lora.Sentences(lora.attach(model, lora.maps(model), "head"))
     nn.init.constant_(network.head.bias, float("nan"))
     with pytest.raises(LabError, match="training loss is nan"):
         lora.fine_tune(network, sentences(tokenizer), steps=1, lr=1.0, head_lr=1.0, batch=4, seed=0)

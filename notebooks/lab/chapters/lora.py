@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ndlinear import count_macs, near_square, rearrange
 from ndlinear_lora import apply_ndlinear_lora
 
-from ..adapters import DoRA, KroneckerTerms, LoKr, VeRA, vera_matrices
+from ..adapters import DoRA, KroneckerTerms
 from ..models import DECODERS, TARGETS, LoRA
 from ..modes import LabError
 from ..page.facts import facts
@@ -39,15 +39,13 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
     setattr(model.get_submodule(parent), last, module)
 
 
-def attach(
-    model: nn.Module, targets: Mapping[str, nn.Linear], arm: str, alpha: float = 1.0
-) -> nn.Module:
+def attach(model: nn.Module, targets: Mapping[str, nn.Linear], arm: str) -> nn.Module:
     """Freeze a model and make some of its linear maps trainable in the way of an arm, in place.
 
     Args:
-        targets: the maps by their names in the model. arm: "lora-<rank>", "dora-<rank>", "vera-<rank>", "lokr-<factor>-<rank>",
-            "ndlinear" (an update of zero at the start), "ndlinear-released" (biases, order and start of the released adapter),
-            "full" (the maps themselves) or "head" (none of them). alpha: scale of the update of NdLinear-LoRA; every other is one.
+        targets: the maps by their names in the model. arm: "lora-<rank>", "dora-<rank>", "ndlinear" (an update of zero at the start),
+            "ndlinear-released" (biases, order and start of the released adapter), "full" (the maps themselves) or "head" (none of
+            them).
 
     Returns:
         The model.
@@ -55,20 +53,17 @@ def attach(
     model.requires_grad_(False)
     if arm.startswith("ndlinear"):
         released = {"bias": True, "transform_outer": False} if arm != "ndlinear" else {}
-        apply_ndlinear_lora(model, list(targets), alpha=alpha, **released)
+        apply_ndlinear_lora(model, list(targets), **released)
         for name in targets if released else ():
             model.get_submodule(name).adapter.reset_parameters()
         return model
-    kind, *sizes = arm.split("-")
-    numbers = [int(size) for size in sizes]
-    if kind == "vera":
-        numbers = [vera_matrices(list(targets.values()), *numbers)]
-    layers = {"lora": LoRA, "dora": DoRA, "vera": VeRA, "lokr": LoKr}
+    kind, _, rank = arm.partition("-")
+    layers = {"lora": LoRA, "dora": DoRA}
     if kind not in (*layers, "full", "head"):
         raise LabError(f"no arm {arm!r}; there are: {', '.join(layers)}, ndlinear, full, head")
     for name, module in targets.items():
         if kind in layers:
-            _replace(model, name, layers[kind](module, *numbers))
+            _replace(model, name, layers[kind](module, int(rank)))
         else:
             module.requires_grad_(kind == "full")
     return model
@@ -89,36 +84,36 @@ def attach_terms(
     return model
 
 
-def released_rms(input_dims: tuple[int, int], alpha: float = 1.0) -> float:
-    """Root mean square of the released adapter's update at its start, for input of unit variance and no correlation.
+def released_rms(input_dims: tuple[int, int]) -> float:
+    """Root mean square of the released adapter's update at its start and scale one, for input of unit variance and no correlation.
 
     The mode that runs first is the last one. Its weights, uniform on ±1/√D_2, give entries of variance 1/3 from the input and
     its biases 1/(3 D_2); the other mode keeps a third of both and adds 1/(3 D_1).
     """
     first, last = input_dims
-    return alpha * math.sqrt(1 / 9 + 1 / (9 * last) + 1 / (3 * first))
+    return math.sqrt(1 / 9 + 1 / (9 * last) + 1 / (3 * first))
 
 
-# ---------------------------------------------------------------------------------------------------- models of two tasks
+# ------------------------------------------------------------------------------------------- a classifier of sentences
 def trim(x: Tensor) -> Tensor:
-    """Token numbers and mask (..., 2, T) without the columns in which everything is padding."""
-    longest = int(x[..., 1, :].sum(-1).max())
-    return x[..., :longest]
+    """Token numbers and mask (n, 2, T) without the columns in which everything is padding."""
+    return x[..., : int(lengths(x).max())]
 
 
 def mean_vectors(bert: nn.Module, x: Tensor) -> Tensor:
     """(n, 2, T) tokens and mask -> (n, width): the mean of each sentence's token vectors."""
     ids, mask = trim(x).unbind(1)
-    return (bert(ids, mask) * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
+    hidden = bert(ids, mask).last_hidden_state
+    return (hidden * mask[..., None]).sum(1) / mask.sum(1, keepdim=True)
 
 
 class Sentences(nn.Module):
     """An encoder with a linear head for two classes, which starts at zero: (n, 2, T) -> logits (n, 2)."""
 
-    def __init__(self, bert: nn.Module, width: int):
+    def __init__(self, bert: nn.Module):
         super().__init__()
         self.bert = bert
-        self.head = nn.Linear(width, 2)
+        self.head = nn.Linear(bert.config.hidden_size, 2)
         nn.init.zeros_(self.head.weight)
         nn.init.zeros_(self.head.bias)
 
@@ -126,27 +121,10 @@ class Sentences(nn.Module):
         return self.head(mean_vectors(self.bert, x))
 
 
-class Choices(nn.Module):
-    """An encoder that answers by likeness: question and choices (n, 1 + choices, 2, T) -> logits (n, choices).
-
-    A logit is 20 times the cosine between the vector of the question and that of the choice. Nothing but the encoder is
-    trained, so this answers before any training, too.
-    """
-
-    def __init__(self, bert: nn.Module):
-        super().__init__()
-        self.bert = bert
-
-    def forward(self, x: Tensor) -> Tensor:
-        question = mean_vectors(self.bert, x[:, 0])
-        choices = mean_vectors(self.bert, x[:, 1:].flatten(0, 1)).unflatten(0, (len(x), -1))
-        return 20 * F.cosine_similarity(question[:, None], choices, dim=-1)
-
-
 # -------------------------------------------------------------------------------------------------------- short trainings
 def lengths(x: Tensor) -> Tensor:
-    """Number of tokens of each sample, (n, 2, T) or (n, parts, 2, T)."""
-    return x[..., 1, :].flatten(1).sum(1)
+    """Number of tokens of each sample (n, 2, T)."""
+    return x[:, 1].sum(1)
 
 
 def passes(sizes: Tensor, batch: int, order: torch.Generator) -> Iterator[Tensor]:
@@ -214,42 +192,14 @@ def shares(matrix: Tensor, fold: tuple, most: int = 8) -> np.ndarray:
     return (values.cumsum(0) / values.sum())[:most].cpu().numpy()
 
 
-CROSSED = (1, 2, 4, 8, 16)
-
-
-def update_shares(before: Mapping[str, Tensor], model: nn.Module) -> dict[str, float]:
-    """What the best terms keep of the updates of an encoder's maps: means over the maps.
-
-    Args:
-        before: weights by name as they were. model: the encoder after training.
-
-    Returns:
-        ``crossed_k`` and ``square``: one term of these folds; ``outer_8`` and ``square_8``: eight outer products and eight terms of
-        the near-square fold; ``ahead``: share of the maps in which one outer product keeps more than one near-square term;
-        ``relative``: norm of the update over that of the weight.
-    """
-    rows = []
-    for name, module in maps(model).items():
-        update = module.weight.detach() - before[name]
-        outputs, inputs = update.shape
-        outer = {f"crossed_{k}": shares(update, crossed(inputs, outputs, k)) for k in CROSSED}
-        near = shares(update, square(inputs, outputs))
-        row = {key: value[0] for key, value in outer.items()}
-        row |= {"square": near[0], "square_8": near[-1], "outer_8": outer["crossed_1"][-1]}
-        row |= {"ahead": row["crossed_1"] > row["square"]}
-        rows.append(row | {"relative": float(update.norm() / before[name].norm())})
-    return pd.DataFrame(rows).astype(float).mean().to_dict()
-
-
 # -------------------------------------------------------------------------------------------------- tables of the trainings
 NAMES = {
     "head": "head only",
     "ndlinear": "NdLinear-LoRA",
     "ndlinear-released": "NdLinear-LoRA, released start",
-    **{f"lora-{rank}": f"LoRA, rank {rank}" for rank in (1, 2, 4, 8, 16)},
-    "lokr-8-7": "LoKr, low rank",
+    "lora-1": "LoRA, rank 1",
+    "lora-8": "LoRA, rank 8",
     "dora-1": "DoRA, rank 1",
-    "vera-256": "VeRA, rank 256",
     "sum-8": "sum of 8 Kronecker products",
     "fold-8": "Kronecker product, k = 8",
     "sum-fold-8": "sum of 8 of these, k = 8",
@@ -293,20 +243,22 @@ def loss_word(found: tuple[float, float, float], margin: float = 0.0) -> str:
     return ", ".join(words) or "undecided"
 
 
-def against(runs: pd.DataFrame, margin: float = 0.0) -> pd.DataFrame:
-    """Accuracy, if any, and loss of NdLinear-LoRA minus those of each other arm, seed by seed, and what the rule says."""
+def against(runs: pd.DataFrame) -> pd.DataFrame:
+    """Accuracy and loss of NdLinear-LoRA minus those of each other arm, seed by seed, and what the rule says."""
     rows = []
     for other in dict.fromkeys(runs["arm"]):
         if other == "ndlinear":
             continue
-        row = {"against": NAMES[other]}
-        if "accuracy" in runs:
-            points = tuple(100 * end for end in paired(runs, "accuracy", "ndlinear", other))
-            row["points"] = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*points)
-            row["by accuracy"] = word(points)
+        points = tuple(100 * end for end in paired(runs, "accuracy", "ndlinear", other))
         nats = paired(runs, "loss", "ndlinear", other)
-        row["loss"] = "{:+.3f} [{:+.3f}, {:+.3f}]".format(*nats)
-        rows.append(row | {"by loss": loss_word(nats, margin)})
+        row = {
+            "against": NAMES[other],
+            "points": "{:+.1f} [{:+.1f}, {:+.1f}]".format(*points),
+            "by accuracy": word(points),
+            "loss": "{:+.3f} [{:+.3f}, {:+.3f}]".format(*nats),
+            "by loss": loss_word(nats),
+        }
+        rows.append(row)
     return pd.DataFrame(rows)
 
 

@@ -31,7 +31,7 @@ from . import scripts
 
 ROUNDING = 1e-4  # relative: other threads, other instructions
 TIMED = re.compile(
-    r"speed.*|overhead.*|cnn-(latency|memory)|scaling-.*|benchmark-seconds|peft-patch|behaviour.*"
+    r"speed.*|overhead.*|cnn-(latency|memory)|scaling-.*|benchmark-seconds|behaviour.*"
 )
 LONGEST = 10.0  # seconds of a group that is drawn
 SEEDS = 3  # rows that differ by the seed alone, at least
