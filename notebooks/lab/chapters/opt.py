@@ -18,7 +18,7 @@ from ndlinear import cheapest_order, count_macs, near_square
 from ndlinear_guide.layers import Kronecker
 
 from .. import models
-from ..data import load, tokens
+from ..data import load
 from ..data.bpe import BPE
 from ..decoder import (
     RELEASED_STD,
@@ -30,7 +30,6 @@ from ..decoder import (
     start_as_released,
 )
 from ..machine import require
-from ..modes import mode
 from ..page.facts import fact
 
 # ------------------------------------------------------------------------------------------------------------ the models
@@ -300,29 +299,3 @@ def of_transformers(name: str, arm: str, std: float = RELEASED_STD, **smaller) -
     for layer in model.model.decoder.layers if arm == "ndlinear" else []:
         spread_kinks(layer.fc1, std)
     return Logits(model)
-
-
-def books_and_wikipedia() -> tuple[Tensor, Tensor]:
-    """Tokens of BookCorpus and of the English Wiki40B, to train on, and those of Wiki40B's validation part.
-
-    Downloads about 20 GB by the libraries datasets and transformers, and keeps what they keep in their caches. In smoke
-    runs, the stand-in of the novels.
-    """
-    if mode() == "smoke":
-        text = tokens.corpus(1024)
-        return text.train, text.test
-    datasets, transformers = require("datasets", "transformers")
-    encode = transformers.AutoTokenizer.from_pretrained("facebook/opt-350m")
-    wiki = datasets.load_dataset("google/wiki40b", "en")
-    books = datasets.load_dataset("bookcorpus/bookcorpus", split="train", trust_remote_code=True)
-
-    def flat(part) -> Tensor:
-        numbers = part.map(
-            lambda rows: {"ids": encode(rows["text"])["input_ids"]},
-            batched=True,
-            remove_columns=part.column_names,
-        )
-        pieces = (np.asarray(ids, np.int32) for ids in numbers["ids"])
-        return torch.from_numpy(np.concatenate(list(pieces)))
-
-    return torch.cat([flat(books), flat(wiki["train"])]), flat(wiki["validation"])

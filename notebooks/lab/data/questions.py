@@ -53,10 +53,6 @@ def read_cb(content: bytes) -> Raw:
     return _read(content, lambda question: CB.index(question["label"]), CB)
 
 
-def read_wic(content: bytes) -> Raw:
-    return _read(content, lambda question: int(str(question["label"]).lower() == "true"), NO_YES)
-
-
 def read_boolq(content: bytes) -> Raw:
     names = {"false": 0, "true": 1}
     answer = "answer" if b'"answer"' in content else "label"
@@ -188,18 +184,6 @@ SOURCES = (
         premise=["It rained.", "She slept."],
         hypothesis=["it was wet"],
         label=list(CB),
-    ),
-    _superglue(
-        "WiC",
-        "has a word the same meaning in two sentences",
-        "zeroshot/wic_val.jsonl",
-        read_wic,
-        (319, 319),
-        "ce915cfca00004e1",
-        word=["class"],
-        sentence1=["A class."],
-        sentence2=["Real class."],
-        label=["false", "true"],
     ),
     _superglue(
         "BoolQ",

@@ -10,7 +10,13 @@ from torch.nn import functional as F
 
 from ..modes import LabError
 
-BETAS = (0.9, 0.95)  # of Adam, here and in `Plan` as in the released script
+# as in the released script
+BETAS = (0.9, 0.95)  # of Adam
+WARMUP = 0.04  # share of the steps in which the rate rises
+DECAY = 0.1  # of weights; biases have none
+CLIP = 1.0  # largest norm of the gradient
+# ours
+LOOKS = 10  # moments, evenly spaced, the end among them, at which the curve is noted
 LOOK = 100  # windows that a look at the held-out part takes at most
 Curve = list[dict[str, float]]
 
@@ -21,27 +27,15 @@ class Diverged(LabError):
 
 @dataclass(frozen=True)
 class Plan:
-    """How a decoder is trained.
-
-    Args:
-        steps: of the optimiser, each on ``batch`` windows. lr: highest rate. warmup: share of the steps in which the rate
-            rises; afterwards it falls linearly to zero. decay: of all parameters but biases. clip: largest norm of the
-            gradient. looks: moments, evenly spaced, the end among them, at which the curve is noted. parts: in which a step's
-            windows pass through the model one after the other, to save memory.
-    """
+    """How a decoder is trained: ``steps`` on ``batch`` windows each; the rate rises to ``lr``, then falls linearly to zero."""
 
     steps: int
     lr: float
     batch: int
-    warmup: float = 0.04
-    decay: float = 0.1
-    clip: float = 1.0
-    looks: int = 10
-    parts: int = 1
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted from 0."""
-        rising = max(round(self.warmup * self.steps), 1)
+        rising = max(round(WARMUP * self.steps), 1)
         return self.lr * min((step + 1) / rising, (self.steps - step) / max(self.steps - rising, 1))
 
 
@@ -59,29 +53,27 @@ def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def held_out_loss(
-    model: nn.Module, tokens: Tensor, context: int, most: int | None = None, batch: int = 32
-) -> float:
-    """Mean loss in nats a token over windows that lie end to end, or over ``most`` of them, evenly spaced."""
+def held_out_loss(model: nn.Module, tokens: Tensor, context: int, most: int) -> float:
+    """Mean loss in nats a token over at most so many of the windows that lie end to end, evenly spaced."""
     model.eval()
     device = next(model.parameters()).device
     count = (len(tokens) - 1) // context
     if not count:
         raise LabError(f"{len(tokens)} tokens hold no window of {context} and the one after it")
-    every = max(count // (most or count), 1)
+    every = max(count // most, 1)
     x = tokens[: count * context].view(-1, context)[::every][:most]
     y = tokens[1 : count * context + 1].view(-1, context)[::every][:most]
     total = 0.0
-    for part, target in zip(x.split(batch), y.split(batch)):
+    for part, target in zip(x.split(32), y.split(32)):
         total += float(next_token_loss(model(part.to(device)), target.to(device))) * target.numel()
     return total / y.numel()
 
 
-def groups(model: nn.Module, decay: float) -> list[dict]:
+def groups(model: nn.Module) -> list[dict]:
     """The parameters with weight decay, and the biases without."""
     named = list(model.named_parameters())
     return [
-        {"params": [p for n, p in named if not n.endswith("bias")], "weight_decay": decay},
+        {"params": [p for n, p in named if not n.endswith("bias")], "weight_decay": DECAY},
         {"params": [p for n, p in named if n.endswith("bias")], "weight_decay": 0.0},
     ]
 
@@ -98,9 +90,9 @@ def train(
         For each look the step, the mean training loss since the look before, and the loss on ``held``.
     """
     device = next(model.parameters()).device
-    adam = torch.optim.AdamW(groups(model, plan.decay), lr=plan.lr, betas=BETAS, fused=True)
+    adam = torch.optim.AdamW(groups(model), lr=plan.lr, betas=BETAS, fused=True)
     order = torch.Generator().manual_seed(seed)
-    looks = {round(plan.steps * (i + 1) / plan.looks) for i in range(plan.looks)}
+    looks = {round(plan.steps * (i + 1) / LOOKS) for i in range(LOOKS)}
     curve: Curve = []
     since: list[Tensor] = []
     for step in range(plan.steps):
@@ -108,7 +100,12 @@ def train(
         for group in adam.param_groups:
             group["lr"] = plan.rate(step)
         seen = windows(tokens, context, plan.batch, order).to(device)
-        since.append(_step(model, seen, adam, plan))
+        adam.zero_grad(set_to_none=True)
+        loss = next_token_loss(model(seen[:, :-1]), seen[:, 1:])
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), CLIP)
+        adam.step()
+        since.append(loss.detach())
         if step + 1 in looks:
             mean = float(torch.stack(since).mean())
             if mean != mean:
@@ -119,16 +116,3 @@ def train(
             curve.append({"step": step + 1, "train_loss": mean, "held_loss": held_loss})
             since = []
     return curve
-
-
-def _step(model: nn.Module, seen: Tensor, adam: torch.optim.Optimizer, plan: Plan) -> Tensor:
-    """One step on the windows; the loss before it."""
-    adam.zero_grad(set_to_none=True)
-    total = torch.zeros((), device=seen.device)
-    for part in seen.chunk(plan.parts):
-        loss = next_token_loss(model(part[:, :-1]), part[:, 1:]) * (len(part) / len(seen))
-        loss.backward()
-        total += loss.detach()
-    nn.utils.clip_grad_norm_(model.parameters(), plan.clip)
-    adam.step()
-    return total
