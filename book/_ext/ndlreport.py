@@ -5,9 +5,9 @@ Plain functions without Sphinx, as in `ndltables.py`. Every number is counted he
 
 import collections
 
-from lab.page.ledger import OUTCOMES, SIGNS, headline, tally
+from lab.page.ledger import OUTCOMES, SETTLED, SIGNS, headline, tally
 from lab.page.show import cells, grid
-from ndltables import SETTLED, are, escape
+from ndltables import are, escape
 
 COUNTS = ("arithmetic", "parameter-count", "flop-count")
 PENCIL = ("definition", "theorem")

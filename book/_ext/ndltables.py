@@ -26,7 +26,6 @@ MEANING = {
     "untestable": "cannot be tested; what is missing is given beside it",
     "open": "not tested yet",
 }
-SETTLED = ("holds", "holds-if", "fails", "undecided")  # these have a cell that judges them
 COLUMNS = (
     ("verdict", "Verdict"),
     ("id", "Claim"),
@@ -69,7 +68,7 @@ def claim_badge(claim: dict) -> str:
 
 def cell_link(claim: dict, uri: str) -> str | None:
     """Address of the cell that judges the claim, or None where no cell does."""
-    if claim["verdict"] in SETTLED and claim.get("notebook"):
+    if claim["verdict"] in ledger.SETTLED and claim.get("notebook"):
         return f"{uri}{claim['notebook']}.html#claim-{claim['id']}"
     return None
 
@@ -223,7 +222,9 @@ def chapter(path: pathlib.Path, folder: str, claims: list[dict]) -> str:
     found = paragraphs[1 if path.stem in modes.REPORTS else 0]
     sentences = re.split(r"(?<=[.!?])\s", " ".join(found.split()))
     answer = " ".join(sentences[: 1 if len(sentences[0]) > 60 else 2])
-    judged = [c for c in claims if ledger.chapter_of(c) == path.stem and c["verdict"] in SETTLED]
+    judged = [
+        c for c in claims if ledger.chapter_of(c) == path.stem and c["verdict"] in ledger.SETTLED
+    ]
     given = collections.Counter(map(ledger.outcome, judged))
     marks = " ".join(
         badge(v, f'{ledger.SIGNS[v]} {given[v]}<span class="ndl-hidden"> {v}</span>')

@@ -15,16 +15,6 @@ def test_entropy_bounds_the_number_of_subsets():
             assert exact <= capacity.subset_bits(m, size) + 1e-9 <= m + 1e-9
 
 
-@pytest.mark.parametrize(("variables", "degree"), [(3, 2), (10, 1), (40, 5)])
-def test_largest_is_the_last_that_fits(variables, degree):
-    def bits(m):
-        return capacity.warren_bits(m, variables, degree)
-
-    m = capacity.largest(bits, variables)
-    assert m <= bits(m) and m + 1 > bits(m + 1)
-    assert m <= 2 * variables * math.log2(4 * math.e * degree)
-
-
 def matched(sizes):
     """The largest sum of max(pair) - 1 over disjoint pairs, by trying all."""
     if len(sizes) < 2:

@@ -12,6 +12,7 @@ from .facts import read_yaml
 from .show import put, say
 
 VERDICTS = ("holds", "holds-if", "fails", "undecided", "untestable", "open")
+SETTLED = VERDICTS[:4]  # a cell judges them
 SIGNS = {
     "holds": "✓",
     "holds-if": "✓*",
