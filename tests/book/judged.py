@@ -1,7 +1,8 @@
 """Sentences of the ledger with what its records, its tables and the layer give: id and field of a claim, a phrase, its values.
 
-A phrase has a field of `str.format` for each value. What stands here is computed again in each test; the other numbers of the
-ledger's own words are held by its seals (`lab/tools/seals.py`).
+A phrase has a field of `str.format` for each value. What stands here is computed again in each test, so that a record that is run
+anew says which sentence it moves. The other numbers of the ledger's own words, such as those that printed tables give, are held by
+its seals (`lab/tools/seals.py`).
 """
 
 import inspect
@@ -11,15 +12,12 @@ from collections.abc import Iterator
 
 import numpy as np
 import pandas as pd
-from lab import modes, stats
+from lab import stats
 from lab.benchmark import models, reading
-from lab.chapters import ablations, bump, dial, opt
+from lab.chapters import ablations, bump, dial
 from lab.page import facts, ledger
 from lab.page.recorded import recorded
-from lab.records import store
 from scipy.special import stdtrit
-
-from ndlinear import count_macs, count_parameters
 
 SIGNED = "{:+.1f} points [{:+.1f}, {:+.1f}]"
 ERROR = "{:.1f} % [{:.1f}, {:.1f}]"
@@ -151,52 +149,11 @@ def sweep() -> Iterator[tuple]:
         yield id, "correction", phrase, *change, printed[arm, 128] - printed[arm, 32]
 
 
-def overheads() -> Iterator[tuple]:
-    places = {"index": ["metric", "model"], "columns": "method", "values": "value"}
-    cells = facts.facts("overhead").pivot_table(**places)
-    grown = 100 * (cells["NdLinear"] / cells["Linear"] - 1)
-    memory, time = (grown[what].to_dict() for what in ("peak_memory", "epoch_time"))
-    ends = [end(part.values()) for part in (memory, time) for end in (min, max)]
-    yield "overhead-ranges", "correction", "memory grows by {:.1f} to {:.1f} %", *ends[:2]
-    yield "overhead-ranges", "correction", "time by {:.1f} to {:.1f} %", *ends[2:]
-    yield "overhead-upper-bounds", "correction", "{:.1f} % for memory", ends[1]
-    yield "overhead-upper-bounds", "correction", "{:.1f} % for time", ends[3]
-    nets = "CIFAR-100 CNN", "ETTh1 RNN", "Vision Transformer"
-    for part, what in ((memory, "memory"), (time, "time")):
-        phrase = "{:+.1f} %, {:+.1f} % and {:+.1f} % for " + what
-        yield "overhead-printed-percentages", "correction", phrase, *map(part.get, nets)
-
-
-def students() -> Iterator[tuple]:
-    id, places = "vit-200-beats-500", ["blocks", "embed_dim"]
-    cells = facts.facts("vit_scaling", dataset="CIFAR-100", metric="acc_at_5")
-    level = cells.astype(dict.fromkeys(places, int)).set_index(places)["value"]
-    gap = {(b, w): level[b, 500] - level[b, w] for b in (6, 9) for w in (200, 300)}
-    yield id, "correction", "width 200 lies {:.2f} points below", gap[6, 200]
-    yield id, "correction", "6 blocks and {:.2f}", gap[9, 200]
-    yield id, "correction", "width 300 {:.2f}", gap[9, 300]
-
-
 def samples() -> Iterator[tuple]:
     id, runs = "sample-separable", recorded("dial-starts")
     found = dial.factors(runs, "dense-params", "ndlinear", 0.1, (0.05,))[0.05]
     phrase = "needs {:.2f} times the samples of NdLinear [{:.2f}, {:.2f}]"
     yield id, "correction", phrase, found["ratio"], found["low"], found["high"]
-
-
-def bumps() -> Iterator[tuple]:
-    printed = bump.printed("ave_entropy")["value"].unstack("arm")
-    lower = 100 * (1 - printed["ndlinear"] / printed["dense"])
-    by_task = lower.groupby("sigma").mean()
-    id, three = "entropy-15-30pct", ", {:.1f}, {:.1f} and {:.1f} %"
-    yield id, "correction", f"at the three difficulties{three}, lie", *by_task
-    yield id, "another_reading", f"at each difficulty{three}", *by_task
-    inside = lower.round().between(15, 30).sum()
-    yield id, "correction", "The {} single pairs", len(lower)
-    yield id, "correction", "from {:.0f} to {:.0f} %, {} of them", lower.min(), lower.max(), inside
-    counts = bump.printed("params")["value"].unstack("arm").eval("dense / ndlinear")
-    ends = counts.min(), counts.max()
-    yield id, "correction", "has {:.1f} to {:.1f} times the parameters", *ends
 
 
 def changes(name: str, metric: str, key: str, one: str, other: str, **where) -> np.ndarray:
@@ -273,18 +230,6 @@ def loss_curves() -> Iterator[tuple]:
     yield id, "reason", "held-out text, {} seeds", recorded("opt-second-look")["seed"].nunique()
 
 
-def zero_shot() -> Iterator[tuple]:
-    for model in ("Small", "Mid"):
-        pairs, id = opt.printed_accuracies(f"OPT-{model}"), f"opt-zero-shot-{model.lower()}"
-        p, q, n = pairs["Linear"], pairs["NdLinear"], pairs["questions"]
-        errors = (p * (1 - p) + q * (1 - q)) / n  # squared, of each difference
-        mean, half = (q - p).mean(), 1.96 * math.sqrt(errors.sum()) / len(pairs)
-        yield id, "reason", "are {:.3f} in the mean, with an interval of {:.3f} to", mean, half
-        assert model == "Small" or 100 < (half / mean) ** 2 < 1000  # "hundreds of times"
-        if model == "Small":
-            yield id, "reason", "About {:.1f} times as", (half / mean) ** 2
-
-
 def directions() -> Iterator[tuple]:
     claim = ledger.claim("sample-entangled")["numbers"]
     found = dial.factors(recorded("dial-samples"), "ndlinear", "dense", 0.9, (0.05,))[0.05]
@@ -298,27 +243,6 @@ def directions() -> Iterator[tuple]:
     phrase = "{:.1f} to {:.1f} here, {:.2f} to {:.2f} printed"
     ends = levels.min(), levels.max(), printed.min(), printed.max()
     yield "ablation-hyper-lr-0001", "direction_only", phrase, *ends
-
-
-def superseded(name: str) -> pd.DataFrame:
-    """Acc@5 in points of superseded rows, with what each was set to."""
-    rows = store.parse(modes.RESULTS / "superseded" / f"{name}.jsonl")[0]
-    return pd.DataFrame(
-        [row["config"] | {"points": 100 * row["metrics"]["test_top_five"]} for row in rows]
-    )
-
-
-def other_readings() -> Iterator[tuple]:
-    heads = superseded("cnn-sweep").query("lr == 0.001")
-    wide = heads.pivot_table(index="seed", columns="hidden_size", values="points")
-    gap = stats.interval(wide["256,2,2"] - wide["128,4,4"])
-    yield "ablation-hyper-lr-0001", "another_reading", "{:.1f} points [{:.1f}, {:.1f}]", *gap
-    heads = pd.concat([superseded("cnn-structured"), superseded("cnn-structured-check")])
-    wide = heads.pivot_table(index="seed", columns=["arm", "start"], values="points")
-    for start, words in ((4.0, "{:.1f} points"), (0.5, "from equal starts {:.1f}")):
-        gap = (wide["ndlinear", start] - wide["cp", 0.5]).dropna()
-        phrase = words + " [{:.1f}, {:.1f}]"
-        yield "structured-accuracy", "another_reading", phrase, *stats.interval(gap)
 
 
 def dials() -> Iterator[tuple]:
@@ -352,21 +276,6 @@ def pairs() -> Iterator[tuple]:
     assert counts["higher"] == 0
     yield id, "correction", "better in {} of {} cells", counts["lower"], counts.sum()
     yield id, "correction", "One pair of {} is worse", len(found)
-
-
-def printed_cells() -> Iterator[tuple]:
-    id = "lora-matches-or-exceeds"
-    cells = facts.facts("ndlinear_lora", model="LLaMA3-8B", dataset="GSM8K", metric="accuracy")
-    level = cells.set_index(["method", "rank"])["value"]
-    ours = level.xs("NdLinear-LoRA").iloc[0]
-    yield id, "correction", "{:.1f} points below rank 8", level["LoRA", "8"] - ours
-    yield id, "correction", "{:.1f} below rank 4", level["LoRA", "4"] - ours
-    small = count_parameters((32,) * 3, (32,) * 3, bias=False)
-    ratio = 32**6 / small
-    saved, id = 32**6 / count_macs((32,) * 3, (32,) * 3), "params-32cube-six-orders"
-    yield id, "correction", "The ratio is {:,.0f}", ratio
-    yield id, "correction", "{:.1f} orders of magnitude", math.log10(ratio)
-    yield id, "correction", "saves {:.1f} orders", math.log10(saved)
 
 
 def settings() -> Iterator[tuple]:

@@ -44,8 +44,6 @@ def test_sentences_columns_and_examples_are_told_apart():
         "Multiply *args by weight_ |x| and **search: see load_lora and back\\slash.",
         "A sentence after them\ngoes on here.",
     ]
-    code = [node.astext() for node in document.findall(docutils.nodes.literal)]
-    assert code == ["**search", "load_lora"]
     columns = [node.astext() for node in document.findall(docutils.nodes.literal_block)]
     assert columns == ["name, other   the first one, in columns\n              and its second line"]
     assert [n.astext() for n in document.findall(docutils.nodes.doctest_block)] == [">>> 1 + 1\n2"]

@@ -109,23 +109,13 @@ def test_a_chapter_runs_or_says_what_it_lacks(colab, chapter):
     [
         ("LabError: No module named 'peft'. Run: pip install peft torch==2.4 numpy==2.0", ""),
         ("ModuleNotFoundError: No module named 'peft'", "it ended with"),
-        ("LabError: a. pip install peft", "would touch torch"),
         ("LabError: a. pip install -U peft torch==2.4 numpy==2.0", "would touch torch"),
-        ("LabError: the record is stale", "it ended with"),
     ],
 )
 def test_a_chapter_that_stops_otherwise_is_found(error, words):
     done = subprocess.CompletedProcess([], 1, "", f"Traceback\n{error}\n")
     found = complaint(done)
     assert words in found and bool(words) == bool(found)
-
-
-def test_hidden_libraries_cannot_be_imported(tmp_path):
-    (tmp_path / "sitecustomize.py").write_text(f"NAMES = {OPTIONAL.split()!r}\n{SITE}")
-    command = [sys.executable, "-c", "import einops"]
-    environment = os.environ | {"PYTHONPATH": str(tmp_path)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert done.returncode and "No module named 'einops'" in done.stderr
 
 
 def test_what_is_hidden_is_all_that_is_optional():

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import unittest.mock
 
 import nbformat
 import ndlbook
@@ -16,7 +17,6 @@ import ndlcache
 import ndlchapters
 import ndlclaims
 import ndlcorrections
-import ndlpreviews
 import ndltables
 import pytest
 import yaml
@@ -32,6 +32,8 @@ CLAIM |= {"kind": "theorem", "verdict": "open"}
 WRONG = CLAIM | {"id": "layer-y", "verdict": "fails", "ground": "refuted", "rule": "compare"}
 WRONG |= {"correction": "<b>a > b</b>", "scope": "as printed", "notebook": "11_sound"}
 UNDECIDED = WRONG | {"verdict": "undecided", "ground": None, "correction": None}
+DIRECTION = UNDECIDED | {"id": "layer-z", "verdict": "holds"}
+DIRECTION |= {"direction_only": "9 < 10 here, 2 printed."}
 
 
 def soup(html: str) -> BeautifulSoup:
@@ -41,17 +43,22 @@ def soup(html: str) -> BeautifulSoup:
 # --- tables ------------------------------------------------------------------------------------------------------
 
 
-def test_claims_table_escapes_and_links():
-    html = ndltables.claims_table([CLAIM, WRONG], "../notebooks/", {"11_sound"})
-    assert "<div>a &lt; b &amp; c</div>" in html
-    table = soup(html)
+def test_claims_table_escapes_links_and_says_what_a_verdict_leaves_open():
+    small = WRONG | {"id": "s", "ground": "not reproduced at small scale", "scope": "reduced"}
+    small["another_reading"] = {"reading": "by b < c alone", "verdict": "undecided"}
+    claims = [CLAIM, WRONG, DIRECTION, small, UNDECIDED | {"would_take": "ten <more> seeds"}]
+    table = soup(ndltables.claims_table(claims, "../notebooks/", {"11_sound"}))
     rows = table.select("tbody tr")
-    assert [row["id"] for row in rows] == ["layer-x", "layer-y"]
     assert "a < b & c" in rows[0].text and not rows[0].select("td:first-child a")
     assert "<b>a > b</b>" in rows[1].text and "compare" in rows[1].text
     assert rows[1].select_one("td a")["href"] == "../notebooks/11_sound.html#claim-layer-y"
-    assert [head.text for head in table.select("th")] == [label for _, label in ndltables.COLUMNS]
-    assert "Cost analysis" in rows[0].text
+    shown = [row["data-verdict"] for row in rows]
+    assert shown == ["open", "refuted", "holds", "not reproduced at small scale", "undecided"]
+    assert rows[2]["data-only"] == "direction only" and not rows[1].get("data-only")
+    for words in ("9 < 10 here, 2 printed.", "ten <more> seeds", "By b < c alone: undecided."):
+        assert words in table.text
+    options = [option["value"] for option in table.select('select[name="verdict"] option')]
+    assert sorted(options) == sorted(["", *shown, "direction only"])
     table = soup(ndltables.claims_table([WRONG], "../notebooks/", set()))
     assert not [a for a in table.select("a") if "notebooks" in a["href"]], "the book lacks it"
 
@@ -65,47 +72,13 @@ def test_every_place_of_the_ledger_has_a_readable_name():
 
 
 def test_chapter_entry_gives_title_answer_and_verdicts(tmp_path):
-    first = (
-        "# What?\n\nNo. It maps as in [a](10_x.ipynb),\n[b](https://x.y) [c](#z). More.\n\nMore."
-    )
-    path = notebook(tmp_path / "11_sound.ipynb", ("markdown", first))
+    first = "# What?\n\nNo. It maps as in [a](10_x.ipynb),\n[b](https://x.y). More.\n\nMore."
+    path = tmp_path / "11_sound.ipynb"
+    path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": first}]}))
     entry = ndltables.chapter(path, "../notebooks/", [CLAIM, WRONG, WRONG])
-    links = "[a](../notebooks/10_x.ipynb), [b](https://x.y) [c](#z)"
-    assert entry.startswith(
-        f"- **[11 · What?](../notebooks/11_sound.ipynb)** No. It maps as in {links}. <"
-    )
+    answer = "No. It maps as in [a](../notebooks/10_x.ipynb), [b](https://x.y)."
+    assert entry.startswith(f"- **[11 · What?](../notebooks/11_sound.ipynb)** {answer} <")
     assert soup(entry).select_one(".ndl-fails").text == "✗ 2 refuted" and "More" not in entry
-
-
-def notebook(path: pathlib.Path, *cells: tuple[str, str]) -> pathlib.Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    cells = [{"cell_type": kind, "source": source} for kind, source in cells]
-    path.write_text(json.dumps({"cells": cells}))
-    return path
-
-
-DIRECTION = UNDECIDED | {"id": "layer-z", "verdict": "holds"}
-DIRECTION |= {"direction_only": "9 < 10 here, 2 printed."}
-
-
-def test_directions_grounds_and_what_would_decide_are_shown_and_filtered_apart():
-    small = WRONG | {"id": "s", "ground": "not reproduced at small scale", "scope": "reduced"}
-    small["another_reading"] = {"reading": "by b < c alone", "verdict": "undecided"}
-    open_yet = UNDECIDED | {"would_take": "ten <more> seeds"}
-    claims = [WRONG, DIRECTION, small, open_yet]
-    table = soup(ndltables.claims_table(claims, "../notebooks/", set()))
-    shown = [row["data-verdict"] for row in table.select("tbody tr")]
-    assert shown == ["refuted", "holds", "not reproduced at small scale", "undecided"]
-    assert [row.get("data-only") for row in table.select("tbody tr")][:2] == [
-        None,
-        "direction only",
-    ]
-    assert table.select_one(".ndl-badge.ndl-direction").text == "✓ holds, direction only"
-    assert table.select_one(".ndl-mild").text == "✗ not reproduced at small scale"
-    for words in ("9 < 10 here, 2 printed.", "ten <more> seeds", "By b < c alone: undecided."):
-        assert words in table.text
-    options = [option["value"] for option in table.select('select[name="verdict"] option')]
-    assert sorted(options) == sorted(["", *shown, "direction only"])
 
 
 def test_the_front_page_counts_every_outcome():
@@ -113,14 +86,8 @@ def test_the_front_page_counts_every_outcome():
     later = WRONG | {"id": "b", "rule": "compare. Amended after the runs."}
     claims = [CLAIM, WRONG, later, DIRECTION, DIRECTION | {"id": "c", "direction_only": ""}]
     counts = soup(ndltables.claims_counts(claims, "claims.html", 7, "log.html"))
-    told = (
-        "Of 5 claims 4 could be judged: 2 hold, 0 hold under a condition, 2 fail, 0 are undecided."
-    )
-    assert told in counts.text
-    assert counts.select_one("a[href='log.html']").text == "7 verdicts changed"
     assert "1 of 4 rules were written or changed when some results were known" in counts.text
     shown = {li.a["href"]: (int(li.b.text), li.text) for li in counts.select("li")}
-    assert shown["claims.html?verdict=refuted"][0] == 2
     assert sum(number for number, _ in shown.values()) == 5
     number, words = shown["claims.html?verdict=holds"]
     assert number == 2 and "of these 1 direction only" in words
@@ -142,8 +109,10 @@ CHAPTERS = {"10": "ten.html", "12": "twelve.html", "thm-11-2": "theorems.html#th
         ("chapter 123, chapter 99, subchapter 10", []),
         ("By Theorem 11.2, not by Theorem 11.20", ["Theorem 11.2"]),
         ('<a href="x">chapter 12</a> <article>chapter 12</article>', ["chapter 12"]),
-        ('<pre>chapter 12</pre><h2>On <i>chapter 12</i></h2><i title="a > chapter 12">i</i>', []),
-        ("<script>if (a<b) 'chapter 12'</script><b>chapter 12</b>", ["chapter 12"]),
+        (
+            "<pre>chapter 12</pre><script>if (a<b) 'chapter 12'</script><b>chapter 12</b>",
+            ["chapter 12"],
+        ),
     ],
 )
 def test_chapters_and_theorems_become_links(text, links):
@@ -164,29 +133,6 @@ def test_the_first_mention_of_a_term_is_a_link():
     assert ndlchapters.link_terms(body, {}) == body
 
 
-def test_previews_are_cut_from_the_pages():
-    theorem = (
-        '<section id="a"><span id="thm-11-1"></span><h3>Theorem 11.1: rank<a href="#a">#</a></h3><p>It <a href="b">is</a>.</p>'
-        '<div class="math" id="m">x</div><p><em>Idea.</em> No.</p></section>'
-    )
-    newer = theorem.replace('id="a"><span id="thm-11-1"></span>', 'id="thm-11-1">')
-    for page in (theorem, newer):
-        assert ndlpreviews.theorems(soup(page)) == {
-            "thm-11-1": '<p><b>Theorem 11.1: rank</b></p><p>It is.</p><div class="math">x</div>'
-        }
-    term = (
-        '<dl class="glossary"><dt id="term-x">x</dt><dt id="term-y">y</dt><dd><p>A.</p></dd></dl>'
-    )
-    assert ndlpreviews.terms(soup(term)) == {
-        "term-x": "<p><b>x</b></p><p>A.</p>",
-        "term-y": "<p><b>y</b></p><p>A.</p>",
-    }
-    chapter = "<h1>10 · T &amp; U</h1><p>Yes.</p><p>Why.</p>"
-    assert ndlpreviews.chapter_preview(soup(chapter)) == "<p><b>10 · T &amp; U</b></p><p>Yes.</p>"
-    claim = soup(ndlpreviews.claim_preview(WRONG)).text
-    assert "✗ refuted" in claim and "a < b & c" in claim and "Cost analysis" in claim
-
-
 # --- corrections -------------------------------------------------------------------------------------------------
 
 CHANGED = {"date": datetime.date(2026, 1, 2), "claim": "layer-y", "was": "holds", "now": "fails"}
@@ -204,8 +150,6 @@ def test_the_log_of_corrections_agrees_with_the_ledger():
         ({"claim": "layer-nothing"}, "no such claim"),
         ({"now": "undecided"}, "claims.yml says 'fails'"),
         ({"was": "true"}, "not a verdict"),
-        ({"date": "yesterday"}, "not a date"),
-        ({"date": "2026-13-01"}, "not a date"),
         ({"date": datetime.datetime(2026, 1, 2, 3)}, "not a date"),
         ({"why": " "}, "does not say why"),
         ({"place": "chapter 1"}, "its fields are"),
@@ -225,29 +169,21 @@ def test_the_entries_of_a_claim_follow_from_each_other():
     assert len(gap) == 1 and "the entry before says 'undecided'" in gap[0]
 
 
-def test_the_log_is_escaped_and_newest_first():
+def test_the_log_is_escaped_and_newest_first_and_begins_with_the_looks():
     reworded = CHANGED | {"date": datetime.date(2026, 1, 3), "was": "fails", "why": "words"}
     where = ([WRONG], "claims.html", "../notebooks/")
     html = ndlcorrections.log([CHANGED, reworded], *where, {"11_sound"})
     rows = soup(html).select("tbody tr")
     assert [row.time["datetime"] for row in rows] == ["2026-01-03", "2026-01-02"]
-    assert "✗ fails" in rows[0].text and "reworded" in rows[0].text
-    assert [badge.text for badge in rows[1].select(".ndl-badge")] == ["✓ holds", "✗ fails"]
-    assert "a < b" in rows[1].text and "a &lt; b" in html
+    assert "✗ fails" in rows[0].text and "reworded" in rows[0].text and "a &lt; b" in html
     links = [a["href"] for a in rows[1].select("a")]
     assert links == ["claims.html#layer-y", "../notebooks/11_sound.html#claim-layer-y"]
-    assert len(soup(ndlcorrections.log([CHANGED], *where, set())).select("tbody a")) == 1
-
-
-def test_the_corrections_begin_with_the_looks():
     first = CHANGED | {"was": "undecided", "now": "holds"}
-    reworded = CHANGED | {"was": "fails", "why": "words"}
     entries = [first, CHANGED, reworded]
     page = soup(ndlcorrections.looks(entries, [WRONG | {"records": ["a", "b"]}], "claims.html"))
-    assert "2 changes of a verdict, and 1 statements" in page.text
     cells = [cell.text for cell in page.select("tbody td")]
     assert cells == ["layer-y", "undecided → holds → fails", "3", "2"]
-    assert "1 claims whose verdict changed: 1 with 3 verdicts" in page.summary.text
+    assert "2 changes of a verdict, and 1 statements" in page.text
 
 
 # --- one claim by itself -----------------------------------------------------------------------------------------
@@ -256,23 +192,14 @@ def test_the_corrections_begin_with_the_looks():
 def test_a_claim_has_a_page_of_its_own_and_an_address_for_programs():
     docs = {"notebooks/11_sound", "book/claims"}
     page = soup(ndlclaims.page(WRONG, docs, "A & B", "book/index"))
-    assert page.h1.text == "layer-y" and page.title.text == "layer-y · A & B"
-    for part in ("✗ refuted", "a < b & c", "Right statement: <b>a > b</b>", "Cost analysis"):
+    for part in ("✗ refuted", "a < b & c", "Right statement: <b>a > b</b>", "Tested: as printed."):
         assert part in page.main.text, part
-    assert "contradict it" in page.main.text and "Tested: as printed." in page.main.text
-    assert [a["href"] for a in page.select("a")] == [
-        "../book/index.html",
+    assert [a["href"] for a in page.main.select("a")] == [
         "../notebooks/11_sound.html#claim-layer-y",
         "../book/claims.html#layer-y",
     ]
-    assert not page.select("script, link, img")
-    still_open = soup(ndlclaims.page(CLAIM, docs, "A", "book/index"))
-    assert [a["href"] for a in still_open.main.select("a")] == ["../book/claims.html#layer-x"]
-    row = soup(ndltables.claims_table([CLAIM], "../notebooks/", set())).select_one("tbody tr")
-    assert row.select_one("a[href='../claims/layer-x.html']")
     found = ndlclaims.record(WRONG, docs)
     assert found["url"] == "notebooks/11_sound.html#claim-layer-y"
-    assert found["page"] == "claims/layer-y.html" and found["place"] == "Cost analysis"
     assert found["correction"] == "<b>a > b</b>" and found["direction_only"] is None
     assert ndlclaims.record(CLAIM, docs)["url"] == "book/claims.html#layer-x"
     assert ndlclaims.record(WRONG, set())["url"] is None
@@ -293,17 +220,8 @@ def tree(tmp_path):
     return tmp_path
 
 
-def test_styles_of_folded_cells_are_there_whatever_sphinx_copies(tmp_path):
-    (tmp_path / "togglebutton.js").write_text("kept")
-    ndlbuild.copy_toggle(tmp_path)
-    assert "toggle" in (tmp_path / "togglebutton.css").read_text(encoding="utf8")
-    assert (tmp_path / "togglebutton.js").read_text() == "kept"
-
-
 def test_cache_key_follows_every_source_name_and_version(tree, monkeypatch):
     keys = [ndlbuild.cache_key(tree)]
-    (tree / "notebooks/lab/__pycache__").mkdir()
-    (tree / "notebooks/lab/__pycache__/a.pyc").write_text("x")
     (tree / "notebooks/results/x.jsonl.lock").write_text("")
     assert ndlbuild.cache_key(tree) == keys[0]
     for name in SOURCES:
@@ -370,19 +288,13 @@ def test_the_lab_writes_down_what_is_read(tmp_path):
     environ = os.environ | {"NDL_READS": str(tmp_path / "reads.txt")}
     environ["PYTHONPATH"] = f"{ROOT}{os.pathsep}{ROOT / 'notebooks'}"
     subprocess.run([sys.executable, "-c", code], check=True, env=environ)
-    found = {tuple(line.split("\t")) for line in (tmp_path / "reads.txt").read_text().splitlines()}
-    for expected in (
-        ("claim", "bias-crossover"),
-        ("claims of", "30_radius_bump"),
-        ("file", "book/paper/tables/radius_010.csv"),
-        ("file", "notebooks/results/template-example.jsonl"),
-        ("file", "notebooks/lab/stats.py"),
-        ("file", "notebooks/lab/__init__.py"),
-        ("file", "ndlinear.py"),
-    ):
-        assert expected in found
-    assert ("file", "book/paper/claims.yml") not in found and ("claims", "all") not in found
-    assert not any("chapters/" in name for _, name in found), "no chapter's module was imported"
+    found = set((tmp_path / "reads.txt").read_text().splitlines())
+    files = ("book/paper/tables/radius_010.csv", "notebooks/results/template-example.jsonl")
+    files += ("notebooks/lab/stats.py", "ndlinear.py")
+    assert {f"file\t{name}" for name in files} <= found
+    assert {"claim\tbias-crossover", "claims of\t30_radius_bump"} <= found
+    assert "file\tbook/paper/claims.yml" not in found
+    assert not any("chapters/" in line for line in found), "no chapter's module was imported"
 
 
 def test_a_lab_of_another_checkout_is_refused(tmp_path):
@@ -392,14 +304,8 @@ def test_a_lab_of_another_checkout_is_refused(tmp_path):
 
 
 def test_building_the_book_never_trains(monkeypatch):
-    class App:
-        srcdir = str(modes.ROOT)
-
-        def __getattr__(self, name):
-            return lambda *arguments, **options: None
-
     monkeypatch.setenv("NDL_MODE", "full")
-    ndlbook.setup(App())
+    ndlbook.setup(unittest.mock.MagicMock(srcdir=str(modes.ROOT)))
     assert os.environ["NDL_MODE"] == "replay"
 
 
@@ -409,35 +315,20 @@ def test_building_the_book_never_trains(monkeypatch):
 @pytest.mark.parametrize(
     ("text", "url"),
     [
-        ("https://github.com/owner/name.git", "https://github.com/owner/name"),
         ("https://user:secret@github.com/owner/na.me.git/", "https://github.com/owner/na.me"),
         ("git@github.com:owner/name.git", "https://github.com/owner/name"),
-        ("ssh://git@github.com/owner/name", "https://github.com/owner/name"),
         ("https://notgithub.com/owner/name", ""),
         ("/srv/repositories/name", ""),
-        ("https://github.com/owner", ""),
     ],
 )
 def test_repository_url_of_a_remote_or_of_the_environment(text, url, tmp_path):
-    assert ndlbuild.repository_url(tmp_path, {}) == ""
     git = ["git", "-C", str(tmp_path)]
     subprocess.run([*git, "init", "-q"], check=True)
     subprocess.run([*git, "remote", "add", "origin", text], check=True)
     assert ndlbuild.repository_url(tmp_path, {}) == url
-    asked = {"NDL_BOOK_URL": text}
-    if url:
-        assert ndlbuild.repository_url(tmp_path, asked) == url
-    else:
+    if not url:
         with pytest.raises(ConfigError, match=r"https://github.com/OWNER/NAME"):
-            ndlbuild.repository_url(tmp_path, asked)
-
-
-def test_buttons_only_with_an_address():
-    options = {"launch_buttons": {"colab_url": "x", "thebe": True}}
-    ndlbuild.link_repository(options, "")
-    assert not options["launch_buttons"] and not options["use_repository_button"]
-    ndlbuild.link_repository(options, "https://github.com/a/b")
-    assert options["launch_buttons"]["colab_url"] and options["use_repository_button"]
+            ndlbuild.repository_url(tmp_path, {"NDL_BOOK_URL": text})
 
 
 # --- a miniature book, built for real ----------------------------------------------------------------------------
@@ -497,20 +388,13 @@ def test_a_miniature_book_with_an_address(tmp_path, monkeypatch):
     links = [a["href"] for a in page.select("a[href]") if "owner/name" in a["href"]]
     blob = "owner/name/blob/main/notebooks/10_mini.ipynb"
     assert f"https://colab.research.google.com/github/{blob}" in links
-    assert "https://github.com/owner/name" in links
-    front = soup((html / "book" / "index.html").read_text(encoding="utf8"))
-    moved = (html / "book" / "deviations.html").read_text(encoding="utf8")
-    assert "url=claims.html" in moved
-    links = front.select('article a[href="../notebooks/10_mini.html"]')
-    assert "chapter 10" in [link.text for link in links]
-    assert page.h1.text.startswith("10 · Ten") and page.title.text.startswith("10 · Ten")
     assert (tmp_path / "book" / "_build" / "state").exists()
+    assert "url=claims.html" in (html / "book" / "deviations.html").read_text(encoding="utf8")
     found = json.loads((html / "claims.json").read_text(encoding="utf8"))["claims"]
     for claim, own in zip(found, ledger.claims(), strict=True):
         assert all(claim[field] == own[field] for field in ("id", "verdict", "statement"))
         assert claim["url"] == f"book/claims.html#{own['id']}", "the book has no such chapter"
     assert '"claims/' not in (html / "searchindex.js").read_text("utf8"), "the search knows them"
     lines = (html / "llms.txt").read_text(encoding="utf8").splitlines()
-    assert lines[0] == "# The NdLinear book" and lines[2] == "> Some $x$. More, in chapter 10."
     assert "- [Mini](book/index.html): Some $x$." in lines
     assert "- [10 · Ten](notebooks/10_mini.html): Go" in lines

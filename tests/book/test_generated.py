@@ -1,6 +1,5 @@
 """What the book makes for readers beside its pages: recipes that run, downloads, a citation, a figure and a report from the data."""
 
-import hashlib
 import re
 import shutil
 import subprocess
@@ -17,8 +16,6 @@ from bs4 import BeautifulSoup
 from lab import modes, stats
 from lab.page import facts, ledger
 from lab.page.recorded import recorded
-
-import ndlinear
 
 ROOT = modes.ROOT
 
@@ -122,30 +119,6 @@ def test_the_recipes_say_what_the_records_say():
 # --- downloads ---------------------------------------------------------------------------------------------------
 
 
-def test_a_download_is_the_file_with_its_version_and_checksum(tmp_path):
-    ndltake.copy(ROOT, tmp_path)
-    page = soup(ndltake.link(ROOT, "ndlinear", "../"))
-    assert page.a["href"] == "../ndlinear.py" and page.a.has_attr("download")
-    assert f"version {ndlinear.__version__}," in page.text
-    digest = hashlib.sha256((tmp_path / "ndlinear.py").read_bytes()).hexdigest()
-    assert page.code.text == digest
-    assert (tmp_path / "ndlinear.py").read_bytes() == (ROOT / "ndlinear.py").read_bytes()
-
-
-def test_the_file_of_rates_runs_by_itself(tmp_path):
-    """Without lab and without ndlinear on the path."""
-    ndltake.copy(ROOT, tmp_path)
-    code = (
-        "import sys, torch, lr_groups\n"
-        "assert 'lab' not in sys.modules and 'ndlinear' not in sys.modules\n"
-        "groups = lr_groups.lr_groups(torch.nn.Linear(3, 2), 0.5)\n"
-        "assert {group['lr'] for group in groups} == {0.5}\n"
-    )
-    how = {"cwd": tmp_path, "env": {"PATH": ""}, "capture_output": True, "text": True}
-    done = subprocess.run([sys.executable, "-c", code], **how)
-    assert done.returncode == 0, done.stderr
-
-
 # --- citing ------------------------------------------------------------------------------------------------------
 
 
@@ -182,22 +155,3 @@ def test_the_report_has_the_counts_of_the_ledger():
     assert "7 times a verdict" in page.text
     assert "NdLinear is better in 7 of 48 cells; a sum in 9." in page.text
     assert "No run is recorded." in ndlreport.method({})
-
-
-def test_the_report_follows_the_ledger():
-    """A verdict that changes, changes the table and the sentences."""
-    claims = [dict(claim) for claim in ledger.claims()]
-    gpu = [claim for claim in claims if "gpu" in claim["needs"]]
-    for claim in gpu:
-        claim.update(verdict="holds", ground=None)
-    assert "takes a graphics card, none is untestable here" in report(claims).text
-    assert "open" not in report(claims).select_one("tbody").text
-    gpu[0]["verdict"] = "untestable"
-    gpu[1]["verdict"] = "open"
-    text = report(claims).text
-    assert "takes a graphics card, 1 is untestable here" in text and "○ open" in text
-
-
-def test_every_kind_of_claim_is_in_the_report():
-    kinds = {kind for group in ndlreport.GROUPS.values() for kind in group}
-    assert {claim["kind"] for claim in ledger.claims()} <= kinds

@@ -70,7 +70,6 @@ def test_workflows_are_given_no_more_than_they_need(path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda w: w.update(permissions={"contents": "write"}), "not empty at the top"),
         (lambda w: w["jobs"]["build"].update(permissions={"contents": "write"}), "may write"),
         (lambda w: w["jobs"]["build"]["steps"][0].update(uses="actions/checkout@v4"), "commit"),
         (lambda w: w["jobs"]["build"]["steps"][0].pop("with"), "keeps its credentials"),
@@ -92,12 +91,6 @@ def test_the_book_is_published_only_after_green_tests():
     assert "workflow_call" in triggers(test) and "pull_request" in triggers(test)
     commands = " ".join(step.get("run", "") for step in test["jobs"]["test"]["steps"])
     assert "make book" in commands and "make test" in commands
-
-
-def test_the_lowest_versions_are_tried_with_the_lowest_python():
-    floor = workflow("weekly")["jobs"]["floor"]["with"]
-    required = re.search(r'requires-python = ">=([\d.]+)"', (ROOT / "pyproject.toml").read_text())
-    assert floor == {"pins": "floor.txt", "python": required[1]}
 
 
 # --------------------------------------------------------------------------------------------------------- Makefile
@@ -131,12 +124,10 @@ def make(folder: pathlib.Path, *arguments: str) -> list[str]:
     ("arguments", "end"),
     [
         (["stamp", "URL=https://example.org/a b"], ["stamp", "https://example.org/a b"]),
-        (["bench"], ["bench"]),
         (
             ["again", "EXPERIMENT=a-b", "ONLY=w=16 d=2"],
             ["again", "a-b", "w=16", "d=2", "--seconds", "60"],
         ),
-        (["golden", "ONLY=30 evidence/33"], ["golden", "30", "evidence/33"]),
         (["golden", "ONLY=30", "WHY=a b"], ["golden", "30", "--same", "a b"]),
     ],
 )
@@ -146,19 +137,6 @@ def test_commands_work_in_a_folder_with_a_space(elsewhere, arguments, end):
     assert rest == end
 
 
-def test_the_floor_is_the_lowest_version_of_every_dependency(elsewhere):
-    """Against a parser of its own: what stands behind >= in the list of dependencies."""
-    subprocess.run(["make", "floor.txt"], cwd=elsewhere, check=True, capture_output=True)
-    pins = (elsewhere / "floor.txt").read_text().split()
-    text = (ROOT / "pyproject.toml").read_text(encoding="utf8")
-    body = text.partition("\nnotebooks = [")[2].partition("\n]")[0]
-    needs = re.findall(r'^    "([^"]+)"', body, re.M)
-    assert len(pins) == len(needs) > 8
-    for pin, need in zip(pins, needs):
-        name, _, version = need.partition(">=")
-        assert pin == f"{name}=={version}.*"
-
-
 # --------------------------------------------------------------------------------------- citation, hooks, the top level
 def test_citations_agree_with_the_module_and_the_bibliography():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf8"))
@@ -166,18 +144,14 @@ def test_citations_agree_with_the_module_and_the_bibliography():
     for record in (cited, archived):
         assert record["version"] == ndlinear.__version__
         assert record["license"] == "Apache-2.0"
-        assert record["title"] == "NdLinear: an executable book"
     paper = cited["references"][0]
     entry = (ROOT / "book" / "references.bib").read_text(encoding="utf8")
     entry = entry.partition("@article{reneau2025ndlinear")[2].partition("\n}")[0]
     written = re.search(r"author\s*=\s*\{(.*?)\},\s*journal", entry, re.S)[1]
     authors = " ".join(written.split()).split(" and ")
-    named = [f"{a['family-names']}, {a['given-names']}" for a in paper["authors"]]
-    assert named == authors and len(authors) == 9
+    assert authors == [f"{a['family-names']}, {a['given-names']}" for a in paper["authors"]]
     assert re.search(r"doi\s*=\s*\{(.*?)\}", entry)[1] == paper["doi"]
     assert archived["related_identifiers"][0]["identifier"] == paper["doi"]
-    title = " ".join(re.search(r"title\s*=\s*\{(.*?)\},\n", entry, re.S)[1].split())
-    assert title.replace("{", "").replace("}", "") == paper["title"]
 
 
 def test_hooks_have_the_versions_of_the_constraints():
@@ -187,10 +161,6 @@ def test_hooks_have_the_versions_of_the_constraints():
     assert len(asked) == 4
     for (requirement,) in asked:
         assert requirement in pins, f"{requirement} is not what constraints.txt says"
-    makefile = (ROOT / "Makefile").read_text(encoding="utf8")
-    lint = makefile.partition("\nlint:")[2].partition("\n\n")[0]
-    for tool in {requirement.partition("==")[0] for (requirement,) in asked}:
-        assert tool in lint, f"make lint does not run {tool}"
 
 
 def test_the_changelog_ends_at_the_version_of_the_module():

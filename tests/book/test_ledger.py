@@ -108,30 +108,13 @@ def test_evidence_that_agrees_is_shown(entries, capsys):
         assert words in out
 
 
-def test_a_long_rule_is_folded_and_a_short_one_is_not(entries, monkeypatch):
-    boxes = []
-    monkeypatch.setattr(ledger, "put", lambda text, html: boxes.append(html))
-    entries["noise"]["rule"] = "below & above " * 40
-    ledger.verdict("right", holds=True, note="seen")
-    entries["noise"]["would_take"] = "ten more seeds"
-    ledger.verdict("noise", holds=None, note="the numbers")
-    short, long = boxes
-    assert "<b>What would decide it.</b> ten more seeds" in long and "would decide" not in short
-    assert "<b>Rule.</b> arithmetic" in short and "<details>" not in short
-    folded = long[long.index("<details>") :]
-    assert folded.count("below &amp; above") == 40 and "the numbers" not in folded
-    assert long.index("the numbers") < long.index("<summary>Rule</summary>")
-
-
 @pytest.mark.parametrize(
     ("id", "evidence"),
     [
         ("right", {"holds": False}),
-        ("right", {"holds": None}),
         ("wrong", {"holds": True}),
         ("some", {"holds": True}),
         ("some", {"holds": False}),
-        ("some", {"holds": False, "under": False}),
         ("noise", {"holds": True}),
     ],
 )
@@ -146,45 +129,35 @@ def test_an_open_or_unknown_claim_cannot_be_judged(entries):
         ledger.verdict("right", holds=True)
     with pytest.raises(LedgerError, match="no claim 'nothing'"):
         ledger.verdict("nothing", holds=True)
+    with pytest.raises(LedgerError, match="needs holds=False"):
+        ledger.verdict("some", holds=True, under=True)
 
 
 def test_smoke_judges_theory_but_not_training(entries, monkeypatch, capsys):
     monkeypatch.setenv("NDL_MODE", "smoke")
     ledger.verdict("noise", holds=True)
-    assert "not judged in smoke mode" in capsys.readouterr().out
+    ledger.finding("a is larger", holds=False)
+    assert capsys.readouterr().out.count("not judged in smoke mode") == 2
     with pytest.raises(LedgerError):
         ledger.verdict("right", holds=False)
 
 
-def test_under_needs_a_statement_that_fails_as_printed(entries):
-    with pytest.raises(LedgerError, match="needs holds=False"):
-        ledger.verdict("some", holds=True, under=True)
-
-
-def test_a_finding_that_the_evidence_denies_raises(entries, monkeypatch, capsys):
+def test_a_finding_that_the_evidence_denies_raises(entries, capsys):
     ledger.finding("a is larger", holds=True)
     assert capsys.readouterr().out == "Checked: a is larger\n"  # a sign of its own: ✓ is for claims
     for evidence in (False, None):
         with pytest.raises(LedgerError, match="the text says 'a is larger'"):
             ledger.finding("a is larger", holds=evidence)
-    monkeypatch.setenv("NDL_MODE", "smoke")
-    ledger.finding("a is larger", holds=False)
-    assert "not judged in smoke mode" in capsys.readouterr().out
 
 
 def test_a_verdict_on_the_direction_alone_says_so_with_both_numbers(entries, capsys):
-    plain = ledger._markup("right", entries["right"], "5 < 6")
-    assert 'id="claim-right"' in plain and "1 &lt; 2" in plain and "5 &lt; 6" in plain
-    assert ledger.mark(entries["right"]) == "✓" and ledger.mark(entries["some"]) == "✓*"
     entries["right"]["direction_only"] = "3 times < 4 here, 2 times printed."
     ledger.verdict("right", holds=True)
     out = capsys.readouterr().out
     assert out.startswith("✓ holds, direction only · right") and "2 times printed" in out
-    text = ledger._markup("right", entries["right"], "")
-    assert "ndl-direction" in text and "ndl-direction" not in plain
-    assert "✓ holds, direction only" in text and "3 times &lt; 4 here" in text
+    text = ledger._markup("right", entries["right"], "5 < 6")
+    assert 'id="claim-right"' in text and "3 times &lt; 4 here" in text and "5 &lt; 6" in text
     assert ledger.mark(entries["right"]) == "✓ direction only"
-    assert ledger.mark(entries["some"] | {"direction_only": "1"}) == "✓* direction only"
 
 
 FAILS = {"verdict": "fails", "ground": "refuted", "rule": "r", "scope": "as printed"}
@@ -198,16 +171,13 @@ SETTLED_BY = {"rule": "r", "scope": "s", "notebook": "n"}
     ("evidence", "ground"),
     [
         ({}, "refuted"),
-        ({"cells": ["c"]}, "refuted"),
         (AT_PRINT, "not reproduced"),
         (AT_PRINT | {"scope": "reduced: half of it"}, "not reproduced"),  # no word decides
         ({"records": ["r"], "cells": ["c"]}, "refuted"),  # judged by the printed cells
         (AT_PRINT | {"cells": ["c"], "scope": "as printed: 50 epochs"}, "not reproduced"),
         (AT_PRINT | {"scale": {"data": [49, 100]}}, "not reproduced at small scale"),
-        (AT_PRINT | {"scale": {"budget": [1, 1], "data": [1, 3]}}, "not reproduced at small scale"),
         ({"slip": {"printed": 6, "right": 5.5}}, "slip"),
         ({"slip": {"printed": 6, "right": 3.9}}, "refuted"),
-        ({"slip": {"printed": 3.9, "right": 6}}, "refuted"),
         ({"slip": {"name": "GELU"}}, "slip"),
         ({"slip": {"name": "ReLU"}}, "refuted"),
         ({"slip": {"name": "GELU"}, "where": ["sec:analysis", "abstract"]}, "refuted"),
@@ -265,10 +235,8 @@ def test_the_numbers_of_a_slip_stand_in_its_entry():
     ("rule", "later"),
     [
         ("Holds if a is larger, fails if smaller. Five seeds.", False),
-        ("Holds if the number added to it is even.", False),
         ("Holds if a is larger. Amended after the runs: b counts, too.", True),
         ("Holds if a is larger. Added before the run of forty more seeds, which decide.", True),
-        ("Written on 23 November 2026 when ten seeds were known.", True),
     ],
 )
 def test_a_rule_that_was_changed_later_is_known_by_its_words(rule, later):
@@ -283,11 +251,8 @@ def test_a_rule_that_was_changed_later_is_known_by_its_words(rule, later):
         ({"verdict": "holds"}, "needs rule, scope, notebook"),
         (FAILS | {"correction": ""}, "needs correction"),
         (FAILS | {"ground": None}, "needs `ground`"),
-        (FAILS | {"ground": "wrong"}, "needs `ground`"),
         (FAILS | {"records": ["r"], "scope": "small"}, "needs `scale`"),
         (FAILS | AT_PRINT | {"scope": "s", "scale": {"size": [1, 2]}}, "needs `scale`"),
-        (FAILS | AT_PRINT | {"scope": "s", "scale": {"data": [1, 0]}}, "pairs of numbers"),
-        ({"verdict": "undecided", "scale": {"data": [1, 2]}}, "`scale` goes with fails"),
         ({"verdict": "undecided", "ground": "refuted"}, "`ground` goes with fails"),
         (FAILS | {"another_reading": {"reading": "b", "verdict": "fails"}}, "delete it"),
         (FAILS | {"another_reading": {"reading": "b"}}, "needs a reading and a verdict"),
@@ -295,21 +260,8 @@ def test_a_rule_that_was_changed_later_is_known_by_its_words(rule, later):
         ({"verdict": "untestable"}, "needs reason"),
         (SETTLED_BY | {"verdict": "undecided"}, "needs would_take"),
         ({"verdict": "fails", "direction_only": "1 here, 2 printed"}, "not with 'fails'"),
-        ({"verdict": "open", "direction_only": "1 here, 2 printed"}, "not with 'open'"),
-        ({"verdict": "holds", "direction_only": True}, "a sentence with both numbers"),
         ({"verdict": "holds", "direction_only": "Better by 2.5."}, "a sentence with both numbers"),
     ],
 )
 def test_incomplete_entries_are_found(entry, message):
     assert message in ledger._problem(entry)
-
-
-def test_a_broken_ledger_file_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(ledger, "PAPER", tmp_path)
-    for text, message in (
-        ("claims:\n- {id: a, verdict: maybe}\n", "not one of"),
-        ("claims:\n- {id: a, verdict: open}\n- {id: a, verdict: open}\n", "stands twice"),
-    ):
-        (tmp_path / "claims.yml").write_text(text)
-        with pytest.raises(LedgerError, match=message):
-            ledger._load.__wrapped__()
