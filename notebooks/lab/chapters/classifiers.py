@@ -36,23 +36,20 @@ SETS = {
     "Heartbeat": ("heartbeat", "HeartBeat", 2),
     "LSST": ("lsst", "LSST", 14),
     "Sleep": ("sleep", "Sleep", 5),
-    # stand-ins: of LSST's shape, and a part of Heartbeat
-    "RacketSports": ("racketsports", "LSST", 4),
     "Heartbeat, training part": ("heartbeat", "HeartBeat", 2),
 }
 STEPS = {  # of a series, as the networks get it
     "ECGFiveDays": 136,
     "ECG5000": 140,
     "ChlorineConcentration": 166,
-    "RacketSports": 30,
     "Heartbeat, training part": 27,
 }
 ARMS = ("base", "base*", "ndlinear", "learned", "folded", "time")
-FOLDS = {
+FOLDS = {  # width: its two modes, the hidden two
     16: ((4, 4), (8, 8)),
     32: ((8, 4), (16, 8)),
     48: ((8, 6), (16, 12)),
-}  # width: its two modes, the hidden two
+}
 
 
 # ------------------------------------------------------------------------------ feed-forward blocks
@@ -217,24 +214,14 @@ def cost(dataset: str, arm: str) -> int:
 
 
 # -------------------------------------------------------------------------------- data and scores
+@functools.lru_cache(maxsize=20)
 def parts(dataset: str, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
-    """Parts "train" and "test" of a set: the official ones, or for Heartbeat's training part a cut
-    of its own for each seed."""
-    return heartbeat(seed) if dataset == "Heartbeat, training part" else series(dataset)
-
-
-@functools.lru_cache(maxsize=4)
-def series(dataset: str) -> dict[str, tuple[Tensor, Tensor]]:
-    """The official parts, (n, steps, channels) and classes from 0; channels centred and scaled by
-    the training part."""
+    """Parts "train" and "test": series (n, steps, channels), each channel centred and scaled by the training part, and classes
+    from 0. They are the official ones, or for Heartbeat's training part a cut of its own for each seed."""
     data = load(SETS[dataset][0])
-    return _scaled({name: data.part(name) for name in data.splits})
-
-
-def _scaled(parts: dict) -> dict[str, tuple[Tensor, Tensor]]:
-    """(n, channels, steps) to (n, steps, channels), each channel centred and scaled by the training
-    part."""
-    x = parts["train"][0]
+    cut = dataset == "Heartbeat, training part"
+    found = heartbeat(*data.part("train"), seed) if cut else {p: data.part(p) for p in data.splits}
+    x = found["train"][0]
     mean = x.mean((0, 2), keepdims=True)
     deviation = x.std((0, 2), keepdims=True)
     scale = np.where(deviation > 0, deviation, 1)
@@ -243,23 +230,20 @@ def _scaled(parts: dict) -> dict[str, tuple[Tensor, Tensor]]:
             torch.from_numpy(((x - mean) / scale).swapaxes(1, 2).astype(np.float32)),
             torch.tensor(y),
         )
-        for name, (x, y) in parts.items()
+        for name, (x, y) in found.items()
     }
 
 
-@functools.lru_cache(maxsize=16)
-def heartbeat(seed: int, frames: int = 27, held: float = 0.2) -> dict[str, tuple[Tensor, Tensor]]:
-    """A stand-in for Heartbeat: its training part cut in two at random, class by class; blocks of
-    time averaged to ``frames`` steps."""
-    data = load("heartbeat")
-    x, y = data.part("train")
+def heartbeat(x, y, seed: int, held: float = 0.2) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Heartbeat's training part (n, channels, time) cut in two at random, class by class; ``STEPS`` blocks of time averaged."""
+    frames = STEPS["Heartbeat, training part"]
     block = x.shape[2] // frames
     x = x[..., : frames * block].reshape(len(x), x.shape[1], frames, block).mean(-1)
     rng = np.random.default_rng(seed)
     kept = np.ones(len(y), bool)
     for k in np.unique(y):
         kept[rng.permutation(np.flatnonzero(y == k))[: round(held * np.sum(y == k))]] = False
-    return _scaled({"train": (x[kept], y[kept]), "test": (x[~kept], y[~kept])})
+    return {"train": (x[kept], y[kept]), "test": (x[~kept], y[~kept])}
 
 
 def scores(y, predicted) -> dict[str, float]:
