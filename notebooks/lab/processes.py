@@ -1,4 +1,4 @@
-"""Several processes that work on one thing together: they are started here, and meet at a file."""
+"""Two processes that work on one thing together: they are started here, and meet at a file."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import tempfile
 from .modes import NOTEBOOKS, LabError
 
 
-def together(arguments: list[str], *, world: int = 2, seconds: float = 600) -> object:
-    """Start processes of Python, each with one thread, and give what the first one prints last, read as JSON.
+def together(arguments: list[str], *, seconds: float = 600) -> object:
+    """Start two processes of Python, each with one thread, and give what the first one prints last, read as JSON.
 
     Args:
-        arguments: of Python; behind them come the process's rank, their number and the file at which they meet.
+        arguments: of Python; behind them come the process's rank, the number of processes and the file at which they meet.
 
     Raises:
         LabError: they took longer than ``seconds``. RuntimeError: one of them failed; its message is in the error.
@@ -28,17 +28,17 @@ def together(arguments: list[str], *, world: int = 2, seconds: float = 600) -> o
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
         store = str(pathlib.Path(folder, "store"))
         ranks = []
-        for rank in map(str, range(world)):
-            command = [sys.executable, "-W", "ignore", *arguments, rank, str(world), store]
+        for rank in "01":
+            command = [sys.executable, "-W", "ignore", *arguments, rank, "2", store]
             ranks.append(subprocess.Popen(command, env=environment, **pipes))
             stack.callback(ranks[-1].kill)
         try:
             texts = [process.communicate(timeout=seconds) for process in ranks]
         except subprocess.TimeoutExpired as error:
             raise LabError(
-                f"{world} processes took longer than {seconds:.0f} s; is the machine busy?"
+                f"two processes took longer than {seconds:.0f} s; is the machine busy?"
             ) from error
     if any(process.returncode for process in ranks):
         said = "; ".join(err.strip()[-300:] for _, err in texts if err.strip())
-        raise RuntimeError(f"one of {world} processes failed: {said}")
+        raise RuntimeError(f"one of two processes failed: {said}")
     return json.loads(texts[0][0].splitlines()[-1])

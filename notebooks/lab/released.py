@@ -10,13 +10,14 @@ import subprocess
 import sys
 import tempfile
 
+import ndlinear
+
 from . import data
 from .modes import LabError
 
 VERSION = "1.0.0"  # of the released package on PyPI
 
 
-# ---------------------------------------------------------------------------------------------------- the released package
 def release_folder() -> pathlib.Path:
     """Where the released package lies: NDL_RELEASED, or a folder beside the data sets."""
     named = os.environ.get("NDL_RELEASED", "").strip()
@@ -28,17 +29,9 @@ def install_release() -> None:
     folder = release_folder()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as fresh:
-        command = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "-q",
-            "--disable-pip-version-check",
-            "--no-deps",
-        ]
-        command += ["--target", f"{fresh}/package", f"ndlinear=={VERSION}"]
-        done = subprocess.run(command, capture_output=True, text=True)
+        pip = [sys.executable, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
+        what = ["--no-deps", "--target", f"{fresh}/package", f"ndlinear=={VERSION}"]
+        done = subprocess.run([*pip, *what], capture_output=True, text=True)
         if done.returncode:
             raise LabError(
                 f"the released package ndlinear {VERSION} could not be installed into {folder}: "
@@ -67,11 +60,7 @@ def released(install: bool = False):
 
 def layer_class(name: str) -> type:
     """The class NdLinear of "ours" or "released"; LabError where the latter is not installed."""
-    if name == "ours":
-        import ndlinear
-
-        return ndlinear.NdLinear
-    module = released()
+    module = ndlinear if name == "ours" else released()
     if module is None:
         raise LabError(
             f"no released package in {release_folder()}: a full run fetches it, or set NDL_RELEASED"

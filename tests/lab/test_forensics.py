@@ -3,8 +3,6 @@
 import math
 
 import lab
-import matplotlib.pyplot as plt
-import pandas as pd
 import pytest
 import torch
 from hypothesis import given
@@ -70,12 +68,6 @@ def test_sheet_refuses_what_cannot_be_right(sheet):
         sheet.judge("unknown")
 
 
-def test_the_list_has_each_cell_with_its_network(sheet):
-    rows = sheet.listed()
-    assert len(rows) == len(sheet.frame) and set(rows["experiment"]) >= {"BERT head"}
-    assert set(rows["dataset"]) >= {"CoLA", "SST-2"} and "two units" in set(rows["departs"])
-
-
 def test_operations_are_multiply_adds_and_five_for_each_number_in_a_batch_norm():
     net = nn.Sequential(
         nn.Conv2d(3, 4, 3, padding=1), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(4 * 25, 7)
@@ -89,51 +81,40 @@ def test_pairs_belong_together():
     both = forensics.pairs("vit_scaling", "acc_at_5")
     assert len(both) == 9 and set(both["blocks"]) == {"3", "6", "9"}
     assert both.loc[both["blocks"] == "9", "old"].nunique() == 1
-    assert not forensics.pairs("fid_scores", "fid_10k")["ahead"].any()  # lower is better
     fewer = forensics.pairs("text_classify", "params")["fewer"][0]
     assert math.isclose(fewer, 100 * (1 - 222 / 1544))
     conv = {"dataset": "CIFAR-10", "old": {"method": "Conv"}}
     with pytest.raises(LabError, match="belong together"):
         forensics.pairs("cnn_image_classify", "acc_at_1", **conv)
-    zero_shot = lab.facts("opt_pretrain", metric="zero_shot_accuracy")
-    zero_shot = zero_shot.pivot(index=["dataset", "model"], columns="method", values="value")
-    tie_or_better = sum(zero_shot["NdLinear"] >= zero_shot["Linear"])
-    found = forensics.printed_comparisons().set_index("where")
-    assert tuple(found.loc["OPT, ten zero-shot tasks"]) == (tie_or_better, 20)
 
 
 def test_recomputed_numbers_by_hand():
-    """The three that are printed otherwise, and one of each kind; chapter 70 holds all against print."""
+    """The three that are printed otherwise; evidence 70 holds all others against print."""
     found = forensics.recomputed()
     by_hand = {
         "bias-32": 100 * (1 - 0.00318228 / 0.00332793),
         "sweep-ratio": 1.09e6 / 138760,
         "hidden-params": 100 * (1 - 138760 / 1.09e6),
-        "lora-llama": 20.97 / 2.26,
-        "opt-mid-gap": 12.926 - 12.565,
-        "ucr-max": 100 * (1 - 6709 / 12900),
     }
     assert {name: found[name] for name in by_hand} == pytest.approx(by_hand, rel=1e-9)
     assert set(found) == set(lab.facts("text_numbers")["id"])
 
 
 @pytest.mark.parametrize(
-    ("shapes", "kind", "widths"),
+    ("shapes", "kind"),
     [
-        ([((8, 1), (6, 1)), ((6, 1), (8, 1))], "dense", (8, 6, 8)),
-        ([((8, 1), (6, 3)), ((6, 3), (8, 1))], "dense, learned activation of 3 terms", (8, 6, 8)),
-        ([((8, 1), (8, 5)), ((8, 5), (8, 5))], "repeated by a learned line", (8, 40, 40)),
-        ([((4, 2), (2, 2))], "multi-mode", (8, 4)),
+        ([((8, 1), (6, 1)), ((6, 1), (8, 1))], "dense"),
+        ([((8, 1), (6, 3)), ((6, 3), (8, 1))], "dense, learned activation of 3 terms"),
+        ([((8, 1), (8, 5)), ((8, 5), (8, 5))], "repeated by a learned line"),
+        ([((4, 2), (2, 2))], "multi-mode"),
     ],
 )
-def test_kinds_of_stacks(shapes, kind, widths):
-    assert forensics.kind_of(shapes) == kind and forensics.same_width(shapes) == widths
+def test_kinds_of_stacks(shapes, kind):
+    assert forensics.kind_of(shapes) == kind
 
 
 def test_released_shapes_agree_with_the_models():
-    shapes = forensics.released_shapes()
-    table = shapes.set_index("experiment")
-    assert len(table) == lab.facts("released_shapes")["experiment"].nunique()
+    table = forensics.released_shapes().set_index("experiment")
     for order, layer in (("released", models.AsReleased), ("cheapest", models.Cheapest)):
         built = {"OPT-Small, feed-forward": models.feed_forward(768, 2800, 8, layer=layer)}
         for width, depth in ((16, 2), (64, 3)):
@@ -143,21 +124,4 @@ def test_released_shapes_agree_with_the_models():
             sample = torch.zeros(1, 768 if name.startswith("OPT") else 10)
             assert table.loc[name, order] == lab.count_macs(net, sample)
             assert table.loc[name, "parameters"] == models.size(net)
-    assert (table["cheapest"] <= table["released"]).all()
     assert table.loc["LoRA LLaMA3-8B, down", "baseline"] == 8 * (14336 + 4096)
-
-
-def test_the_figure_counts_every_cell():
-    rows = [
-        ("radius_010", "params", "exact"),
-        ("radius_010", "flops", "differs"),
-        ("ts_tf_classify_final", "params", "rounded"),
-        ("ts_tf_classify_final_revised", "params", "exact"),
-        ("opt_pretrain", "params", "no configuration"),
-    ]
-    frame = pd.DataFrame(rows, columns=["table", "metric", "match"])
-    names = ["Radius Bump", "Radius Bump: FLOPs", "tabular", "UCR", "OPT"]
-    assert list(forensics.places(frame)) == names
-    _, axis = plt.subplots()
-    forensics.draw_matches(axis, frame)
-    assert sum(bar.get_width() for bar in axis.patches) == len(frame)

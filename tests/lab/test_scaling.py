@@ -1,6 +1,4 @@
-"""The model of a step, and the processes behind its measurement."""
-
-import math
+"""The model of an all-reduce, and the processes that train together."""
 
 import pytest
 import torch
@@ -19,31 +17,16 @@ def exchange(workers, nbytes):
 
 
 @pytest.mark.parametrize("workers", [2, 8, 64])
-def test_recursive_doubling_takes_the_messages_and_bytes_of_the_exchange(workers):
+def test_short_messages_take_those_of_the_exchange_and_long_ones_the_fewest_bytes(workers):
     link = Link(1e-5, 1e9)
     messages, sent = exchange(workers, 1000)
     expected = messages * link.latency + sent / link.bandwidth
-    assert scaling.doubling_seconds(1000, workers, link) == pytest.approx(expected)
+    assert scaling.all_reduce_seconds(1000, workers, link) == pytest.approx(expected)
+    least = 2 * (workers - 1) / workers  # seconds for as many gigabytes
+    assert scaling.all_reduce_seconds(1e9, workers, link) == pytest.approx(least, rel=1e-3)
 
 
-def test_short_messages_are_doubled_and_long_ones_halved():
-    link = Link(1e-5, 1e9)
-    assert scaling.all_reduce_seconds(8, 2, link) == pytest.approx(1e-5 + 8e-9)
-    assert scaling.all_reduce_seconds(8, 64, link) == pytest.approx(6e-5, rel=1e-2)
-    assert scaling.all_reduce_seconds(1e9, 8, link) == pytest.approx(6 * 1e-5 + 2 * 7 / 8 * 1.0)
-
-
-def test_the_fit_finds_the_link_that_made_the_times():
-    link = Link(5e-5, 2e9)
-    sizes = [4 * 2**k for k in range(8, 23)]
-    times = [scaling.halving_seconds(n, 2, link) for n in sizes]
-    found = scaling.fit_link(sizes, times, 2)
-    assert found == pytest.approx(link) and times[0] == pytest.approx(2 * 5e-5 + 1024 / 2e9)
-    assert scaling.fit_link([1e3, 1e6], [2e-3, 1e-3], 2).bandwidth == math.inf  # times do not grow
-
-
-# -------------------------------------------------------------------------------------------------------- the processes
-TRAINING = {"task": "train", "arm": "dense", "lr": 1e-2, "steps": 30, "batch": 64, "seeds": [0]}
+TRAINING = {"arm": "dense", "rank": 1, "lr": 1e-2, "steps": 30, "batch": 64, "seeds": [0]}
 
 
 def sent_by_powersgd(model, rank):
@@ -64,8 +47,6 @@ def test_bytes_sent_per_step_and_the_group_outlives_its_threads(monkeypatch, arm
     model = scaling.digit_network(arm)
     (found,) = scaling.together(TRAINING | {"arm": arm, "rank": rank})
     assert found["bytes"] == (sent_by_powersgd(model, rank) if rank else 4 * models.size(model))
-    if arm == "dense":
-        assert found["accuracy"] > (0.3 if rank else 0.6)
     assert "ProcessGroup" in {type(one).__name__ for one in kept}
     assert not torch.distributed.is_initialized()
 
@@ -73,23 +54,17 @@ def test_bytes_sent_per_step_and_the_group_outlives_its_threads(monkeypatch, arm
 def test_two_processes_train_as_one_does(monkeypatch):
     """One process with the whole batch, two with a half each: averaged gradients are the same up to rounding, also compressed."""
     monkeypatch.setenv("NDL_MODE", "smoke")
-    (alone,) = scaling.together(TRAINING | {"rank": 1})
+    (alone,) = scaling.together(TRAINING)
     monkeypatch.setenv("NDL_MODE", "full")
-    (two,) = scaling.together(TRAINING | {"rank": 1})
+    (two,) = scaling.together(TRAINING)
     assert two["accuracy"] == pytest.approx(alone["accuracy"], abs=0.01)
     assert two["bytes"] == alone["bytes"]
 
 
 def test_a_process_that_fails_and_one_that_hangs_are_said(tmp_path):
     (tmp_path / "broken.py").write_text("raise SystemExit('broken file')")
-    with pytest.raises(RuntimeError, match=r"one of 2 processes failed: .*broken file"):
+    with pytest.raises(RuntimeError, match=r"one of two processes failed: .*broken file"):
         processes.together([str(tmp_path / "broken.py")])
     (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
     with pytest.raises(LabError, match="longer than 0 s; is the machine busy"):
         processes.together([str(tmp_path / "slow.py")], seconds=0.2)
-
-
-def test_processes_are_told_who_they_are(tmp_path):
-    file = tmp_path / "says.py"
-    file.write_text("import json, sys; print('first'); print(json.dumps(sys.argv[1:4]))")
-    assert processes.together([str(file), "task"], world=3) == ["task", "0", "3"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 
 import pandas as pd
 import torch
@@ -54,29 +53,22 @@ class Sheet:
     """
 
     def __init__(self):
-        self.rows = []
+        self.rows, self.taken = [], set()
 
-    def add(
-        self,
-        table: str,
-        count: float | None,
-        how: str,
-        claim: str,
-        metric="params",
-        departs="",
-        **where,
-    ) -> None:
+    def add(self, table, count, how, claim, metric="params", departs="", **where) -> None:
         """Enter a count for all cells of a table that ``where`` selects.
 
         Args:
-            count: of the model that was built, None if none was found; in units, whatever the unit of the table.
+            table: of the paper, by its name; count: of the model that was built, None if none was found; in units, whatever the
+                unit of the table.
             how: the model in a few words; claim: the claim of the ledger that the cells belong to.
             departs: the setting, if any, in which this model contradicts the text or the released code.
         """
         cells = facts(table, metric=metric, **where)
-        taken = self._taken
-        if cells.empty or any((table, *self._place(c)) in taken for c in cells.itertuples()):
+        places = {(table, *self._place(cell)) for cell in cells.itertuples()}
+        if not places or places & self.taken:
             raise LabError(f"{table} {where}: no such cell, or a cell that has its count already")
+        self.taken |= places
         for cell in cells.itertuples():
             found = None if count is None else count / UNITS[cell.unit]
             row = {"table": table, "row": cell.row, "col": cell.col, "metric": metric}
@@ -96,19 +88,13 @@ class Sheet:
         if not rows:
             raise LabError(f"no count was entered for the claim {claim!r}")
         met = all(row["match"] in CLASSES[:3] for row in rows)
-        plain = not any(row["departs"] for row in rows)
-        if met and not plain:
+        if met and any(row["departs"] for row in rows):
             return {"holds": False, "under": True}
         return {"holds": met}
 
     @staticmethod
     def _place(cell) -> tuple:
         return cell.row, cell.col, cell.metric, cell.model
-
-    @property
-    def _taken(self) -> set[tuple]:
-        places = ("table", "row", "col", "metric", "network")
-        return {tuple(row[name] for name in places) for row in self.rows}
 
     @property
     def frame(self) -> pd.DataFrame:
@@ -125,12 +111,11 @@ class Sheet:
 
     def missing(self, tables: list[str]) -> list[tuple[str, str]]:
         """The printed counts of these tables that have not been entered."""
-        taken = self._taken
         return [
             (name, c.printed)
             for name in tables
             for c in facts(name, metric=["params", "flops"]).itertuples()
-            if (name, *self._place(c)) not in taken
+            if (name, *self._place(c)) not in self.taken
         ]
 
 
@@ -157,21 +142,16 @@ def pairs(
     """Printed cells of ``new`` beside the cells of ``old`` that agree in data, network, width, depth and number of blocks.
 
     Without ``new`` and ``old``: NdLinear and its baseline, as `BASELINES` has them. Columns ``new``, ``old``, ``fewer``, by
-    how many per cent new is below old, and ``ahead``, whether new is at least as good as old.
+    how many per cent new is below old.
     """
     new, old = new or BASELINES[table][0], old or BASELINES[table][1]
     halves = [facts(table, metric=metric, **where, **who) for who in (new, old)]
     keys = [k for k in KEYS if k in halves[0]]
-    a, b = (half[[*keys, "value", "better"]] for half in halves)
-    both = a.rename(columns={"value": "new"}).merge(
-        b.rename(columns={"value": "old"}).drop(columns="better"), on=keys
-    )
+    a, b = (half[[*keys, "value"]] for half in halves)
+    both = a.rename(columns={"value": "new"}).merge(b.rename(columns={"value": "old"}), on=keys)
     if both.empty:
         raise LabError(f"{table}: no {metric} of {new} and {old} that belong together")
-    sign = both["better"].map({"higher": 1, "lower": -1})
-    both["ahead"] = sign * both["new"] >= sign * both["old"]
-    both["fewer"] = 100 * (1 - both["new"] / both["old"])
-    return both.assign(table=table, metric=metric)
+    return both.assign(fewer=100 * (1 - both["new"] / both["old"]))
 
 
 def recomputed() -> dict[str, float]:
@@ -202,8 +182,9 @@ def recomputed() -> dict[str, float]:
     for classes, metric in ((10, "acc_at_1"), (100, "acc_at_5")):
         found[f"cifar{classes}-params"] = fewer(cnn, dataset=f"CIFAR-{classes}")
         found[f"cifar{classes}-accuracy"] = 100 * change(cnn, metric)
+    biases = {"new": {"bias": "true"}, "old": {"bias": "false"}}
     for width in (32, 128):
-        found[f"bias-{width}"] = fewer("app_bias", "test_mse", **_BIAS, width=width)
+        found[f"bias-{width}"] = fewer("app_bias", "test_mse", **biases, width=width)
     sweep = facts("app_hyperparam", metric="acc_at_5")
     worst = sweep.loc[sweep["value"].idxmin()]
     by_size = sweep.pivot(index=["lr", "batch"], columns="hidden_size", values="value")
@@ -228,42 +209,6 @@ def recomputed() -> dict[str, float]:
         "samples-fewer": few["dense"] / few["nd"],
         "samples-more": many["nd"] / many["dense"],
     }
-
-
-_BIAS = {"new": {"bias": "true"}, "old": {"bias": "false"}}
-_BASE_STAR = {"method": "Base Model*"}
-_RANK_4 = {"method": "LoRA", "rank": 4}
-_NARROW_VIT = {"method": "NdViT", "embed_dim": 200}
-STATEMENTS = [  # where something is said to be best, better, matched or exceeded: table, metrics, other rows than `BASELINES`
-    ("CIFAR heads, five metrics", "trl_tcl", "memory acc_at_5 latency flops params"),
-    ("CIFAR, accuracy", "cnn_image_classify", "acc_at_1 acc_at_5"),
-    ("ETT, MSE and MAE", "ts_forecast_combined_side_by_side", "mse mae"),
-    ("UCR, F1, against Base", "ts_tf_classify_final_revised", "f1"),
-    ("UCR, F1, against Base*", "ts_tf_classify_final_revised", "f1", {"old": _BASE_STAR}),
-    ("tabular, accuracy and MSE", "ts_tf_classify_final", "accuracy mse"),
-    ("BERT heads, accuracy and AUC", "text_classify", "accuracy roc_auc"),
-    ("OPT, perplexity", "opt_pretrain", "perplexity"),
-    ("OPT, ten zero-shot tasks", "opt_pretrain", "zero_shot_accuracy"),
-    ("LoRA, six tasks, against rank 4", "ndlinear_lora", "accuracy", {"old": _RANK_4}),
-    ("LoRA, six tasks, against rank 8", "ndlinear_lora", "accuracy"),
-    ("ViT students, three widths", "vit_scaling", "acc_at_1 acc_at_5"),
-    ("ViT students, width 200", "vit_scaling", "acc_at_1 acc_at_5", {"new": _NARROW_VIT}),
-    ("DiT, FID", "fid_scores", "fid_10k"),
-    ("Radius Bump, test MSE, sigma 0.10", "radius_010", "test_mse"),
-    ("Radius Bump, test MSE, sigma 0.20", "radius_020", "test_mse"),
-    ("Radius Bump, test MSE, sigma 0.30", "radius_030", "test_mse"),
-    ("per-mode biases, test MSE", "app_bias", "test_mse", _BIAS),
-]
-
-
-def printed_comparisons() -> pd.DataFrame:
-    """For each of `STATEMENTS`: in how many of the printed pairs NdLinear is at least as good."""
-    rows = []
-    for where, name, metrics, *others in STATEMENTS:
-        options = others[0] if others else {}
-        both = pd.concat(pairs(name, metric, **options) for metric in metrics.split())
-        rows.append({"where": where, "at_least_as_good": int(both["ahead"].sum()), "of": len(both)})
-    return pd.DataFrame(rows)
 
 
 # ---------------------------------------------------------------------------------------- every printed count, rebuilt
@@ -414,33 +359,24 @@ def kind_of(shapes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> str:
     return "repeated by a learned line"
 
 
-def same_width(shapes) -> tuple[int, ...]:
-    """Widths of the dense stack with as many hidden units; the terms of a learned activation are not units."""
-    learned = kind_of(shapes).startswith("dense")
-    stack = (shapes[0][0], *(hidden for _, hidden in shapes))
-    return tuple(math.prod(shape[:1] if learned else shape) for shape in stack)
-
-
 def released_shapes() -> pd.DataFrame:
-    """Each experiment's NdLinear stack with its cost per unit: as released, in the cheapest order, and two dense stacks."""
+    """Each experiment's NdLinear stack with its cost per unit, as released and in the cheapest order, and its dense baseline's."""
     rows = []
     for name, layers in facts("released_shapes").groupby("experiment", sort=False):
         first = layers.iloc[0]
         shapes = [(sizes(d), sizes(h)) for d, h in zip(layers["input_dims"], layers["hidden_size"])]
         step = 1 if first.order == "1..N" else -1
         base, macs = chain_cost(sizes(first.baseline), first.baseline_bias == "yes")
-        wide, wide_macs = chain_cost(same_width(shapes), first.baseline_bias == "yes")
         stack = [shapes[0][0], *(hidden for _, hidden in shapes)]
         row = {"experiment": name, "unit": first.unit, "kind": kind_of(shapes)}
         row["shapes"] = " → ".join("×".join(map(str, shape)) for shape in stack)
         row["source"] = ":".join(filter(None, [first.file, first.line])) or "solved from the counts"
         row["parameters"] = sum(ndlinear.count_parameters(d, h) for d, h in shapes)
-        row |= {"baseline_parameters": base, "same_width_parameters": wide}
         row["released"] = sum(ndlinear.count_macs(d, h, range(len(d))[::step]) for d, h in shapes)
         row["cheapest"] = sum(
             ndlinear.count_macs(d, h, ndlinear.cheapest_order(d, h)) for d, h in shapes
         )
-        rows.append(row | {"baseline": macs, "same_width": wide_macs})
+        rows.append(row | {"baseline_parameters": base, "baseline": macs})
     return pd.DataFrame(rows)
 
 
