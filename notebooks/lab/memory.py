@@ -35,12 +35,9 @@ def allocations(function) -> list[int]:
     The profiler reports every allocation and release of tensor memory exactly, also inside operations. Scratch memory that
     a mathematics library takes from the operating system by itself is not reported.
     """
-    os.environ.setdefault(
-        "KINETO_LOG_LEVEL", "99"
-    )  # else the profiler prints a line when it starts and stops
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True
-    ) as profile:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # else a line at each start and stop
+    processor = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=processor, profile_memory=True) as profile:
         alive = function()
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "trace.json"
@@ -48,9 +45,8 @@ def allocations(function) -> list[int]:
         events = json.loads(path.read_text(encoding="utf-8"))["traceEvents"]
     del alive
     events = [e for e in events if e.get("name") == "[memory]" and e["args"]["Device Type"] == 0]
-    return list(
-        itertools.accumulate(e["args"]["Bytes"] for e in sorted(events, key=lambda e: e["ts"]))
-    )
+    events.sort(key=lambda e: e["ts"])
+    return list(itertools.accumulate(e["args"]["Bytes"] for e in events))
 
 
 def peak_bytes(function, device: str = "cpu") -> int:
