@@ -47,31 +47,25 @@ def by_hand(model, data, update, batch_size, seed, epochs):
 @pytest.mark.parametrize(
     ("kind", "batch_size"), [(torch.optim.Adam, 0), (torch.optim.AdamW, 16), (torch.optim.SGD, 16)]
 )
-def test_fit_is_the_loop_written_out_with_torchs_optimiser(kind, batch_size):
+def test_fit_is_the_loop_written_out_and_keeps_the_epoch_that_validation_chooses(kind, batch_size):
     seed_everything(5)
     plain = nn.Linear(3, 1)
-    update = kind(plain.parameters(), lr=0.05)
+    update = kind(plain.parameters(), lr=0.4)
     losses, states = by_hand(plain, problem().train, update, batch_size, 5, 12)
-    found = train(5, epochs=12, batch_size=batch_size, optimiser=kind, device="cpu")
+    scores = {"mae": nn.functional.l1_loss}
+    how = {"epochs": 12, "lr": 0.4, "batch_size": batch_size, "optimiser": kind, "device": "cpu"}
+    found = train(5, scores=scores, **how)
     assert [p["train_loss"] for p in found.curve] == pytest.approx(losses, rel=1e-5)
+    held = [point["val_loss"] for point in found.curve]
+    assert found.best_epoch == held.index(min(held)) + 1
     expected = states[found.best_epoch - 1]
     for name, value in found.model.state_dict().items():
         torch.testing.assert_close(value, expected[name], rtol=1e-5, atol=1e-6)
-
-
-def test_fixed_epochs_are_the_loop_written_out_and_the_last_weights_stay():
-    x, y = problem().train
-    torch.manual_seed(1)
-    plain = nn.Linear(3, 1)
-    update = torch.optim.Adam(plain.parameters(), lr=0.02)
-    losses, states = by_hand(plain, (x, y), update, 16, 7, 5)
-    torch.manual_seed(1)
-    model = nn.Linear(3, 1)
-    curve = training.train_epochs(model, (x, y), loss=mse, epochs=5, lr=0.02, batch_size=16, seed=7)
-    assert [p["train_loss"] for p in curve] == pytest.approx(losses, rel=1e-5)
-    assert [p["epoch"] for p in curve] == [1, 2, 3, 4, 5]
-    for name, value in model.state_dict().items():
-        torch.testing.assert_close(value, states[-1][name], rtol=1e-5, atol=1e-6)
+    for part, (x, y) in {"val": problem().val, "test": problem().test}.items():
+        error = (found.model(x) - y).abs().mean().item()
+        assert found.metrics[f"{part}_mae"] == pytest.approx(error, rel=1e-5)
+        uneven = training.evaluate(found.model, (x, y), mse, {}, batch=7)["loss"]
+        assert found.metrics[f"{part}_loss"] == pytest.approx(uneven, rel=1e-5)
 
 
 def test_training_drops_and_evaluation_does_not():
@@ -85,27 +79,6 @@ def test_training_drops_and_evaluation_does_not():
     assert torch.allclose(training.predict(model.train(), x, batch=2), model[1](x))
 
 
-def test_best_epoch_is_chosen_on_validation_and_its_weights_are_restored():
-    result = train(epochs=20, lr=0.5)
-    losses = [point["val_loss"] for point in result.curve]
-    assert min(losses) < losses[0] and min(losses) < losses[-1], "neither the first nor the last"
-    assert result.best_epoch == losses.index(min(losses)) + 1
-    again = training.evaluate(result.model, problem().val, mse, {})["loss"]
-    assert again == pytest.approx(min(losses), rel=1e-5)
-    assert result.metrics["val_loss"] == min(losses)
-
-
-def test_test_part_is_never_used_to_choose():
-    data, seen = problem(), train(epochs=10, lr=0.1)
-    flipped = Split(data.train, data.val, (data.test[0], -data.test[1]))
-    seed_everything(0)
-    other = fit(nn.Linear(3, 1), flipped, loss=mse, epochs=10, lr=0.1, batch_size=16, seed=0)
-    assert seen.best_epoch == other.best_epoch
-    for a, b in zip(seen.model.parameters(), other.model.parameters()):
-        assert torch.equal(a, b)
-    assert seen.metrics["test_loss"] != other.metrics["test_loss"]
-
-
 def test_patience_ends_a_training_some_epochs_after_the_best_one():
     patient = train(epochs=300, lr=0.3, patience=5)
     assert patient.epochs == patient.best_epoch + 5 < 300
@@ -113,15 +86,6 @@ def test_patience_ends_a_training_some_epochs_after_the_best_one():
     since = [k - losses[: k + 1].index(min(losses[: k + 1])) for k in range(len(losses))]
     assert max(since[:-1]) < since[-1] == 5, "it would have ended sooner"
     assert train(epochs=12).epochs == 12
-
-
-def test_scores_are_means_over_samples_whatever_the_batch():
-    result = train(scores={"mae": nn.functional.l1_loss})
-    x, y = problem().test
-    mae = (result.model(x) - y).abs().mean().item()
-    assert result.metrics["test_mae"] == pytest.approx(mae, rel=1e-5)
-    uneven = training.evaluate(result.model, (x, y), mse, {}, batch=7)["loss"]
-    assert uneven == pytest.approx(result.metrics["test_loss"], rel=1e-5)
 
 
 def test_thin_keeps_ends_and_bounds_length():

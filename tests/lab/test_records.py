@@ -211,6 +211,9 @@ def test_bad_grids_are_refused_before_anything_runs(results, name, configs, mess
 EDITS = {
     "a metric": lambda rows: rows[1]["metrics"].update(y=9.0),
     "seconds": lambda rows: rows[1].update(seconds=1.0),
+    "a time": lambda rows: rows[1].update(time="2026-01-01T00:00:00+00:00"),
+    "a seed": lambda rows: rows[3].update(seed=1),
+    "a point of a curve": lambda rows: rows[0].update(curve=[{"epoch": 1, "loss": 0.0}]),
     "a device": lambda rows: rows[0].update(device="NVIDIA H200"),
     "parameters": lambda rows: rows[2].update(parameters=3),
     "a row struck": lambda rows: rows.pop(2),

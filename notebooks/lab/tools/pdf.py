@@ -18,7 +18,7 @@ import yaml
 from bs4 import BeautifulSoup, Tag
 
 from ..modes import ROOT, LabError
-from .report import call, print_to
+from .report import paths, print_to
 
 BEFORE = ["book/index", "book/notation"]
 AFTER = ["book/recipes", "book/adapters", "book/theorems", "book/glossary", "book/bibliography"]
@@ -162,7 +162,7 @@ def offer(html: pathlib.Path, target: pathlib.Path) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """The command line: the folder of the built book, and the file to write."""
-    call(print_book, arguments, __doc__)
-    offer(*map(pathlib.Path, arguments))
-    print(f"The main line: {arguments[1]}")
+    html, target = paths(arguments, __doc__)
+    print_book(html, target)
+    offer(html, target)
+    print(f"The main line: {target}")

@@ -56,18 +56,13 @@ def print_page(page: pathlib.Path, target: pathlib.Path) -> None:
         raise LabError(f"{target} is not one sheet of A4 but {len(found)} of {set(found)}")
 
 
-def call(job, arguments: list[str], usage: str) -> None:
-    """A command line with a path to read and a path to write; what a reader can put right ends in one line."""
+def paths(arguments: list[str], usage: str) -> list[pathlib.Path]:
+    """The path to read and the path to write that a command line names."""
     if len(arguments) != 2:
         raise SystemExit(usage)
-    source, target = map(pathlib.Path, arguments)
-    try:
-        job(source, target)
-    except LabError as error:
-        raise SystemExit(str(error)) from None
+    return [pathlib.Path(argument) for argument in arguments]
 
 
 def main(arguments: list[str]) -> None:
-    """The command line: the page, and the file to write."""
-    call(print_page, arguments, __doc__)
+    print_page(*paths(arguments, __doc__))
     print(f"The report: {arguments[1]}")
