@@ -19,12 +19,11 @@ from .page.figures import colour, label, marker, style
 from .page.footer import footer
 from .page.ledger import claim, finding, verdict
 from .page.quote import quote
-from .page.recorded import recorded
-from .page.scale import at_scale, on_devices, places, whole
+from .page.scale import at_scale, on_devices, places, recorded, whole
 from .page.show import baselines, download, interactive, say, table, words
 from .page.start import start
 from .records import read, record
-from .records.runs import grid, tuned
+from .records.runs import grid
 from .stats import (
     above,
     all_of,

@@ -1,4 +1,4 @@
-"""Means, paired differences and intervals. One rule everywhere: 95 %, Student's t over seeds unless bootstrap is asked for."""
+"""Means, paired differences and intervals. One rule everywhere: 95 %, Student's t over seeds."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from scipy.special import stdtr, stdtrit
 from .modes import LabError
 
 
-def interval(
-    values, *, level: float = 0.95, method: str = "t", seed: int = 0
-) -> tuple[float, float, float]:
-    """Mean of ``values`` with its interval: (mean, low, high). ``method`` is "t" or "bootstrap" (percentile, 10,000 draws).
+def interval(values, *, level: float = 0.95) -> tuple[float, float, float]:
+    """Mean of ``values`` with its interval by Student's t: (mean, low, high).
 
     The interval of fewer than two values is (-inf, inf): one run decides nothing.
     """
@@ -26,15 +24,10 @@ def interval(
     mean = float(values.mean())
     if values.size < 2:
         return mean, -np.inf, np.inf
-    if method == "t":
-        quantile = stdtrit(values.size - 1, 0.5 + level / 2)  # of Student's t
-        half = float(quantile * values.std(ddof=1) / np.sqrt(values.size))
-        return mean, mean - half, mean + half
-    if method == "bootstrap":
-        draws = np.random.default_rng(seed).choice(values, (10_000, values.size)).mean(axis=1)
-        low, high = np.quantile(draws, [0.5 - level / 2, 0.5 + level / 2])
-        return mean, float(low), float(high)
-    raise LabError(f"method {method!r} is not known; use 't' or 'bootstrap'")
+    half = float(
+        stdtrit(values.size - 1, 0.5 + level / 2) * values.std(ddof=1) / np.sqrt(values.size)
+    )
+    return mean, mean - half, mean + half
 
 
 def over_cuts(
@@ -78,46 +71,31 @@ def summary(runs: pd.DataFrame, by: str | list[str], metrics: str | list[str]) -
     return pd.DataFrame(rows)
 
 
-def compare(
-    runs: pd.DataFrame, metric: str, *, by: str = "model", baseline: str = "dense"
-) -> pd.DataFrame:
-    """Paired differences to a baseline: one row per other arm with mean ``difference`` (arm minus baseline), ``low``, ``high``, ``n``.
-
-    Each arm needs exactly one run for each seed of the baseline.
-    """
+def differences(
+    runs: pd.DataFrame, metric: str, arm: str, baseline: str, *, by: str = "arm"
+) -> pd.Series:
+    """Metric of ``arm`` minus that of ``baseline``, one value for each seed; both need exactly one run for each."""
     _columns(runs, [metric, by, "seed"])
     if runs.duplicated([by, "seed"]).any():
         raise LabError(f"several runs share {by} and seed: leave one configuration of each {by}")
     wide = runs.pivot(index="seed", columns=by, values=metric)
-    if baseline not in wide:
-        raise LabError(
-            f"no run of the baseline {baseline!r}; {by} is one of {', '.join(map(str, wide.columns))}"
-        )
-    if wide.isna().any().any():
-        raise LabError("some arms lack seeds that others have: finish the grid first")
-    arms = [arm for arm in runs[by].unique() if arm != baseline]
-    rows = [(arm, *interval(wide[arm] - wide[baseline]), len(wide)) for arm in arms]
-    return pd.DataFrame(rows, columns=[by, "difference", "low", "high", "n"])
-
-
-def differences(
-    runs: pd.DataFrame,
-    metric: str,
-    arm: str,
-    baseline: str,
-    *,
-    by: str = "arm",
-    pair: str | list[str] = "seed",
-) -> pd.Series:
-    """Metric of ``arm`` minus that of ``baseline``, one value for each pair of runs that agree in the columns ``pair``."""
-    _columns(runs, [metric, by, *([pair] if isinstance(pair, str) else pair)])
-    wide = runs.pivot(index=pair, columns=by, values=metric)
     lacking = {arm, baseline} - set(wide)
     if lacking or wide[[arm, baseline]].isna().any().any():
         raise LabError(
-            f"{by}: {arm!r} and {baseline!r} need the same seeds; there are {', '.join(map(str, wide))}"
+            f"{by}: {arm!r} and {baseline!r} need the same seeds; there are {', '.join(map(str, wide))}: finish the grid first"
         )
     return wide[arm] - wide[baseline]
+
+
+def compare(
+    runs: pd.DataFrame, metric: str, *, by: str = "model", baseline: str = "dense"
+) -> pd.DataFrame:
+    """`differences` to a baseline: one row per other arm with their mean ``difference``, ``low``, ``high``, ``n``."""
+    _columns(runs, [by])
+    arms = [arm for arm in runs[by].unique() if arm != baseline]
+    found = [(arm, differences(runs, metric, arm, baseline, by=by)) for arm in arms]
+    rows = [(arm, *interval(values), len(values)) for arm, values in found]
+    return pd.DataFrame(rows, columns=[by, "difference", "low", "high", "n"])
 
 
 def paired(
@@ -180,26 +158,21 @@ def outside(values, errors) -> float:
 
 
 # --------------------------------------------------------------------------------------------------- several comparisons
-def best_rates(
-    runs: pd.DataFrame, by: list[str], metric: str, *, logs: bool = False
-) -> pd.DataFrame:
-    """For each group the learning rate ``lr`` with the lowest mean of a metric, or of its logarithm with ``logs``.
+def best_rates(runs: pd.DataFrame, by: list[str], metric: str) -> pd.DataFrame:
+    """For each group the learning rate ``lr`` with the lowest mean of a metric.
 
     Returns:
         Columns ``lr``, the metric's mean, and ``edge``: whether the rate is the least or the largest that was tried at all.
     """
-    values = np.log(runs[metric]) if logs else runs[metric]
-    means = runs.assign(**{metric: values}).groupby([*by, "lr"])[metric].mean().reset_index()
+    means = runs.groupby([*by, "lr"])[metric].mean().reset_index()
     best = means.loc[means.groupby(by)[metric].idxmin()]
     ends = means["lr"].min(), means["lr"].max()
     return best.set_index(by if len(by) > 1 else by[0]).assign(edge=best["lr"].isin(ends).values)
 
 
-def at_best_rates(
-    runs: pd.DataFrame, by: list[str], metric: str, *, logs: bool = False
-) -> pd.DataFrame:
+def at_best_rates(runs: pd.DataFrame, by: list[str], metric: str) -> pd.DataFrame:
     """The runs of each group at its rate of `best_rates`."""
-    best = best_rates(runs, by, metric, logs=logs).reset_index()
+    best = best_rates(runs, by, metric).reset_index()
     return runs.merge(best[[*by, "lr"]], on=[*by, "lr"])
 
 

@@ -16,7 +16,7 @@ from lab import stats
 from lab.benchmark import models, reading
 from lab.chapters import ablations, bump, dial
 from lab.page import facts, ledger
-from lab.page.recorded import recorded
+from lab.page.scale import recorded
 from scipy.special import stdtrit
 
 SIGNED = "{:+.1f} points [{:+.1f}, {:+.1f}]"

@@ -15,7 +15,7 @@ import yaml
 from bs4 import BeautifulSoup
 from lab import modes, stats
 from lab.page import facts, ledger
-from lab.page.recorded import recorded
+from lab.page.scale import recorded
 
 ROOT = modes.ROOT
 

@@ -17,7 +17,7 @@ from lab.chapters import capacity
 from lab.data import files
 from lab.data.with_axes import SETS
 from lab.page import facts, ledger, quote
-from lab.page.recorded import recorded
+from lab.page.scale import recorded
 from lab.tools import scripts
 
 from ndlinear import count_parameters

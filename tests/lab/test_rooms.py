@@ -7,17 +7,8 @@ import lab
 import pytest
 
 LAB = pathlib.Path(lab.__file__).parent
-ORDER = [
-    "ground",
-    "train",
-    "data",
-    "released",
-    "records",
-    "page",
-    "benchmark",
-    "chapters",
-    "tools",
-]  # upwards
+# from the ground upwards
+ORDER = ["ground", "train", "data", "released", "records", "page", "benchmark", "chapters", "tools"]
 
 
 def room(module: str) -> str:
@@ -77,11 +68,9 @@ def test_imports_of_the_lab_go_down_only():
 
 UPWARDS = [
     ("chapters/one.py", "from . import two", "lab.chapters.one -> lab.chapters.two"),
-    ("chapters/one.py", "from .two import thing", "lab.chapters.one -> lab.chapters.two"),
     ("chapters/one.py", "import lab.chapters.two", "lab.chapters.one -> lab.chapters.two"),
     ("chapters/one.py", "from .. import fit", "lab.chapters.one -> lab"),
     ("train/loop.py", "def f():\n    from ..data import load", "lab.train.loop -> lab.data"),
-    ("records/store.py", "from ..page import show", "lab.records.store -> lab.page.show"),
     ("ground.py", "from .chapters.two import thing", "lab.ground -> lab.chapters.two"),
 ]
 

@@ -7,6 +7,7 @@ that have no size to choose.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -234,6 +235,11 @@ def allowed(shape: Shape, budget: str) -> int:
     return dense // 4 if budget == QUARTER else dense
 
 
+def _largest(found: list[Size], most: float) -> Size:
+    """The largest of some sizes with at most so many weights, or the smallest of all."""
+    return found[max(bisect.bisect_right(found, most, key=lambda size: size.weights) - 1, 0)]
+
+
 @functools.cache
 def _chosen(kind: str, shape: Shape, most: int) -> tuple[Size, Size, bool] | None:
     """The largest two layers of a kind: both with the same share of their dense layer's weights, then the second and the first as much
@@ -248,15 +254,12 @@ def _chosen(kind: str, shape: Shape, most: int) -> tuple[Size, Size, bool] | Non
     for bias in (True, False):
         left = most - (WIDTH + 1) * shape.outputs - 2 * WIDTH * bias
         for share in shares:
-            pair = [
-                [s for s in found if s.weights <= share * d * (1 + 1e-9)][-1:] or found[:1]
-                for found, d in zip(each, dense)
-            ]
-            (first,), (second,) = pair
+            first, second = (
+                _largest(found, share * d * (1 + 1e-9)) for found, d in zip(each, dense)
+            )
             if first.weights + second.weights <= left:
-                second = [s for s in each[1] if first.weights + s.weights <= left][-1]
-                first = [s for s in each[0] if s.weights + second.weights <= left][-1]
-                return first, second, bias
+                second = _largest(each[1], left - first.weights)
+                return _largest(each[0], left - second.weights), second, bias
     return None
 
 

@@ -241,23 +241,20 @@ def cells(sets: Iterable[str], size: str) -> list[dict]:
     return found
 
 
-def tried(record: Callable, cells: list[dict], rounds: int = len(LADDER)) -> pd.DataFrame | None:
-    """The trials of some cells, a row for each cell, cut and rate (columns ``lr``, ``val_loss``); None while rows are missing.
+def tried(record: Callable, cells: list[dict], rounds: int = len(LADDER)) -> pd.DataFrame:
+    """The trials of some cells, a row for each cell, cut and rate (columns ``lr``, ``val_loss``).
 
     Five rates first. Where the lowest mean log loss lies at an end of what a cell has tried, the next rate is tried too, until it
     does not.
 
     Args:
-        record: (grid) -> rows of `Trainer.trials`, or None. rounds: at most so often.
+        record: (grid) -> rows of `Trainer.trials`. rounds: at most so often.
     """
     asked = [cell | {"rates": list(RATES)} for cell in cells if cell["layer"] != "constant"]
     found = []
     while asked:
         grid = [c | {"steps": STEPS, "seed": cut} for c in asked for cut in TRIAL_CUTS]
-        rows = record(grid)
-        if rows is None:
-            return None
-        found.append(by_rate(rows))
+        found.append(by_rate(record(grid)))
         asked = grown(pd.concat(found)) if len(found) <= rounds else []
     return pd.concat(found, ignore_index=True)
 

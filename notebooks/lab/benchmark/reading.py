@@ -20,7 +20,7 @@ from ndlinear_guide.race import Contestant, halving, winner
 
 from ..data.with_axes import CONTROLS, SETS
 from ..modes import LabError
-from ..page.recorded import recorded
+from ..page.scale import recorded
 from ..stats import interval, outside, over_cuts, pooled
 from . import models, protocol
 from .models import NONE, OURS
@@ -323,13 +323,6 @@ def told() -> list[tuple]:
 def of_count(compared: pd.DataFrame) -> Count:
     """The counts of a comparison."""
     return Count(*counts(compared).values())
-
-
-def by_kind(compared: pd.DataFrame) -> pd.DataFrame:
-    """The counts of a comparison for each kind of data: for the table of chapter 72."""
-    kind = compared["data"].map(lambda name: SETS[name].kind)
-    found = [{"kind": k, **counts(own)} for k, own in compared.groupby(kind, sort=False)]
-    return pd.DataFrame(found)
 
 
 def standings(ran: pd.DataFrame, budget: str) -> pd.DataFrame:

@@ -89,21 +89,18 @@ def legend(figure, keys: Mapping[str, Mapping], ncols: int = 3) -> None:
     figure.legend(handles=handles, loc="outside upper center", ncols=ncols, fontsize=9)
 
 
-def intervals(axis, at, found, name: str, *, upright: bool = False, **look) -> None:
+def intervals(axis, at, found, name: str, **look) -> None:
     """Means with their intervals, at heights of an axis.
 
     Args:
-        at: the heights; with ``upright`` the places along the horizontal axis.
+        at: the heights.
         found: for each place (mean, low, high), as `lab.interval` gives it. name: the method whose marker and colour they have.
         look: other options of matplotlib's errorbar.
     """
     mean, low, high = np.reshape(found, (-1, 3)).T
     ends = np.maximum([mean - low, high - mean], 0)  # not below zero by rounding
     look = {"fmt": marker(name), "color": colour(name), "ms": 6, "elinewidth": 1.5} | look
-    if upright:
-        axis.errorbar(np.atleast_1d(at), mean, yerr=ends, **look)
-    else:
-        axis.errorbar(mean, np.atleast_1d(at), xerr=ends, **look)
+    axis.errorbar(mean, np.atleast_1d(at), xerr=ends, **look)
 
 
 def rows(axis, names, line: float = 0.0) -> None:

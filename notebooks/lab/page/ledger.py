@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import html
 import re
+from collections.abc import Iterator
 
 from .. import modes, reads
 from ..modes import PAPER, LabError, mode
 from .facts import read_yaml
 from .show import put, say
 
-VERDICTS = ("holds", "holds-if", "fails", "undecided", "untestable", "open")
-SETTLED = VERDICTS[:4]  # a cell judges them
 SIGNS = {
     "holds": "✓",
     "holds-if": "✓*",
@@ -25,13 +24,18 @@ DIRECTION = "direction only"
 SCALES = ("parameters", "data", "budget")  # the fields of `scale`: [ours, printed]
 NEAR = 0.5  # the share of every printed size that runs near the printed scale have
 SHORT_RULE = 300  # characters; a longer rule is folded in the box of its verdict
-# What a settled claim must say beside its rule, notebook and scope.
-ALSO_NEEDS = {
-    "holds-if": "condition",
-    "fails": "correction",
-    "undecided": "would_take",
-    "untestable": "reason",
+# What a claim with this verdict must say.
+RULED = ("rule", "scope", "notebook")
+NEEDS = {
+    "holds": RULED,
+    "holds-if": (*RULED, "condition"),
+    "fails": (*RULED, "correction"),
+    "undecided": (*RULED, "would_take"),
+    "untestable": ("reason",),
+    "open": (),
 }
+VERDICTS = tuple(NEEDS)
+SETTLED = VERDICTS[:4]  # a cell judges them
 # The rule that sorts the claims that fail, in words; `ground` below applies it. A claim that holds under a condition has no ground:
 # the condition says what was missing.
 GROUNDS = {
@@ -85,32 +89,51 @@ class LedgerError(LabError):
 def _load() -> dict[str, dict]:
     entries = read_yaml(PAPER / "claims.yml")["claims"]
     for entry in entries:
-        problem = _problem(entry)
-        if problem:
+        for problem in problems(entry):
             raise LedgerError(f"claims.yml, {entry.get('id')}: {problem}")
     if len({entry["id"] for entry in entries}) != len(entries):
         raise LedgerError("claims.yml: an id stands twice")
     return {entry["id"]: entry for entry in entries}
 
 
-def _problem(entry: dict) -> str | None:
-    """What is wrong with one entry of the ledger, or None."""
+def problems(entry: dict) -> Iterator[str]:
+    """What is wrong with one entry of the ledger."""
     verdict = entry.get("verdict")
     if verdict not in VERDICTS:
-        return f"verdict {verdict!r} is not one of {', '.join(VERDICTS)}"
-    if "direction_only" in entry and (problem := _size_problem(entry)):
-        return problem
-    if problem := _ground_problem(entry) or _reading_problem(entry):
-        return problem
-    if verdict == "open":
-        return None
-    needed = ["reason"] if verdict == "untestable" else ["rule", "scope", "notebook"]
-    missing = [
-        key
-        for key in dict.fromkeys([*needed, ALSO_NEEDS.get(verdict)])
-        if key and not entry.get(key)
-    ]
-    return f"verdict {verdict!r} needs {', '.join(missing)}" if missing else None
+        yield f"verdict {verdict!r} is not one of {', '.join(VERDICTS)}"
+        return
+    if missing := [key for key in NEEDS[verdict] if not entry.get(key)]:
+        yield f"verdict {verdict!r} needs {', '.join(missing)}"
+    if "direction_only" in entry:
+        sentence = entry["direction_only"]
+        if verdict not in ("holds", "holds-if"):
+            yield f"`direction_only` goes with holds and holds-if, not with {verdict!r}"
+        elif not isinstance(sentence, str) or len(re.findall(r"\d[\d.,]*", sentence)) < 2:
+            yield "`direction_only` is a sentence with both numbers: what is printed and what we found"
+    if other := entry.get("another_reading"):
+        if set(other) != {"reading", "verdict"} or other["verdict"] not in VERDICTS:
+            yield "`another_reading` needs a reading and a verdict"
+        elif other["verdict"] == verdict:
+            yield "`another_reading` gives the same verdict: delete it"
+    if verdict == "fails":
+        yield from _ground_problems(entry)
+    elif stray := [key for key in ("ground", "slip", "scale") if key in entry]:
+        yield f"`{stray[0]}` goes with fails, not with {verdict!r}"
+
+
+def _ground_problems(entry: dict) -> Iterator[str]:
+    """What is wrong with the ground of a claim that fails, and with the scale that it follows from."""
+    scale = entry.get("scale") or {}
+    if entry.get("ground") not in GROUNDS:
+        yield f"a claim that fails needs `ground`: one of {', '.join(GROUNDS)}"
+    elif not entry.get("scope"):
+        return  # reported as missing
+    elif by_runs(entry) and (not scale or set(scale) - set(SCALES)):
+        yield f"a claim that fails by runs needs `scale`: some of {', '.join(SCALES)}"
+    elif by_runs(entry) and not all(len(pair) == 2 and min(pair) > 0 for pair in scale.values()):
+        yield "`scale` has pairs of numbers, ours and the printed one"
+    elif (found := ground(entry)) != entry["ground"]:
+        yield f"`ground` is {entry['ground']!r}; its records, scale, place and slip make it {found!r}"
 
 
 def ground(claim: dict) -> str:
@@ -152,65 +175,11 @@ def is_slip(claim: dict) -> bool:
     return 1 / SLIP_FACTOR <= ratio <= SLIP_FACTOR
 
 
-def _ground_problem(entry: dict) -> str | None:
-    """What is wrong with the field `ground` of one entry, or None."""
-    if entry["verdict"] != "fails":
-        stray = [key for key in ("ground", "slip", "scale") if key in entry]
-        return f"`{stray[0]}` goes with fails, not with {entry['verdict']!r}" if stray else None
-    if entry.get("ground") not in GROUNDS:
-        return f"a claim that fails needs `ground`: one of {', '.join(GROUNDS)}"
-    if not entry.get("scope"):
-        return None  # reported as missing
-    if by_runs(entry) and (problem := _scale_problem(entry.get("scale"))):
-        return problem
-    found = ground(entry)
-    if found != entry["ground"]:
-        return (
-            f"`ground` is {entry['ground']!r}; its records, scale, place and slip make it {found!r}"
-        )
-    return None
-
-
-def _scale_problem(scale: dict | None) -> str | None:
-    """What is wrong with the field `scale` of a claim that fails by runs, or None."""
-    if not scale or set(scale) - set(SCALES):
-        return f"a claim that fails by runs needs `scale`: some of {', '.join(SCALES)}"
-    pairs = all(
-        isinstance(pair, list) and len(pair) == 2 and min(pair) > 0 for pair in scale.values()
-    )
-    return None if pairs else "`scale` has pairs of numbers, ours and the printed one"
-
-
-def _reading_problem(entry: dict) -> str | None:
-    """What is wrong with the field `another_reading` of one entry, or None."""
-    other = entry.get("another_reading")
-    if other is None:
-        return None
-    if set(other) != {"reading", "verdict"} or other["verdict"] not in VERDICTS:
-        return "`another_reading` needs a reading and a verdict"
-    if other["verdict"] == entry["verdict"]:
-        return "`another_reading` gives the same verdict: delete it"
-    return None
-
-
 def another_reading(claim: dict) -> str | None:
     """What the verdict would be by another reasonable reading, as a sentence, or None."""
-    other = claim.get("another_reading")
-    return (
-        f"{other['reading'][:1].upper()}{other['reading'][1:]}: {other['verdict']}."
-        if other
-        else None
-    )
-
-
-def _size_problem(entry: dict) -> str | None:
-    """What is wrong with the field `direction_only` of one entry, or None."""
-    sentence = entry["direction_only"]
-    if entry["verdict"] not in ("holds", "holds-if"):
-        return f"`direction_only` goes with holds and holds-if, not with {entry['verdict']!r}"
-    if not isinstance(sentence, str) or len(re.findall(r"\d[\d.,]*", sentence)) < 2:
-        return "`direction_only` is a sentence with both numbers: what is printed and what we found"
-    return None
+    if (other := claim.get("another_reading")) is None:
+        return None
+    return f"{other['reading'][:1].upper()}{other['reading'][1:]}: {other['verdict']}."
 
 
 def claims() -> list[dict]:

@@ -13,11 +13,11 @@ from ..train.loop import seed_everything
 from .figures import style
 
 
-def start(asked: str = "", seed: int = 0) -> None:
+def start(asked: str = "") -> None:
     """Set the mode if one is asked for, seeds and figure style, and print the line that a bug report should quote."""
     if asked:
         os.environ["NDL_MODE"] = asked
-    seed_everything(seed)
+    seed_everything(0)
     style()
     gc.freeze()  # what was imported stays: a collection of garbage that walks through it takes 0.2 s
     device = f"cuda ({torch.cuda.get_device_name()})" if torch.cuda.is_available() else "cpu"

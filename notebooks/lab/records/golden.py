@@ -20,6 +20,7 @@ import math
 import os
 import pathlib
 import statistics
+from collections.abc import Sequence
 
 from .. import modes
 from .store import RecordError, canonical, parse
@@ -35,6 +36,11 @@ def place(name: str) -> pathlib.Path:
 @functools.lru_cache(maxsize=256)
 def _parsed(path: pathlib.Path, changed: int) -> dict:
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+@functools.lru_cache(maxsize=4)
+def _rows(path: pathlib.Path, changed: int, size: int) -> tuple[dict, ...]:
+    return tuple(parse(path)[0])
 
 
 def kept(name: str) -> dict:
@@ -59,7 +65,9 @@ def read(name: str, *, unsealed: bool = False) -> list[dict]:
     Raises:
         RecordError: it is not the record that was sealed.
     """
-    rows, known = parse(modes.RESULTS / f"{name}.jsonl")[0], kept(name)["record"]
+    path, known = modes.RESULTS / f"{name}.jsonl", kept(name)["record"]
+    about = path.stat() if path.is_file() else None
+    rows = list(_rows(path, about.st_mtime_ns, about.st_size)) if about else []
     if seal(rows[: known[0]]) != known:
         raise RecordError(
             f"results/{name}.jsonl is not the record that its last run left: of its first {known[0]} rows one was edited, struck, "
@@ -86,17 +94,20 @@ def version(name: str) -> str:
 
 def key(name: str, row: dict) -> str:
     """The configuration of a row as text, without fields that its experiment once had."""
-    without = kept(name).get("without", ())
+    return _key(row, kept(name).get("without", ()))
+
+
+def _key(row: dict, without: Sequence[str]) -> str:
     return canonical({k: v for k, v in row["config"].items() if k not in without})
 
 
 def current(name: str, rows: list[dict]) -> dict[str, dict]:
     """The runs that succeeded and count today: key -> the newest one."""
-    counts, found = kept(name)["counts"], {}
+    known, found = kept(name), {}
     for row in rows:
-        if row["status"] != "ok" or row["code"] not in counts:
+        if row["status"] != "ok" or row["code"] not in known["counts"]:
             continue
-        before = found.get(own := key(name, row), row)
+        before = found.get(own := _key(row, known.get("without", ())), row)
         alike = all(before[field] == row[field] for field in ("code", "config"))
         if alike and before["digest"] != row["digest"]:
             raise RecordError(f"{name}: two runs of {own} stand under version {row['code']}")

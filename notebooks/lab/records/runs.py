@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 
 import pandas as pd
 
-from .. import modes, stats
+from .. import modes
 from ..machine import device, peak_memory_mb, progress, versions
 from ..modes import mode, new_rows_folder
 from . import budget, cluster, golden
@@ -90,33 +90,6 @@ def grid(**choices) -> list[dict]:
     """Configurations with each combination of values, the last name changing fastest."""
     each = [v if isinstance(v, (list, tuple, range)) else [v] for v in choices.values()]
     return [dict(zip(choices, values)) for values in itertools.product(*each)]
-
-
-def tuned(
-    name: str,
-    cells: list[dict],
-    run: Callable,
-    *,
-    trials: list[dict],
-    by: list[str],
-    metric: str = "val_loss",
-    trials_name: str = "",
-    **options,
-) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Two experiments: NAME-rates, the trials of base rates ``lr``; then NAME, each cell at the best rate of its group.
-
-    Args:
-        by: what has a rate of its own. metric: the lowest mean of its logarithm is best. options: as for `record`.
-
-    Returns:
-        The runs of the second one, and `stats.best_rates` of the first.
-    """
-    tried = record(trials_name or f"{name}-rates", trials, run, **options)
-    best = stats.best_rates(tried, by, metric, logs=True)
-    rates = best["lr"].to_dict()
-    keys = [tuple(c[n] for n in by) if len(by) > 1 else c[by[0]] for c in cells]
-    chosen = [c | {"lr": float(rates[key])} for c, key in zip(cells, keys)]
-    return record(name, chosen, run, **options), best
 
 
 # --------------------------------------------------------------------------------------------------------------- running

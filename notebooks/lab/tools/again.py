@@ -35,7 +35,7 @@ TIMED = re.compile(
 )
 LONGEST = 10.0  # seconds of a group that is drawn
 SEEDS = 3  # rows that differ by the seed alone, at least
-RECORDS = re.compile(r"lab\.(record|whole|at_scale|tuned|on_devices)\(")
+RECORDS = re.compile(r"lab\.(record|whole|at_scale|on_devices)\(")
 OPENING = 15.0  # seconds until a notebook has reached its experiments
 
 
@@ -136,20 +136,13 @@ def run(chosen: dict[str, list[dict]]) -> list[dict]:
 
 def judge(experiment: str, pairs: list[dict]) -> list[str]:
     """What is not as recorded, in words."""
-    like = [row for g in groups(experiment).values() for row in g]
-    kind = _kind(pairs[0]["recorded"])
-    like, problems = [row for row in like if _kind(row) == kind], []
+    kind, problems = _kind(pairs[0]["recorded"]), []
+    like = [row for g in groups(experiment).values() for row in g if _kind(row) == kind]
+    chaotic = golden.kept(experiment).get("chaotic", False)
     for metric in [*pairs[0]["recorded"]["metrics"], "parameters"]:
         old, new = ([_value(p[side], metric) for p in pairs] for side in ("recorded", "again"))
-        if max(map(golden.difference, old, new)) <= ROUNDING:
-            continue
-        if _small_beside_seeds(old, new, [_value(row, metric) for row in like]):
-            continue
-        if golden.kept(experiment).get("chaotic") and _like_other_seeds(
-            new, [_value(row, metric) for row in like]
-        ):
-            continue
-        problems.append(f"{metric} was {old[:3]} and is {new[:3]} at {kind}")
+        if not _stands(old, new, [_value(row, metric) for row in like], chaotic):
+            problems.append(f"{metric} was {old[:3]} and is {new[:3]} at {kind}")
     return problems
 
 
@@ -161,20 +154,20 @@ def _value(row: dict, name: str):
     return row["metrics"].get(name, row.get(name))
 
 
-def _small_beside_seeds(old: list, new: list, recorded: list) -> bool:
-    """Whether nothing moved by more than a tenth of the standard deviation over seeds, as where a layer's plan rounds otherwise."""
-    if len(recorded) < SEEDS or any(not isinstance(v, (int, float)) for v in old + new + recorded):
-        return False
-    return max(abs(a - b) for a, b in zip(old, new)) <= statistics.stdev(recorded) / 10
+def _stands(old: list, new: list, seeds: list, chaotic: bool) -> bool:
+    """Whether new numbers are the old ones but for rounding, which may be a tenth of the standard deviation over ``seeds``.
 
-
-def _like_other_seeds(new: list, recorded: list) -> bool:
-    """Whether the mean of new runs lies where 999 of 1,000 means of as many other seeds would."""
-    if len(recorded) < SEEDS or any(not isinstance(v, (int, float)) for v in new + recorded):
+    If ``chaotic``: or whether their mean lies where 999 of 1,000 means of as many other seeds would.
+    """
+    if max(map(golden.difference, old, new)) <= ROUNDING:
+        return True
+    if len(seeds) < SEEDS or any(not isinstance(v, (int, float)) for v in old + new + seeds):
         return False
-    mean, low, high = interval(recorded, level=0.999)
-    wider = math.sqrt(1 + len(recorded) / len(new))
-    return abs(sum(new) / len(new) - mean) <= wider * (high - low) / 2
+    if max(abs(a - b) for a, b in zip(old, new)) <= statistics.stdev(seeds) / 10:
+        return True
+    mean, low, high = interval(seeds, level=0.999)
+    wider = math.sqrt(1 + len(seeds) / len(new))
+    return chaotic and abs(statistics.fmean(new) - mean) <= wider * (high - low) / 2
 
 
 def main(arguments: list[str]) -> int:
@@ -197,10 +190,11 @@ def main(arguments: list[str]) -> int:
         for pair in (p for p in found if p["experiment"] == name):
             kinds.setdefault(_kind(pair["recorded"]), []).append(pair)
         problems = [text for pairs in kinds.values() for text in judge(name, pairs)]
-        kinds or print(f"{name}: these rows are in no grid of its notebook any more")
         problems += [
-            p["again"]["error"] for ps in kinds.values() for p in ps if "error" in p["again"]
+            p["again"]["error"] for pairs in kinds.values() for p in pairs if "error" in p["again"]
         ][:1]
+        if not kinds:
+            print(f"{name}: these rows are in no grid of its notebook any more")
         failed += bool(problems)
         print(f"{name}: {sum(map(len, kinds.values()))} rows again", *problems, sep="\n  ")
     return int(failed > 0)

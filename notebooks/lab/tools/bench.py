@@ -97,25 +97,14 @@ def train(
     return pd.concat(found, ignore_index=True)
 
 
-def others(own: pd.DataFrame) -> pd.DataFrame | None:
-    """The recorded runs of all layers in the sets, sizes and cuts of some runs; None as long as the benchmark is not complete."""
-    try:
-        ran = reading.rows_on_disk().ran
-    except LabError as error:
-        print(f"No other layers beside it yet: {error}")
-        return None
-    keys = ["data", "size", "seed"]
-    return ran.merge(own[keys].drop_duplicates(), on=keys)
-
-
 def shown(own: pd.DataFrame) -> None:
-    """The layer's runs by set, and its row among those of all layers."""
+    """The layer's runs by set, and its row among those of all layers in the same sets, sizes and cuts."""
     by = own.assign(log=np.log(own["test_loss"])).groupby(["budget", "size", "data"], sort=False)
     means = by.agg(lr=("lr", "first"), parameters=("parameters", "first"), log=("log", "mean"))
     means["test loss"] = np.exp(means.pop("log"))
     print(means.to_string(float_format="{:.4g}".format))
-    beside = others(own)
-    for budget in own["budget"].unique() if beside is not None else []:
+    beside = reading.rows_on_disk().ran.merge(own[["data", "size", "seed"]].drop_duplicates())
+    for budget in own["budget"].unique():
         print(f"\nBudget {budget}: test loss over that of the narrowed dense layer, mean over sets")
         found = reading.standings(pd.concat([beside, own]), budget)
         print(found.to_string(index=False, float_format="{:.3f}".format))

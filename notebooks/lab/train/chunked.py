@@ -184,7 +184,6 @@ def fit(
     epochs: int,
     lr: float | Callable,
     below: float | None = None,
-    chunk: int | None = None,
 ) -> Fitted:
     """Train one network for each seed, all at once, with full batches and Adam on the mean squared
     error.
@@ -195,7 +194,6 @@ def fit(
         lr: of all parameters, or network -> rate of each by name.
         below: note the weights after the first epoch whose training loss, taken before its step, is
             below this number. Training goes on to the last epoch.
-        chunk: samples at a time; it must divide n.
 
     Returns:
         The moments "stop" (the last epoch where the rule never said stop) and "end".
@@ -207,9 +205,7 @@ def fit(
     x = torch.stack([x.reshape(count, -1).T for x, _ in data])  # members, inputs, samples
     y = torch.stack([y for _, y in data])
     widest = members * max(p * h * q for layer in maps for p, _, h, q in layer.modes)
-    chunk = chunk or chunk_of(count, widest)
-    if count % chunk:
-        raise LabError(f"chunk={chunk} does not divide {count} samples")
+    chunk = chunk_of(count, widest)
     for layer in maps:
         layer.allocate(chunk)
     free = [torch.empty(widest * chunk) for _ in range(2)]

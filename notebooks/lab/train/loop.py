@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import copy
 import random
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
@@ -68,7 +67,6 @@ class Fit:
     metrics: dict[str, float]
     best_epoch: int
     epochs: int
-    seconds: float
     curve: list[dict[str, float]] = field(repr=False, default_factory=list)
 
     def thin(self, points: int = 30) -> list[dict[str, float]]:
@@ -222,7 +220,6 @@ def fit(
     order = torch.Generator().manual_seed(seed)
     best = Best()
     curve: list[dict[str, float]] = []
-    began = time.perf_counter()
     for now in range(1, epochs + 1):
         model.train()
         batch_losses = epoch(model, data.train, loss, updates, order, batch_size)
@@ -235,12 +232,11 @@ def fit(
         best.offer(found["loss"], now, model)
         if patience and now - best.when >= patience:
             break
-    seconds = time.perf_counter() - began
     best.restore(model)
     metrics = {name: value for name, value in curve[best.when - 1].items() if name != "epoch"}
     tested = evaluate(model, data.test, loss, scores)
     metrics |= {f"test_{name}": value for name, value in tested.items()}
-    return Fit(model, metrics, best.when, len(curve), seconds, curve)
+    return Fit(model, metrics, best.when, len(curve), curve)
 
 
 def train_epochs(

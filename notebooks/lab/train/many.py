@@ -32,7 +32,6 @@ class Plan:
         epochs, steps: how long; one of the two. Only epochs end with a batch that may be smaller.
         batch: samples of a step; 0, or no less than there are: all of them, in their own order.
         lr: of all parameters, or network -> rate of each by name, or its options where it has a decay of its own.
-        schedule: (step, steps) -> share of the rate.
         optimiser: of torch, one that treats each number by itself; options: its own.
         each: with an optimiser that takes them, such as `Adam` here, a factor on the rate for each member.
         looks: how often the validation part is looked at, evenly spaced, the end included; 0: never; None: after each epoch; or
@@ -45,7 +44,6 @@ class Plan:
     steps: int = 0
     batch: int = 0
     lr: float | Callable[[nn.Module], dict[str, float]] = 1e-3
-    schedule: Callable[[int, int], float] = lambda step, steps: 1.0
     optimiser: type = torch.optim.Adam
     options: dict = field(default_factory=dict)
     each: tuple[float, ...] = ()
@@ -76,7 +74,7 @@ class Adam(torch.optim.Optimizer):
                 state["square"].mul_(self.betas[1])
                 state["square"].addcmul_(grad, grad, value=1 - self.betas[1])
                 below = state["square"].sqrt().div_(math.sqrt(square_bias)).add_(self.eps)
-                rate = (self.each * group["lr"] / mean_bias).to(weight.device)
+                rate = self.each * group["lr"] / mean_bias
                 rate = rate.view(-1, *[1] * (weight.ndim - 1))
                 weight.sub_(state["mean"].div(below).mul_(rate))
 
@@ -95,12 +93,12 @@ def groups(weights: Weights, model: nn.Module, lr) -> list[dict]:
 class Members:
     """The networks of some seeds, each made right after seeding; called on inputs (members, n, ...)."""
 
-    def __init__(self, make: Callable[[], nn.Module], seeds: Sequence[int], device="cpu"):
+    def __init__(self, make: Callable[[], nn.Module], seeds: Sequence[int]):
         made = [seed_everything(seed) or make() for seed in seeds]
         if next(made[0].buffers(), None) is not None:
             raise LabError("a network with buffers, as of batch normalisation, cannot be stacked")
         stacked = stack_module_state(made)[0]
-        self.weights = {n: w.detach().to(device).requires_grad_() for n, w in stacked.items()}
+        self.weights = {n: w.detach().requires_grad_() for n, w in stacked.items()}
         self.first = made[0]
         self.empty = copy.deepcopy(made[0]).to("meta")
 
@@ -120,7 +118,7 @@ class Members:
             out = self(x, weights)
             for name, function in functions.items():
                 totals[name] = totals[name] + vmap(function)(out, y) * y.shape[1]
-        return {name: (total / part.count).cpu() for name, total in totals.items()}
+        return {name: total / part.count for name, total in totals.items()}
 
 
 @dataclass
@@ -167,7 +165,7 @@ class Shared(NamedTuple):
         return self.x[self.whose, index], self.y[self.whose, index]
 
 
-def shared(part, members: int, device="cpu") -> Shared:
+def shared(part, members: int) -> Shared:
     """One part (x, y) for all members, or a list with one for each, equal ones named by the same object."""
     each = [part] * members if isinstance(part, tuple) else list(part)
     if len(each) != members:
@@ -178,9 +176,9 @@ def shared(part, members: int, device="cpu") -> Shared:
     if len({own[0].shape for own in unlike}) > 1:
         raise LabError("the members' data have different shapes; train members of equal size only")
     at = {id(own): i for i, own in enumerate(unlike)}
-    stacked = [torch.stack([own[i] for own in unlike]).to(device) for i in (0, 1)]
+    stacked = [torch.stack([own[i] for own in unlike]) for i in (0, 1)]
     whose = torch.tensor([at[id(own)] for own in each])[:, None]
-    return Shared(*stacked, whose.to(device))
+    return Shared(*stacked, whose)
 
 
 def parts_of(splits: Sequence[Split]) -> dict[str, list[Part]]:
@@ -201,7 +199,7 @@ def draws(count: int, plan: Plan, orders: Sequence[torch.Generator]) -> Iterator
                 left -= 1
 
 
-def fit(make, parts, plan: Plan, *, seeds, loss, scores=None, device="cpu") -> Fitted:
+def fit(make, parts, plan: Plan, *, seeds, loss, scores=None) -> Fitted:
     """Train a network for each seed; the part "test" is not looked at: call `Fitted.score`.
 
     Args:
@@ -209,21 +207,18 @@ def fit(make, parts, plan: Plan, *, seeds, loss, scores=None, device="cpu") -> F
         loss, scores: (outputs, targets) of a member -> mean, in operations that `torch.func.vmap` maps.
     """
     used = [name for name in parts if name != "test"]
-    parts = {name: shared(parts[name], len(seeds), device) for name in used}
-    members, train = Members(make, seeds, device), parts["train"]
+    parts = {name: shared(parts[name], len(seeds)) for name in used}
+    members, train = Members(make, seeds), parts["train"]
     each = {"each": plan.each} if plan.each else {}
     optimiser = plan.optimiser(
         groups(members.weights, members.first, plan.lr), **plan.options, **each
     )
-    rates = [group["lr"] for group in optimiser.param_groups]
     each_epoch = math.ceil(train.count / (plan.batch or train.count))
     steps = plan.steps or plan.epochs * each_epoch
     look_at = _looks(plan, steps)
     kept, curves, total, seen = _Kept(members.weights, plan.patience), [[] for _ in seeds], 0.0, 0
     orders = [torch.Generator().manual_seed(seed) for seed in seeds]
     for now, index in enumerate(draws(train.count, plan, orders), 1):
-        for group, rate in zip(optimiser.param_groups, rates):
-            group["lr"] = rate * plan.schedule(now - 1, steps)
         optimiser.zero_grad(set_to_none=True)
         members.empty.train()
         x, y = train.take(index)
