@@ -71,14 +71,6 @@ def test_the_sum_is_that_of_ndlinear_terms():
     assert factors == {"0.left": 15 / (3 * 2), "0.right": 15 / (5 * 6 * 2), "0.bias": 1.0}
 
 
-def test_zeros_behind_the_inputs_change_nothing_but_the_size():
-    layer = models.sizes("blocks", (5, 7), (16, 16))[-1].make(True)
-    inner = layer.layer
-    assert isinstance(layer, models.Padded) and inner.in_features == 36
-    x = torch.randn(4, 35)
-    assert torch.equal(layer(x), inner(torch.cat([x, torch.zeros(4, 1)], 1)))
-
-
 def test_the_layer_of_someone_else_is_refused_where_it_is_too_large_or_answers_in_another_shape():
     shape = protocol.shape_of("digits")
 

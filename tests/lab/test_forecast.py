@@ -106,12 +106,6 @@ def test_a_block_of_each_position_may_be_computed_everywhere():
     assert torch.allclose(every.eval()(x), last.eval()(x), atol=1e-6)
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_networks_start_as_torchs_layers(arm, starts_as_torch_does):
-    starts_as_torch_does(forecast.transformer(arm))
-    starts_as_torch_does(forecast.recurrent(arm))
-
-
 def test_shuffled_is_this_permutation_of_the_windows(table):
     scaled = (table - table.min(0)) / (table.max(0) - table.min(0))
     starts = range(0, 400 - 36, 2)  # the last window is left out

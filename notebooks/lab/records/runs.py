@@ -24,8 +24,8 @@ import pandas as pd
 from .. import modes
 from ..machine import device, peak_memory_mb, progress, versions
 from ..modes import mode, new_rows_folder
-from . import budget, cluster, golden
-from .store import RecordError, Writer, canonical, only_writer, parse, set_torn_aside
+from . import budget, cluster, golden, store
+from .store import RecordError, canonical, only_writer, parse, set_torn_aside
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
         done = golden.current(experiment.name, known)
         if torn:
             set_torn_aside(path, torn)
-        writer = Writer(path)
+        size = store.size(path)
         missing = [c for c in grid if canonical(c) not in done]
         fixed = {"experiment": path.stem, "code": golden.version(experiment.name)}
         waiting = groups(missing, experiment.together)
@@ -158,7 +158,9 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
             now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
             for config, outcome in zip(group, outcomes):
                 own = {"key": canonical(config), "config": config, "seed": config["seed"]}
-                known.append(writer.append({**outcome, **fixed, **own, "time": now}))
+                row = {**outcome, **fixed, **own, "time": now}
+                known += store.append(path, row, at=size)
+                size = store.size(path)
             _sign(path, known)
         _sign(path, known)
     left = {canonical(c) for c in grid} - {r["key"] for r in known}

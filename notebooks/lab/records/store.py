@@ -59,13 +59,27 @@ def _intact(line: bytes) -> dict | None:
         return None
 
 
-def append(path: pathlib.Path, *rows: dict) -> None:
-    """Add rows with their checksums, on disk before this returns.
+def size(path: pathlib.Path) -> int:
+    return path.stat().st_size if path.is_file() else 0
+
+
+def append(path: pathlib.Path, *rows: dict, at: int | None = None) -> list[dict]:
+    """Add rows, on disk before this returns; gives them with their checksums.
+
+    Args:
+        at: the size of the file as its one writer left it.
 
     Raises:
-        RecordError: the disk is full or the folder cannot be written; the rows before this one are safe.
+        RecordError: the file has another size, by a second writer that got in although it was locked; or the disk is full or the
+            folder cannot be written. The rows before this one are safe.
     """
-    lines = "".join(canonical(row | {"digest": digest(row)}) + "\n" for row in rows).encode()
+    if at not in (None, size(path)):
+        raise RecordError(
+            f"{path.name} was changed by another process while this one writes it: was its .lock file deleted? "
+            "All rows are kept; stop the other run and run again"
+        )
+    signed = [row | {"digest": digest(row)} for row in rows]
+    lines = "".join(canonical(row) + "\n" for row in signed).encode()
     try:
         with open(path, "a+b") as file:
             if file.tell() and not _ends_with_newline(file):
@@ -78,28 +92,7 @@ def append(path: pathlib.Path, *rows: dict) -> None:
             f"{path} could not be written ({error.strerror}): make room or make the folder writable, and run again; "
             "the rows written before are kept"
         ) from error
-
-
-class Writer:
-    """Appends to one record, and notices a second writer that got in although the file was locked."""
-
-    def __init__(self, path: pathlib.Path):
-        self.path = path
-        self.size = self._size()
-
-    def _size(self) -> int:
-        return self.path.stat().st_size if self.path.is_file() else 0
-
-    def append(self, row: dict) -> dict:
-        """Add one row and return it with its checksum; RecordError if the file is not as this writer left it."""
-        if self._size() != self.size:
-            raise RecordError(
-                f"{self.path.name} was changed by another process while this one writes it: was its .lock file deleted? "
-                "All rows are kept; stop the other run and run again"
-            )
-        append(self.path, row)
-        self.size = self._size()
-        return row | {"digest": digest(row)}
+    return signed
 
 
 def _ends_with_newline(file) -> bool:
