@@ -37,4 +37,4 @@ from .stats import (
     paired,
     summary,
 )
-from .train import Fit, Split, chunked, evaluate, fit, scores, seed_everything
+from .train import Fit, Split, evaluate, fit, scores, seed_everything

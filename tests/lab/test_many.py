@@ -96,6 +96,12 @@ def test_a_member_stops_after_its_patience_and_keeps_its_best_weights():
     assert found.when == {"best": [2, 2], "stop": [5, 5]} and len(found.curves[0]) == 5
     assert found.score(data["test"], {"loss": F.mse_loss})[0]["loss"] == pytest.approx(4, rel=1e-3)
     assert found.score(data["test"], {"loss": F.mse_loss}, "stop")[1]["loss"] > 20
+    # from 0, 1, 2 and 3 the training loss is 10,000, 9,801, 9,604 and 9,409: the fourth step is that of "stop"
+    plan = Plan(epochs=30, lr=1.0, below=9500.0)
+    found = fit(Drift, {"train": data["train"]}, plan, seeds=(0, 1), loss=F.mse_loss)
+    assert found.when["stop"] == [4, 4] and found.stopped == [True, True]
+    stop, end = (found.score(data["test"], {"loss": F.mse_loss}, m)[0] for m in ("stop", "end"))
+    assert stop["loss"] == pytest.approx(16, rel=0.01) and end["loss"] > 25**2
 
 
 def test_every_sample_comes_once_in_an_epoch_and_steps_leave_the_rest_out():

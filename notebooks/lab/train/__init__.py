@@ -1,6 +1,6 @@
-"""Training: one loop for one model, and two that train many seeds at once."""
+"""Training: one loop for one model, and one that trains many seeds at once."""
 
-from . import chunked, scores
+from . import scores
 from .loop import Fit, Split, evaluate, fit, seed_everything
 
-__all__ = ["Fit", "Split", "chunked", "evaluate", "fit", "scores", "seed_everything"]
+__all__ = ["Fit", "Split", "evaluate", "fit", "scores", "seed_everything"]

@@ -37,6 +37,7 @@ class Plan:
         looks: how often the validation part is looked at, evenly spaced, the end included; 0: never; None: after each epoch; or
             the steps themselves.
         patience: so many looks without a lower validation loss stop a member; 0: none does.
+        below: a member also stops at the first look whose training loss is below it; then all train on to the end.
         finite: a training loss that is no number raises; else the member goes on and its test says so.
     """
 
@@ -49,6 +50,7 @@ class Plan:
     each: tuple[float, ...] = ()
     looks: int | tuple[int, ...] | None = None
     patience: int = 0
+    below: float | None = None
     finite: bool = True
 
 
@@ -203,7 +205,7 @@ def fit(make, parts, plan: Plan, *, seeds, loss, scores=None) -> Fitted:
     """Train a network for each seed; the part "test" is not looked at: call `Fitted.score`.
 
     Args:
-        make: builds a network. parts: "train" and, where there are looks, "val": what `shared` takes.
+        make: builds a network. parts: "train" and "val", what `shared` takes; without "val" a look is at the training loss.
         loss, scores: (outputs, targets) of a member -> mean, in operations that `torch.func.vmap` maps.
     """
     used = [name for name in parts if name != "test"]
@@ -216,7 +218,7 @@ def fit(make, parts, plan: Plan, *, seeds, loss, scores=None) -> Fitted:
     each_epoch = math.ceil(train.count / (plan.batch or train.count))
     steps = plan.steps or plan.epochs * each_epoch
     look_at = _looks(plan, steps)
-    kept, curves, total, seen = _Kept(members.weights, plan.patience), [[] for _ in seeds], 0.0, 0
+    kept, curves, total, seen = _Kept(members.weights, plan), [[] for _ in seeds], 0.0, 0
     orders = [torch.Generator().manual_seed(seed) for seed in seeds]
     for now, index in enumerate(draws(train.count, plan, orders), 1):
         optimiser.zero_grad(set_to_none=True)
@@ -229,14 +231,16 @@ def fit(make, parts, plan: Plan, *, seeds, loss, scores=None) -> Fitted:
         if now in look_at:
             if plan.finite and not torch.isfinite(total).all():
                 raise LabError(f"a training loss is {total / seen} at step {now}: lower the rate")
-            found = members.score(parts["val"], {"loss": loss, **(scores or {})})
+            scored = {"loss": loss, **(scores or {})}
+            found = members.score(parts["val"], scored) if "val" in parts else {}
             at = {"epoch": now // each_epoch} if plan.epochs else {"step": now}
             for i, curve in enumerate(curves):
                 point = at | {"train_loss": float(total[i]) / seen}
                 curve.append(point | {f"val_{name}": float(v[i]) for name, v in found.items()})
-            kept.offer(found["loss"], members.weights, *at.values(), now == steps)
+            mean = total / seen
+            kept.offer(found.get("loss", mean), mean, members.weights, *at.values(), now == steps)
             total, seen = 0.0, 0
-            if not kept.running.any():
+            if not (kept.running.any() or plan.below):
                 break
     end = {name: weight.detach() for name, weight in members.weights.items()}
     moments = kept.weights if look_at else {"best": end, "stop": end}
@@ -255,20 +259,20 @@ def _looks(plan: Plan, steps: int) -> set[int]:
 class _Kept:
     """The weights of each member at its best look so far, and at the look at which it stopped."""
 
-    def __init__(self, weights: Weights, patience: int):
+    def __init__(self, weights: Weights, plan: Plan):
         members = len(next(iter(weights.values())))
-        self.patience = patience or math.inf
+        self.patience, self.below = plan.patience or math.inf, plan.below or 0.0
         self.lowest = torch.full((members,), math.inf)
         self.since = torch.zeros(members)  # looks since then
         self.running = torch.ones(members, dtype=torch.bool)
         self.when = {moment: [0] * members for moment in ("best", "stop")}
         self.weights = {m: {n: w.detach().clone() for n, w in weights.items()} for m in self.when}
 
-    def offer(self, losses: Tensor, weights: Weights, now: int, last: bool) -> None:
+    def offer(self, losses: Tensor, train: Tensor, weights: Weights, now: int, last: bool) -> None:
         better = self.running & (losses < self.lowest)
         self.lowest = torch.where(better, losses, self.lowest)
         self.since = torch.where(better, 0, self.since + 1)
-        tired = self.since >= self.patience
+        tired = (self.since >= self.patience) | (train < self.below)
         for moment, which in (("best", better), ("stop", self.running & (tired | last))):
             for i in which.nonzero().flatten().tolist():
                 self.when[moment][i] = now
