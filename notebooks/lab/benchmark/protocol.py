@@ -98,10 +98,6 @@ class Tables:
 
 
 # ------------------------------------------------------------------------------------------------------------- training
-def _rates(net: nn.Module) -> dict[str, float]:
-    return rates_by_rule(net, 1.0)
-
-
 class Trainer:
     """Trains the cells of the benchmark: `trials` and `runs` are what `lab.record` calls.
 
@@ -132,7 +128,7 @@ class Trainer:
         plan = Plan(
             steps=configs[0]["steps"],
             batch=BATCH,
-            lr=_rates,
+            lr=functools.partial(rates_by_rule, lr=1.0),
             optimiser=Adam,
             each=tuple(lrs) * len(configs),
             looks=LOOKS,

@@ -88,26 +88,6 @@ def first_to_explode(sigma: Tensor, start: Tensor) -> Tensor:
     return torch.tensor(times).argmin(1)
 
 
-def fit_outer(target: Tensor, starts: int, steps: int = 2000, rate: float = 0.02) -> Tensor:
-    """Relative errors of outer products trained with Adam on a tensor, one for each random start."""
-    scale = target.norm()
-    factors = [
-        (0.3 * torch.randn(starts, d, dtype=target.dtype)).requires_grad_() for d in target.shape
-    ]
-    adam = torch.optim.Adam(factors, lr=rate)
-    goal = target / scale
-    for step in range(steps):
-        adam.param_groups[0]["lr"] = rate * (1 - step / steps)
-        adam.zero_grad()
-        made = factors[0]
-        for factor in factors[1:]:
-            made = made.unsqueeze(-1) * factor.reshape(starts, *[1] * (made.ndim - 1), -1)
-        losses = (made - goal).flatten(1).square().sum(1)
-        losses.sum().backward()
-        adam.step()
-    return losses.detach().sqrt()
-
-
 # --------------------------------------------------------------------------------------------- are the terms of a sum real?
 def train_sum(target: NdLinearSum, seed: int) -> tuple[NdLinearSum, float]:
     """A sum of as many terms trained to do what ``target`` does, and its relative error on the inputs."""
