@@ -1,16 +1,14 @@
 """The Sphinx extension of the book.
 
 It sets the mode of the notebooks, keeps the execution cache honest, ships MathJax inside the book, sets repository
-links only where an address is known, and provides the directives of book/*.md:
+links only where an address is known, and provides the directives of book/*.md, one for each function at the end of this file.
 
-    {claims-table}  {claims-counts}  {verdict-meanings}
-    {chapters}  {corrections-log}
-
-It also numbers the chapters, links every mention of one, and writes claims.json, previews.js and a page for each claim
-beside the pages.
+It also numbers the chapters, links every mention of one, and writes claims.json, previews.js, a page for each claim and the files
+to take along beside the pages.
 """
 
 import itertools
+import json
 import os
 import pathlib
 import re
@@ -23,10 +21,13 @@ import ndlclaims
 import ndlcorrections
 import ndloverview
 import ndlpreviews
+import ndlreport
 import ndltables
+import ndltake
 from docutils import nodes
 from docutils.statemachine import StringList
-from lab.page import ledger
+from lab.benchmark import reading
+from lab.page import facts, ledger
 from sphinx.errors import ExtensionError
 from sphinx.util.docutils import SphinxDirective
 
@@ -129,6 +130,7 @@ def on_finish(app, exception) -> None:
     ndloverview.write(app)
     ndlpreviews.write(app, ledger.claims())
     ndlchapters.forward(pathlib.Path(app.outdir))
+    ndltake.copy(pathlib.Path(app.srcdir), pathlib.Path(app.outdir))
     if app._warncount == 0:
         state.write_text(app.ndl_state)
 
@@ -196,11 +198,35 @@ def chapters(page: BookDirective) -> list[nodes.Node]:
     return page.markdown("\n".join(lines), "notebooks", "ndl-chapters")
 
 
-def add_directives(app, *makers) -> None:
-    """A directive for each function, with its name: it makes HTML, or nodes, for the page on which the directive stands."""
-    for make in makers:
-        kind = type(make.__name__, (BookDirective,), {"make": staticmethod(make)})
-        app.add_directive(make.__name__.replace("_", "-"), kind)
+def take_with_you(page: BookDirective) -> str | list[nodes.Node]:
+    """A link to a file, with version and checksum; "clone": the lines in it, which GitHub shows as they are, with the address."""
+    (name,) = page.arguments
+    if name == "clone":
+        address = ndlbuild.repository_url(page.root) or "ADDRESS"
+        text = "\n".join(page.content).replace("ADDRESS", address)
+        return [nodes.literal_block(text, text, language="bash")]
+    return ndltake.link(page.root, name, page.uri("./"))
+
+
+def cite_this(page: BookDirective) -> list[nodes.Node]:
+    """BibTeX, from CITATION.cff."""
+    text = ndltake.bibtex(page.root, ndlbuild.repository_url(page.root), page.config.copyright)
+    return [nodes.literal_block(text, text, language="bibtex", classes=["ndl-cite"])]
+
+
+def reproducibility_report(page: BookDirective) -> str:
+    """One page, from ledger and records."""
+    files = sorted((page.root / "notebooks" / "results").glob("*.jsonl"))
+    texts = {file.stem: file.read_text(encoding="utf8") for file in files if file.stem != TIMES}
+    runs = {name: [json.loads(row) for row in text.splitlines()] for name, text in texts.items()}
+    changed = len(ndlcorrections.load(page.root))
+    return ndlreport.report(ledger.claims(), runs, facts.protocols(), changed, reading.told())
+
+
+DIRECTIVES = (
+    *(claims_table, claims_counts, verdict_meanings, chapters, corrections_log),
+    *(take_with_you, cite_this, reproducibility_report),
+)
 
 
 def setup(app) -> dict:
@@ -216,5 +242,9 @@ def setup(app) -> dict:
     app.connect("build-finished", on_finish)
     for script in ("figures.js", "hover.js"):  # on every page
         app.add_js_file(script, loading_method="defer")
-    add_directives(app, claims_table, claims_counts, verdict_meanings, chapters, corrections_log)
+    for make in (
+        DIRECTIVES
+    ):  # the directive of a function has its name: it makes HTML, or nodes, for the page
+        kind = type(make.__name__, (BookDirective,), {"make": staticmethod(make)})
+        app.add_directive(make.__name__.replace("_", "-"), kind)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -15,30 +15,15 @@ from sphinx.errors import ConfigError
 
 MODE = "replay"  # the book shows recorded runs and never trains
 PACKAGES = (
-    "torch",
-    "numpy",
-    "scipy",
-    "pandas",
-    "matplotlib",
-    "seaborn",
-    "scikit-learn",
-    "tensorly",
-    "tensorly-torch",
-    "peft",
-    "transformers",
-    "safetensors",
-    "ipykernel",
-    "myst-nb",
+    *("torch", "numpy", "scipy", "pandas", "matplotlib", "seaborn", "scikit-learn", "tensorly"),
+    *("tensorly-torch", "peft", "transformers", "safetensors", "ipykernel", "myst-nb"),
 )
 LAYER = ("ndlinear.py", "ndlinear_lora.py", "ndlinear_lokr.py", "ndlinear_peft.py")
-SOURCES = (*LAYER, "ndlinear_guide", "notebooks/lab", "notebooks/results", "book/paper")
+SOURCES = (*LAYER, "ndlinear_guide", "notebooks", "book", "_config.yml", "_toc.yml")
+MADE = re.compile(r"(^|/)(_build|__pycache__|\.\w+)/|\.(pyc|lock)$")  # by what runs, not by us
 MATHJAX = (
-    "tex-chtml.js",
-    "output/chtml/fonts/woff-v2",
-    "input/tex/extensions",
-    "a11y",
-    "sre/mathmaps/base.json",
-    "sre/mathmaps/en.json",
+    *("tex-chtml.js", "output/chtml/fonts/woff-v2", "input/tex/extensions", "a11y"),
+    *("sre/mathmaps/base.json", "sre/mathmaps/en.json"),
 )
 
 
@@ -53,44 +38,20 @@ def version(package: str) -> str:
         return "absent"
 
 
-def source_files(root: pathlib.Path) -> list[pathlib.Path]:
-    """Every file whose change may change what a notebook prints."""
-    files: list[pathlib.Path] = []
-    for name in SOURCES:
-        path = root / name
-        files += [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]
-    return sorted(
-        p for p in files if "__pycache__" not in p.parts and p.suffix not in (".pyc", ".lock")
-    )
-
-
 def versions_key() -> str:
     """Hash of the mode and of all versions that may change what a notebook prints."""
     parts = (MODE, platform.python_version(), *(f"{p}=={version(p)}" for p in PACKAGES))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:12]
 
 
-def cache_key(root: pathlib.Path) -> str:
-    """Hash of sources, records, facts, versions and mode: same key, same outputs."""
-    return digest(versions_key(), root, source_files(root))[:12]
-
-
-def digest(head: str, root: pathlib.Path, files: list[pathlib.Path]) -> str:
-    """Hash of a text and of files with their names."""
-    found = hashlib.sha256(head.encode())
-    for path in files:
-        found.update(str(path.relative_to(root)).encode() + b"\0")
-        found.update(hashlib.sha256(path.read_bytes()).digest())
-    return found.hexdigest()
-
-
 def book_state(root: pathlib.Path) -> str:
     """Hash of everything the built book depends on; the tests compare it with the state of the last clean build."""
-    written = {"_build", "__pycache__"}  # by what runs, not by us
-    files = [p for p in (root / "book").rglob("*") if not written & {*p.parts}]
-    files += [root / "_config.yml", root / "_toc.yml", *(root / "notebooks").glob("*.ipynb")]
-    head = f"{cache_key(root)} {repository_url(root)}"
-    return digest(head, root, sorted(path for path in files if path.is_file()))
+    paths = [path for name in SOURCES for path in (root / name, *(root / name).rglob("*"))]
+    files = {str(path.relative_to(root)): path for path in paths if path.is_file()}
+    state = hashlib.sha256(f"{versions_key()} {repository_url(root)}".encode())
+    for name in sorted(name for name in files if not MADE.search(name)):
+        state.update(f"{name} {hashlib.sha256(files[name].read_bytes()).hexdigest()}\n".encode())
+    return state.hexdigest()
 
 
 def refuse_other_checkout(root: pathlib.Path) -> None:
@@ -126,14 +87,9 @@ def repository_url(root: pathlib.Path, environ=os.environ) -> str:
         return url
     if not (root / ".git").exists():
         return ""
+    command = ["git", "-C", str(root), "remote", "get-url", "origin"]
     try:
-        answer = subprocess.run(
-            ["git", "-C", str(root), "remote", "get-url", "origin"],
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=10)
     except OSError:
         return ""
     return github_address(answer.stdout) if answer.returncode == 0 else ""

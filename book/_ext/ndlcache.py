@@ -5,7 +5,6 @@ hashes of that are kept beside the cache. A notebook that fails here is left to 
 """
 
 import concurrent.futures
-import contextlib
 import hashlib
 import json
 import os
@@ -76,18 +75,12 @@ def _run(path: pathlib.Path, timeout: int, trace: pathlib.Path):
     return notebook, time.perf_counter() - began
 
 
-def _forget(cache, path: pathlib.Path) -> None:
-    """Drop what the cache has for this notebook, if it has anything."""
-    with contextlib.suppress(KeyError):
-        cache.remove_cache(cache.match_cache_notebook(nbformat.read(path, 4)).pk)
-
-
-def _in_cache(cache, path: pathlib.Path) -> bool:
+def _cached(cache, path: pathlib.Path):
+    """What the cache has for this notebook, or None."""
     try:
-        cache.match_cache_notebook(nbformat.read(path, 4))
+        return cache.match_cache_notebook(nbformat.read(path, 4))
     except KeyError:
-        return False
-    return True
+        return None
 
 
 def prepare(
@@ -101,8 +94,10 @@ def prepare(
         path = root / f"{name}.ipynb"
         # a chapter and its evidence have the same stem
         trace = folder / "reads" / f"{path.parent.name}-{path.stem}.txt"
-        if not (same(trace.with_suffix(".json"), state, versions) and _in_cache(cache, path)):
-            _forget(cache, path)
+        kept = _cached(cache, path)
+        if not (kept and same(trace.with_suffix(".json"), state, versions)):
+            if kept:
+                cache.remove_cache(kept.pk)
             stale[name] = path, trace
     with concurrent.futures.ThreadPoolExecutor(AT_A_TIME) as pool:
         futures = {

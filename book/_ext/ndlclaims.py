@@ -10,17 +10,8 @@ import shutil
 from lab.page.ledger import outcome
 from ndltables import MEANING, cell_link, claim_badge, escape, place, remarks
 
-FIELDS = (
-    "verdict",
-    "ground",
-    "direction_only",
-    "scope",
-    "condition",
-    "correction",
-    "would_take",
-    "reason",
-    "another_reading",
-)
+FIELDS = ("verdict", "ground", "direction_only", "scope", "condition", "correction", "would_take")
+FIELDS += ("reason", "another_reading")
 
 PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">

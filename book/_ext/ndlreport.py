@@ -49,11 +49,7 @@ def report(
     `runs` holds the rows of every experiment, `protocols` the printed protocol of each experiment of the paper, and
     `changed` is the number of entries in the log of corrections, `told` what the benchmark of layers counts: phrases and values.
     """
-    sections = {
-        "Scope": scope(claims),
-        "Method": method(runs),
-        "Results": results(claims, told),
-    }
+    sections = {"Scope": scope(claims), "Method": method(runs), "Results": results(claims, told)}
     lists = {"What was easy": easy(claims), "What was hard": hard(claims, protocols, changed)}
     for name, sentences in lists.items():
         items = "".join(f"<li>{escape(sentence)}</li>" for sentence in sentences)

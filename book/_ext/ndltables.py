@@ -26,11 +26,7 @@ MEANING = {
     "untestable": "cannot be tested; what is missing is given beside it",
     "open": "not tested yet",
 }
-COLUMNS = (
-    ("verdict", "Verdict"),
-    ("id", "Claim"),
-    ("statement", "What the paper says"),
-)
+COLUMNS = (("verdict", "Verdict"), ("id", "Claim"), ("statement", "What the paper says"))
 
 
 def escape(text: object) -> str:

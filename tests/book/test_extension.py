@@ -209,7 +209,7 @@ def test_a_claim_has_a_page_of_its_own_and_an_address_for_programs():
 
 
 SOURCES = ["ndlinear.py", "ndlinear_lokr.py", "notebooks/lab/a.py", "notebooks/results/x.jsonl"]
-SOURCES += ["book/paper/claims.yml"]
+SOURCES += ["book/paper/claims.yml", "notebooks/evidence/10_x.ipynb"]
 
 
 @pytest.fixture
@@ -220,17 +220,17 @@ def tree(tmp_path):
     return tmp_path
 
 
-def test_cache_key_follows_every_source_name_and_version(tree, monkeypatch):
-    keys = [ndlbuild.cache_key(tree)]
+def test_state_of_the_book_follows_every_source_name_and_version(tree, monkeypatch):
+    states = [ndlbuild.book_state(tree)]
     (tree / "notebooks/results/x.jsonl.lock").write_text("")
-    assert ndlbuild.cache_key(tree) == keys[0]
+    assert ndlbuild.book_state(tree) == states[0]
     for name in SOURCES:
         (tree / name).write_text("two")
-        keys.append(ndlbuild.cache_key(tree))
+        states.append(ndlbuild.book_state(tree))
     (tree / "notebooks/lab/a.py").rename(tree / "notebooks/lab/b.py")
-    keys.append(ndlbuild.cache_key(tree))
+    states.append(ndlbuild.book_state(tree))
     monkeypatch.setattr(ndlbuild, "version", lambda package: "0")
-    assert len({*keys, ndlbuild.cache_key(tree)}) == len(SOURCES) + 3
+    assert len({*states, ndlbuild.book_state(tree)}) == len(SOURCES) + 3
 
 
 def write(path: pathlib.Path, *cells) -> None:

@@ -94,32 +94,6 @@ def test_the_book_is_published_only_after_green_tests():
 
 
 # --------------------------------------------------------------------------------------------------------- Makefile
-@pytest.fixture
-def elsewhere(tmp_path):
-    """The Makefile in a folder whose name has a space, with a stand-in for Python that writes down how it was called."""
-    folder = tmp_path / "my books"
-    (folder / "notebooks").mkdir(parents=True)
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, folder)
-    python = folder / ".venv" / "bin" / "python"
-    python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\nprintf "%s\\n" "$PWD" "$@" > "$CALLED"\n')
-    python.chmod(0o755)
-    for stamp in ("book.installed", "test.installed"):
-        (folder / ".venv" / stamp).touch()
-    return folder
-
-
-def make(folder: pathlib.Path, *arguments: str) -> list[str]:
-    """What the stand-in was called with; its working folder first."""
-    called = folder.parent / "called"
-    environment = {"PATH": "/usr/bin:/bin", "CALLED": str(called)}
-    command = ["make", "-o", "pyproject.toml", "-o", "constraints.txt", *arguments]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return called.read_text().splitlines()
-
-
 @pytest.mark.parametrize(
     ("arguments", "end"),
     [
@@ -131,10 +105,22 @@ def make(folder: pathlib.Path, *arguments: str) -> list[str]:
         (["golden", "ONLY=30", "WHY=a b"], ["golden", "30", "--same", "a b"]),
     ],
 )
-def test_commands_work_in_a_folder_with_a_space(elsewhere, arguments, end):
-    place, dash_m, module, *rest = make(elsewhere, *arguments)
-    assert place == str(elsewhere) and dash_m == "-m" and module == "lab"
-    assert rest == end
+def test_commands_work_in_a_folder_with_a_space(tmp_path, arguments, end):
+    """With a stand-in for Python that writes down how it was called."""
+    folder, called = tmp_path / "my books", tmp_path / "called"
+    tools = folder / ".venv" / "bin"
+    tools.mkdir(parents=True)
+    (folder / "notebooks").mkdir()
+    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
+        shutil.copy(ROOT / name, folder)
+    (tools / "python").write_text('#!/bin/sh\nprintf "%s\\n" "$PWD" "$@" > "$CALLED"\n')
+    (tools / "python").chmod(0o755)
+    for stamp in ("book.installed", "test.installed"):
+        (folder / ".venv" / stamp).touch()
+    command = ["make", "-o", "pyproject.toml", "-o", "constraints.txt", *arguments]
+    environment = {"PATH": "/usr/bin:/bin", "CALLED": str(called)}
+    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
+    assert called.read_text().splitlines() == [str(folder), "-m", "lab", *end]
 
 
 # --------------------------------------------------------------------------------------- citation, hooks, the top level
