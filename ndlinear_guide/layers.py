@@ -52,10 +52,6 @@ class Structured(nn.Module):
         """Each weight with the numbers that it reads and writes."""
         raise NotImplementedError
 
-    def last(self) -> list[nn.Parameter]:
-        """The weights of the last step: with zeros in them the layer answers its bias."""
-        return [self.matrices()[-1][0]]
-
     def multiply_adds(self) -> int:
         """For one sample. A weight that is not shared is used once."""
         return sum(weight.numel() for weight, _, _ in self.matrices())
@@ -253,9 +249,6 @@ class Kronecker(Structured):
             found.append((last, last.shape[1] * len(self.map.terms), last.shape[0]))
         return found
 
-    def last(self) -> list[nn.Parameter]:
-        return [term.weights[-1] for term in self.map.terms]
-
     def multiply_adds(self) -> int:
         """In the cheapest order of the modes; where merged modes take less time the layer spends more (chapter 12)."""
         sizes = self.map.input_dims, self.map.hidden_size
@@ -312,10 +305,8 @@ class Asked(NamedTuple):
     inputs: int
     outputs: int
     most: int
-    limit: str
     bias: bool
     folding: Folding | None
-    terms: int | None
 
 
 def build(
@@ -324,31 +315,26 @@ def build(
     outputs: int,
     most: int,
     *,
-    limit: str = "parameters",
     bias: bool = True,
     folding: Folding | None = None,
-    terms: int | None = None,
 ) -> Structured | None:
-    """The largest layer of a kind within a budget; None where there is none.
+    """The largest layer of a kind within a number of parameters; None where there is none.
 
     Args:
-        kind: one of `KINDS`. inputs, outputs: D and H.
-        most: numbers that are trained, the H of the bias among them; with limit="operations" multiply-adds for a sample.
+        kind: one of `KINDS`. "ndlinear-sum" has two terms at least, and at most as many as take no more multiply-adds than
+            the dense layer. inputs, outputs: D and H.
+        most: numbers that are trained, the H of the bias among them.
         folding: (input_dims, hidden_size) of "ndlinear" and "ndlinear-sum"; without it two modes, nearly square.
-        terms: of "ndlinear-sum", at most. A sum has two at least.
 
     Raises:
-        ValueError: the kind or the limit is unknown, or the folding has other sizes.
+        ValueError: the kind is unknown, or the folding has other sizes.
     """
     if kind not in KINDS:
         raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, got {kind!r}")
-    if limit not in ("parameters", "operations"):
-        raise ValueError(f"limit must be 'parameters' or 'operations', got {limit!r}")
     if folding and tuple(map(math.prod, folding)) != (inputs, outputs):
         raise ValueError(f"folding {folding} has other sizes than {inputs} -> {outputs}")
-    weights = most - outputs if bias and limit == "parameters" else most
-    asked = Asked(inputs, outputs, weights, limit, bias, folding, terms)
-    return KINDS[kind](asked) if weights > 0 else None
+    asked = Asked(inputs, outputs, most - bias * outputs, bias, folding)
+    return KINDS[kind](asked) if asked.most > 0 else None
 
 
 def narrow(inputs: int, outputs: int, most: int, hidden: int = 1) -> int:
@@ -397,37 +383,22 @@ def _monarch(asked: Asked) -> Structured | None:
     return BlockTensorTrain(*max(fits)[1:], bias=asked.bias) if fits else None
 
 
-def _kronecker(asked: Asked, modes: int = 2) -> Structured | None:
-    found = asked.folding or folding(asked.inputs, asked.outputs, modes)
-    if found is None or _cost(*found, asked.limit) > asked.most:
+def _kronecker(asked: Asked) -> Structured | None:
+    found = asked.folding or folding(asked.inputs, asked.outputs)
+    if found is None or count_parameters(*found, bias=False) > asked.most:
         return None
     return Kronecker(*found, bias=asked.bias)
-
-
-def _fold(asked: Asked) -> Structured | None:
-    """Two modes of other lengths than the nearly square ones, as many weights or multiply-adds as fit."""
-    pairs = _pairs(asked.inputs, asked.outputs)
-    sizes = [(_cost(*each, asked.limit), *each) for each in pairs]
-    fits = [found for found in sizes if found[0] <= asked.most]
-    if not fits or max(fits)[1:] == folding(asked.inputs, asked.outputs):
-        return None
-    return Kronecker(*max(fits)[1:], bias=asked.bias)
 
 
 def _sum(asked: Asked) -> Structured | None:
     found = asked.folding or folding(asked.inputs, asked.outputs)
     if found is None:
         return None
-    largest = max(d * h for d, h in zip(*found))
-    enough = asked.inputs * asked.outputs // largest  # so many terms are every matrix
-    terms = min(enough, asked.terms or enough, asked.most // _cost(*found, asked.limit))
+    dense = asked.inputs * asked.outputs
+    enough = dense // max(d * h for d, h in zip(*found))  # so many terms are every matrix
+    as_dear = dense // count_macs(*found, cheapest_order(*found))
+    terms = min(enough, as_dear, asked.most // count_parameters(*found, bias=False))
     return Kronecker(*found, terms, asked.bias) if terms > 1 else None
-
-
-def _cost(dims: Shape, hidden: Shape, limit: str) -> int:
-    if limit == "parameters":
-        return count_parameters(dims, hidden, bias=False)
-    return count_macs(dims, hidden, cheapest_order(dims, hidden))
 
 
 KINDS: dict[str, Callable[[Asked], Structured | None]] = {
@@ -438,7 +409,5 @@ KINDS: dict[str, Callable[[Asked], Structured | None]] = {
     "monarch": _monarch,
     "blast": _blast,
     "ndlinear": _kronecker,
-    "ndlinear-fold": _fold,
-    "ndlinear-3": functools.partial(_kronecker, modes=3),
     "ndlinear-sum": _sum,
 }

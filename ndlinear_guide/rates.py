@@ -85,12 +85,6 @@ def rates(model: nn.Module, lr: float, **options) -> dict[str, float]:
     }
 
 
-def schedule(step: int, steps: int) -> float:
-    """The share of the rate in a step, counted from 0: five per cent of warm-up, constant, linear decay over the last 40 %."""
-    warm = max(1, round(0.05 * steps))
-    return min(1.0, (step + 1) / warm, (steps - step) / (0.4 * steps))
-
-
 def factor_rates(
     lr: float, dense: Shape, factors: Sequence[Shape], optimiser: str = "adam"
 ) -> list[float]:

@@ -3,7 +3,7 @@
     found = report(model, torch.randn(32, 3, 224, 224))    # a data frame
 
 A linear layer is an nn.Linear or a Conv1D of Hugging Face, which holds its weight as (D, H); the modes of an NdLinear are none.
-Counts are weights, and multiply-adds (1 = 2 FLOPs) per row of the layer's input. Which layer to train only training tells: `race`.
+Counts are weights, and multiply-adds (1 = 2 FLOPs) per row of the layer's input. What a layer is worth only training tells: `compare`.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ import pandas as pd
 import torch
 from scipy.sparse.linalg import LinearOperator, eigsh
 from torch import Tensor, nn
-from torch.utils.benchmark import Timer
 
-from ndlinear import NdLinear, cheapest_order, count_macs, count_parameters, rearrange
+from ndlinear import cheapest_order, count_macs, count_parameters, rearrange
 
-from .layers import BlockTensorTrain, Folding, LowRank, Shape, folding, spread
+from .layers import Folding, Shape, folding, spread
 
 EXACT = 256  # up to this side a singular value is computed exactly, beyond by iteration
 TOLERANCE = 1e-3  # of the iteration
@@ -253,70 +252,39 @@ def by_chance(weight: Tensor, dims: Shape, hidden: Shape, seed: int = 0) -> floa
     return max(found)
 
 
-@torch.no_grad()
-def times(seen: Seen, dims: Shape, hidden: Shape, rounds: int) -> dict[str, float]:
-    """Median microseconds of a forward pass at the batch, device and type of the run: the dense layer, a low-rank one with at
-    most as many multiply-adds as NdLinear, a Monarch layer of two nearly square modes, and NdLinear."""
-    layer = seen.layer
-    like = {"device": layer.weight.device, "dtype": layer.weight.dtype}
-    macs = count_macs(dims, hidden, cheapest_order(dims, hidden))
-    rank = max(1, macs // (layer.in_features + layer.out_features))
-    with torch.random.fork_rng(devices=[]):
-        x = torch.randn(seen.shape, **like)
-        low_rank = LowRank(layer.in_features, layer.out_features, rank).to(**like)
-        monarch = BlockTensorTrain(*_two(layer, dims, hidden)).to(**like)
-        structured = NdLinear(dims, hidden, **like)
-    tensor = x.unflatten(-1, dims)
-    calls = {
-        "dense": lambda: nn.functional.linear(x, layer.weight, layer.bias),
-        "low-rank": lambda: low_rank(x),
-        "monarch": lambda: monarch(x),
-        "ndlinear": lambda: structured(tensor),
-    }
-    taken: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):  # side by side, so that what disturbs the machine hits all of them
-        for name, call in calls.items():
-            timer = Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
-            taken[name].append(timer.blocked_autorange(min_run_time=2e-3).median)
-    return {name: 1e6 * float(np.median(found)) for name, found in taken.items()}
-
-
 # ----------------------------------------------------------------------------------------------------------- the report
 def report(
     model: nn.Module,
     inputs: Any,
     *,
     axes: Mapping[str, Shape] | None = None,
-    rounds: int = 7,
     progress: bool = True,
 ) -> pd.DataFrame:
     """One row for each linear layer of a model: what could stand in its place, what it would cost, and what to do.
 
     Args:
         model: any torch.nn.Module that holds numbers. inputs: a tensor, a tuple of arguments or a dictionary of keyword
-            arguments; times are measured at this batch, on the device where the layer lies.
+            arguments, on the model's device.
         axes: name of a layer -> the axes of its input that mean something, such as {"head": (64, 8, 8)}. What an
             nn.Flatten made a layer's input of is found without.
             The folding is that on the axes, where there are any, with hidden axes as equal as possible, else the most nearly
             square one. The book's calculator lists those of a budget.
-        rounds: of the measurement of time; 0 measures nothing. progress: a bar, where tqdm is installed.
+        progress: a bar, where tqdm is installed.
 
     Returns:
         A data frame; an empty cell is a question that does not arise. ``folding`` is what `convert` takes.
 
     Raises:
-        TypeError, ValueError: no module, no linear layer, weights without numbers, inputs that do not fit, or fewer rounds than 0.
+        TypeError, ValueError: no module, no linear layer, weights without numbers, or inputs that do not fit.
     """
     check(model)
-    if rounds < 0:
-        raise ValueError(f"rounds={rounds}: give 0 to measure no time, or how often to measure it")
     found = watch(model, inputs)
     names = {name for seen in found for name in seen.names}
     if unknown := sorted(set(axes or {}) - names):
         raise ValueError(f"axes names {unknown}; the linear layers are {sorted(names)}")
     own = [_axes(seen, axes or {}) for seen in found]
     pairs = bar(list(zip(found, own)), "report", progress)
-    return pd.DataFrame([_row(seen, each, rounds) for seen, each in pairs])
+    return pd.DataFrame([_row(seen, each) for seen, each in pairs])
 
 
 def bar(items: list, label: str, shown: bool) -> Iterable:
@@ -363,12 +331,7 @@ def _chosen(layer: nn.Linear, axes: Shape) -> Folding | None:
     return None if 1 in hidden else (axes, hidden)
 
 
-def _two(layer: nn.Linear, dims: Shape, hidden: Shape) -> Folding:
-    """Two modes: those of a folding, or nearly square ones where it has more."""
-    return (dims, hidden) if len(dims) == 2 else folding(layer.in_features, layer.out_features)
-
-
-def _row(seen: Seen, axes: Shape, rounds: int) -> dict:
+def _row(seen: Seen, axes: Shape) -> dict:
     layer = seen.layer
     inputs, outputs = layer.in_features, layer.out_features
     row = {
@@ -384,8 +347,6 @@ def _row(seen: Seen, axes: Shape, rounds: int) -> dict:
     shapes = _chosen(layer, axes)
     if shapes is not None:
         row |= _structured(layer, *shapes)
-        if seen.calls and rounds:
-            row |= {f"{name} µs": value for name, value in times(seen, *shapes, rounds).items()}
     return row | {"advice": _advice(seen, axes, row)}
 
 
@@ -401,24 +362,19 @@ def _advice(seen: Seen, axes: Shape, row: dict) -> str:
     if row["separable"] > max(SEPARABLE, 2 * row["by chance"]):
         return "convert it: one Kronecker product holds most of its weight"
     if axes:
-        return "do not convert it; a race of new layers can use its axes"
-    return "do not convert it; no axes are known, so race a narrower layer too"
+        return "do not convert it; compare new layers, which can use its axes"
+    return "do not convert it; no axes are known, so compare a narrower layer too"
 
 
 def _structured(layer: nn.Linear, dims: Shape, hidden: Shape) -> dict:
     """Costs of the layers of one folding, how separable the weight is, and what rank a low-rank layer of that size has."""
-    (m, n), (a, c) = _two(layer, dims, hidden)
-    biased = layer.bias is not None
     size = count_parameters(dims, hidden, bias=False)
     macs = count_macs(dims, hidden, cheapest_order(dims, hidden))
     both = layer.in_features + layer.out_features
-    monarch = m * a * (n + c)
     return {
         "folding": (dims, hidden),
-        "ndlinear parameters": size + biased * sum(hidden),
+        "ndlinear parameters": count_parameters(dims, hidden, bias=layer.bias is not None),
         "ndlinear macs": macs,
-        "monarch parameters": monarch + biased * layer.out_features,
-        "monarch macs": monarch,
         "low rank of as many macs": max(1, macs // both),
         "low rank of as many parameters": max(1, size // both),
         "full rank": min(layer.in_features, layer.out_features),

@@ -1,0 +1,164 @@
+"""`ndlinear_guide.compare`: layers within their budget, a table of what it was told, and errors."""
+
+import math
+
+import numpy as np
+import pytest
+import scipy.stats
+import torch
+from torch import nn
+
+import ndlinear_guide as guide
+from ndlinear import NdLinear
+from ndlinear_guide import layers
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.fc1 = nn.Linear(16, 24)
+        self.fc2 = nn.Linear(24, 16, bias=False)
+        self.out = nn.Linear(16, 3)
+
+    def forward(self, x):
+        return self.out(x + self.fc2(self.fc1(x).relu()))
+
+
+PAIR = [("fc1", "fc2")]
+
+
+# ------------------------------------------------------------------------------------------------------------- the layers
+def test_narrow_shrinks_what_lies_between_a_pair():
+    net = guide.swap(Net(), PAIR, "narrow", share=0.25)
+    assert (net.fc1.out_features, net.fc2.in_features, net.fc2.bias) == (6, 6, None)
+    assert net(torch.randn(2, 16)).shape == (2, 3)
+    for names, share in ((["fc1", "fc2"], 0.25), ([*PAIR, "out"], 0.25), (PAIR, 0.01)):
+        assert guide.swap(Net(), names, "narrow", share=share) is None
+
+
+def test_a_swap_leaves_the_model_and_the_other_layers_alone(tmp_path):
+    """What is trained in the copy is read back into another swap."""
+    model = Net()
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    net = guide.swap(model, ["fc1"], "low-rank", share=0.5)
+    assert all(torch.equal(p, before[name]) for name, p in model.named_parameters())
+    assert torch.equal(net.fc2.weight, model.fc2.weight) and isinstance(net.fc1, layers.LowRank)
+    torch.save(net.state_dict(), tmp_path / "state.pt")
+    again = guide.swap(model, ["fc1"], "low-rank", share=0.5)
+    again.load_state_dict(torch.load(tmp_path / "state.pt"))
+    assert torch.equal(again(x := torch.randn(2, 16)), net(x))
+    one = guide.swap(nn.Linear(16, 16), ["(the model)"], "blocks", share=0.5)
+    assert isinstance(one, layers.BlockDiagonal)
+
+
+def test_axes_are_those_of_the_data():
+    """Those of length one are no modes; where outputs have no such factors, nothing fits."""
+    made = guide.swap(Net(), PAIR, "ndlinear", axes={"fc1": (2, 1, 8)})
+    assert (made.fc1.map.input_dims, made.fc1.map.hidden_size) == ((2, 8), (4, 6))
+    assert (made.fc2.map.input_dims, made.fc2.map.hidden_size) == ((4, 6), (4, 4))
+    assert guide.swap(Net(), ["out"], "ndlinear", axes={"out": (2, 8)}) is None
+    for wrong in ({"fc1": (3, 5)}, {"out": (4, 4)}):
+        with pytest.raises(ValueError, match="axes"):
+            guide.swap(Net(), PAIR, "ndlinear", axes=wrong)
+
+
+def test_rates_follow_the_rule():
+    found = guide.rates.rates(guide.swap(Net(), ["fc1"], "low-rank", share=0.5), 0.01)
+    rank = int(0.5 * 16 * 24) // 40
+    assert found["fc1.down"] == pytest.approx(0.01 / 2)
+    assert found["fc1.up"] == pytest.approx(0.01 * 16 / (2 * rank))
+    assert found["fc2.weight"] == found["fc1.bias"] == 0.01
+    swapped = guide.rates.rates(layers.Kronecker((4, 6), (3, 5)), 0.01)
+    own = guide.rates.rates(NdLinear((4, 6), (3, 5)), 0.01)
+    for mode in (0, 1):
+        name = f"align_layers.{mode}.weight"
+        assert own[name] == swapped[f"map.{name}"] != 0.01
+
+
+# -------------------------------------------------------------------------------------------------------------- the table
+def test_the_table_says_what_the_trainings_said():
+    """Losses by rule: all rates at a seed that does not count, then all seeds at the best one."""
+    model, asked = Net(), []
+
+    def train(net, rate):
+        size = sum(p.numel() for p in net.parameters())
+        asked.append((size, rate, torch.initial_seed()))
+        return size / 1000 + abs(math.log10(rate / (1e-2 if size < 800 else 1e-3))) + torch.rand(())
+
+    options = {"rates": (1e-3, 1e-2), "seeds": (3, 4, 5), "progress": False}
+    found = guide.compare(model, train, PAIR, kinds=("narrow", "dense", "blocks"), **options)
+    assert found["layer"].tolist() == ["as it is", "narrow", "dense", "blocks"]
+    assert found.loc[2].drop("layer").isna().all(), "a dense layer does not fit into a quarter"
+    sizes = [size + 17 * 3 for size in (17 * 24 + 24 * 16, 17 * 6 + 6 * 16, 2 * 16 * 6 + 24)]
+    ran = found.drop(index=2)
+    assert ran["parameters"].tolist() == sizes and ran["rate"].tolist() == [1e-3, 1e-2, 1e-2]
+    assert ran["multiply-adds"].tolist() == [2 * 16 * 24 + 48, 2 * 16 * 6 + 48, 2 * 16 * 6 + 48]
+    assert ran["ms a step"].isna().all(), "no optimiser of torch took a step"
+    wanted = [
+        (size, rate, seed)
+        for size, best in zip(sizes, (1e-3, 1e-2, 1e-2))
+        for rate, seed in ((1e-3, 6), (1e-2, 6), (best, 3), (best, 4), (best, 5))
+    ]
+    assert asked == wanted
+    draws = [torch.rand((), generator=torch.Generator().manual_seed(s)).item() for s in (3, 4, 5)]
+    losses = sizes[0] / 1000 + np.array(draws)
+    half = scipy.stats.t.interval(0.95, 2, losses.mean(), losses.std(ddof=1) / 3**0.5)
+    assert found.loc[0, ["loss", "low", "high"]].tolist() == pytest.approx([losses.mean(), *half])
+    assert found["difference"].isna().tolist() == [True, False, True, False]
+
+
+def test_a_layer_is_told_from_the_model_as_it_is_by_paired_differences():
+    """The model as it is knows the answer; one drawn anew does not within a step. The optimiser's steps are timed."""
+    torch.manual_seed(0)
+    x, before = torch.randn(300, 16), torch.get_rng_state()
+    model = Net()
+    y = model(x).detach()
+
+    def train(net, rate):
+        optimiser = torch.optim.Adam(guide.lr_groups(net, rate))
+        for _ in range(3):
+            optimiser.zero_grad()
+            (net(x) - y).square().mean().backward()
+            optimiser.step()
+        return (net(x) - y).square().mean()
+
+    state = torch.get_rng_state()
+    options = {"rates": (1e-5,), "progress": False}
+    found = guide.compare(model, train, PAIR, seeds=(0, 1, 2, 3), kinds=("low-rank",), **options)
+    assert torch.equal(torch.get_rng_state(), state) and not torch.equal(state, before)
+    assert (found["difference low"][1] > 0) and (found["ms a step"] > 0).all()
+    assert found["difference"][1] == pytest.approx(found["loss"][1] - found["loss"][0])
+    single = guide.compare(model, train, PAIR, seeds=(0,), kinds=("low-rank",), **options)
+    assert single["low"].isna().all() and single["loss"][0] < single["loss"][1]
+
+
+def test_a_training_that_diverges_has_an_infinite_loss():
+    losses = iter([1.0, math.nan, math.inf, math.nan])
+    found = guide.compare(
+        *(Net(), lambda *_: next(losses), ["fc1"]),
+        **{"kinds": ("blocks",), "rates": (1.0,), "seeds": (0, 1), "progress": False},
+    )
+    assert found["loss"].tolist() == [math.inf, math.inf] and found["high"].isna().all()
+
+
+WRONG = [
+    ({"layers": []}, "layers is empty"),
+    ({"layers": ["fc3"]}, "not a linear layer"),
+    ({"layers": [("fc1", "out")]}, "are no pair"),
+    ({"layers": [("fc1", "fc2"), ("fc2", "fc1")]}, "more than once"),
+    ({"layers": [("fc1", "fc2", "out")]}, "two names"),
+    ({"kinds": ("tucker",)}, "kind must be one of 'narrow'"),
+    ({"kinds": "ndlinear"}, r"give \['ndlinear'\]"),
+    ({"kinds": ("dense",)}, "fits into 0.25 of the weights"),
+    ({"seeds": ()}, "at least one kind"),
+    ({"rates": (1e-3, 1e-3)}, "more than once"),
+    ({"share": 1.5}, "at most 1"),
+    ({"train": lambda *_: None}, "must return the validation loss, a number, got None"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), WRONG)
+def test_errors_say_what_to_do(change, words):
+    good = {"model": Net(), "train": lambda *_: 1.0, "layers": PAIR, "progress": False}
+    with pytest.raises(TypeError if "train" in change else ValueError, match=words):
+        guide.compare(**good | change)
