@@ -80,7 +80,7 @@ class NdFeedForward(nn.Module):
     """NdLinear (width, 1) -> (hidden, terms), ReLU, NdLinear back to (width, 1): the block of the released OPT.
 
     It has the parameters of the two layers and computes them as the equal dense block of ``hidden`` units, whose
-    activation is one learned function of ``terms`` kinks, shared by all units. `as_defined` runs the two layers.
+    activation is one learned function of ``terms`` kinks, shared by all units.
     """
 
     def __init__(self, width: int, hidden: int, terms: int):
@@ -99,10 +99,6 @@ class NdFeedForward(nn.Module):
         hidden = learned_activation(F.linear(x, into.weight, into.bias), w, c, v)
         bias = out_of.bias * v.sum() + self.fc2.align_layers[1].bias
         return F.linear(hidden, out_of.weight, bias)
-
-    def as_defined(self, x: Tensor) -> Tensor:
-        """The same function by the two layers, mode after mode."""
-        return self.fc2(F.relu(self.fc1(x[..., None]))).squeeze(-1)
 
 
 # ------------------------------------------------------------------------------------------------------------- the decoder
@@ -156,7 +152,6 @@ class Decoder(nn.Module):
         block: Callable[[], nn.Module],
     ):
         super().__init__()
-        self.context = context
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(context, width)
         self.layers = nn.ModuleList(DecoderLayer(width, heads, block()) for _ in range(layers))

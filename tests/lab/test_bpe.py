@@ -1,4 +1,4 @@
-"""Byte-pair encoding against the definition carried out on the whole text; the corpus of tokens and its cache."""
+"""Byte-pair encoding against the definition carried out on the whole text; the corpus of tokens."""
 
 import collections
 import itertools
@@ -6,7 +6,6 @@ import itertools
 import lab
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from lab.data import bpe, novels, tokens
@@ -72,36 +71,12 @@ def test_novels_are_read_alike_from_one_file_each_and_joined_whatever_the_line_e
         novels.read_novels(*contents)
 
 
-@pytest.fixture
-def sample_novels(tmp_path, monkeypatch):
-    """The stand-in as if it were the data set, in replay mode, with an empty cache."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    stand_in = lab.data.load("novels", stand_in=True)
-    monkeypatch.setattr(tokens, "load", lambda name: stand_in)
-    tokens.corpus.cache_clear()
-    yield tmp_path
-    tokens.corpus.cache_clear()
-
-
-def test_the_corpus_knows_nothing_of_the_held_out_parts(sample_novels, monkeypatch):
+def test_the_corpus_knows_nothing_of_the_held_out_parts(monkeypatch):
     monkeypatch.setenv("NDL_MODE", "smoke")
-    text = tokens.corpus(300)
+    text = tokens.corpus.__wrapped__(300)
     each = [novels._made_up(seed, 40) for seed in range(38)]
     parts = ["\n\n\f".join(part) for part in (each[:34], each[34:35], each[35:])]
     parts[0] += "\n\n"
     for found, part in zip((text.train, text.tune, text.test), parts):
         assert text.encoding.decode(found.tolist()) == part
     assert text.encoding.merges == bpe.learn(parts[0], 300).merges
-    assert not list(sample_novels.rglob("*.npz"))
-
-
-def test_what_was_encoded_once_is_read_again(sample_novels, monkeypatch):
-    monkeypatch.setenv("NDL_MODE", "replay")
-    first = tokens.corpus(300)
-    tokens.corpus.cache_clear()
-    monkeypatch.setattr(tokens, "encode", None)  # a second time would fail
-    again = tokens.corpus(300)
-    assert again.encoding.merges == first.encoding.merges
-    for part in tokens.PARTS:
-        assert torch.equal(getattr(first, part), getattr(again, part))
-        assert getattr(again, part).dtype == torch.int64

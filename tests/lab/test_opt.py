@@ -10,7 +10,6 @@ from lab.chapters import opt
 from lab.data import questions
 from lab.data.bpe import BPE
 from lab.data.files import DataError
-from lab.decoder import FeedForward, NdFeedForward
 from torch import nn
 
 SIZE = opt.Size(layers=2, width=48, heads=2)
@@ -25,23 +24,6 @@ def test_the_blocks_have_the_released_shares():
     count = {arm: sum(p.numel() for p in block.parameters()) for arm, block in found.items()}
     assert count["dense"] == count["gelu"] == count["switched-off"] == 4_722_432
     assert count["released"] == count["ndlinear"] == count["dense-width"] + 25 == 4_304_393
-
-
-def test_the_arms_start_as_their_names_say():
-    def start(arm):
-        torch.manual_seed(0)
-        return [layer.block for layer in opt.decoder(SIZE, arm, 300, 16).layers]
-
-    assert not any(block.fc2.weight.any() for block in start("switched-off"))
-    assert all(block.fc2.weight.any() for block in start("dense"))
-    assert start("gelu")[0].activation is nn.functional.gelu
-    kinds = {"dense": FeedForward, "released": NdFeedForward, "ndlinear": NdFeedForward}
-    for arm, kind in kinds.items():
-        assert all(isinstance(block, kind) for block in start(arm))
-    x = torch.randn(64, 48)
-    size = {arm: start(arm)[0](x).std().item() for arm in kinds}
-    assert size["released"] < size["dense"] / 1000
-    assert 0.5 < size["ndlinear"] / size["dense"] < 2
 
 
 def test_further_blocks_have_the_sizes_that_they_are_to_have():
@@ -153,10 +135,6 @@ def test_multiply_adds_by_hand():
     first = 768 * 2800 + 2800 * 1 * 8
     assert opt.block_macs(768, 2800, 8) == first + 8 * 2800 * 768 + 8 * 768
     assert opt.block_macs(768, 2800, 8, cheapest=True) == first + 2800 * 8 + 2800 * 768
-    layer = 4 * 1024**2 + 2 * 1024 * 4096
-    assert opt.model_macs("OPT-Mid") == 24 * layer + 2 * 1024 * 768 + 50272 * 768
-    small = 12 * (4 * 768**2 + 2 * 768 * 3072) + 50272 * 768
-    assert opt.model_macs("OPT-Small") == small
 
 
 # --------------------------------------------------------------------------------------------------- the printed size
@@ -165,27 +143,3 @@ def test_opt_of_transformers_has_the_released_counts_and_block():
     with torch.device("meta"):
         found = [opt.of_transformers("OPT-Small", arm) for arm in ("dense", "released")]
     assert [sum(p.numel() for p in m.parameters()) for m in found] == [124_059_648, 119_043_180]
-
-
-def test_a_tiny_opt_with_the_block_is_the_dense_one_where_the_activation_is_a_relu():
-    pytest.importorskip("transformers")
-    tiny = {"hidden_size": 32, "ffn_dim": 96, "num_hidden_layers": 2, "num_attention_heads": 2}
-    tiny |= {"vocab_size": 50, "word_embed_proj_dim": 32, "max_position_embeddings": 40}
-    nd, dense = (opt.of_transformers("OPT-Mid", a, **tiny).eval() for a in ("released", "dense"))
-    width = nd.model.model.decoder.layers[0].fc1.fc1.hidden_size[0]
-    assert width == round(96 * 4000 / 4096)
-    state = nd.state_dict()
-    with torch.no_grad():
-        for name, value in dense.state_dict().items():
-            start, map_, end = name.rpartition(".fc")
-            if map_:  # the weights of the block, padded with zeros
-                number, _, kind = end.partition(".")
-                name = f"{start}.fc1.fc{number}.align_layers.0.{kind}"
-            given = state[name]
-            value.zero_()
-            value[tuple(slice(0, n) for n in given.shape)] = given
-        for layer in nd.model.model.decoder.layers:
-            for part, number in zip(layer.fc1.activation_parameters(), (1.0, 0.0, 0.25)):
-                part.fill_(number)
-    tokens = torch.randint(50, (2, 12))
-    torch.testing.assert_close(nd(tokens), dense(tokens), atol=1e-6, rtol=1e-4)

@@ -248,16 +248,6 @@ def block_macs(width: int, hidden: int, terms: int | None = None, cheapest: bool
     return sum(count_macs(*way, cheapest_order(*way) if cheapest else (0, 1)) for way in ways)
 
 
-def model_macs(name: str, nd: bool = False, cheapest: bool = False) -> int:
-    """Multiply-adds a token of a released model, without the scores of attention, which grow with the context."""
-    shape = models.OPT[name]
-    inside = models.OPT_INSIDE[name] if nd else (shape["hidden"], None)
-    width, embed = shape["width"], shape["embed"]
-    layer = 4 * width**2 + block_macs(width, *inside, cheapest)
-    around = 2 * width * embed if embed != width else 0
-    return shape["layers"] * layer + around + shape["vocabulary"] * embed
-
-
 class Logits(nn.Module):
     """A language model of transformers that answers with its logits."""
 

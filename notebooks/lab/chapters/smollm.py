@@ -6,6 +6,7 @@ them. With NDL_MODEL set to a name of the Hugging Face hub, that model is taken 
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import math
@@ -87,6 +88,11 @@ def _published(kind: str, **options):
         return auto.from_pretrained(folder, gguf_file=WEIGHTS.name, **options)
 
 
+@functools.cache
+def _published_model() -> nn.Module:
+    return _published("AutoModelForCausalLM", dtype=torch.float32)
+
+
 def load() -> nn.Module:
     """The language model of transformers, in float32 and without gradients; in smoke mode a tiny one with random weights.
 
@@ -100,7 +106,7 @@ def load() -> nn.Module:
         torch.manual_seed(0)
         model = transformers.LlamaForCausalLM(config)
     else:
-        model = _published("AutoModelForCausalLM", dtype=torch.float32)
+        model = copy.deepcopy(_published_model())
     return model.eval().requires_grad_(False)
 
 
