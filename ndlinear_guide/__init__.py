@@ -8,4 +8,4 @@ from . import layers
 from .compare import compare, swap
 from .convert import convert, fit_kronecker, fit_low_rank, rebuild, replaceable
 from .rates import lr_groups
-from .report import by_chance, first_term, report, summary, watch
+from .report import by_chance, first_term, report

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import torch
-from scipy.sparse.linalg import LinearOperator, eigsh
+from scipy.sparse.linalg import svds
 from torch import Tensor, nn
 
 from ndlinear import cheapest_order, count_macs, count_parameters, rearrange
@@ -230,14 +230,9 @@ def _largest(table: Tensor) -> float:
     total = float(table.square().sum())
     if side <= EXACT or not total:
         return float(torch.linalg.eigvalsh(table @ table.T)[-1]) / max(total, 1e-300)
-
-    def squared(vector: np.ndarray) -> np.ndarray:
-        return (table @ (table.T @ torch.from_numpy(vector).to(table))).cpu().numpy()
-
-    operator = LinearOperator((side, side), matvec=squared, dtype=np.float32)
     start = np.random.default_rng(0).standard_normal(side).astype(np.float32)
-    found = eigsh(operator, k=1, tol=TOLERANCE, v0=start, return_eigenvectors=False)
-    return float(found[0]) / total
+    how = {"k": 1, "tol": math.sqrt(TOLERANCE), "v0": start, "return_singular_vectors": False}
+    return float(svds(table.cpu().numpy(), **how)[0]) ** 2 / total
 
 
 def by_chance(weight: Tensor, dims: Shape, hidden: Shape, seed: int = 0) -> float:
@@ -292,24 +287,6 @@ def bar(items: list, label: str, shown: bool) -> Iterable:
     if not shown or len(items) < 2 or importlib.util.find_spec("tqdm") is None:
         return items
     return importlib.import_module("tqdm.auto").tqdm(items, desc=label)
-
-
-def summary(found: pd.DataFrame) -> pd.DataFrame:
-    """A report in short: layers whose names differ in their numbers alone are one row, with the range of what was found."""
-    kind = found["layer"].str.replace(r"\d+", "i", regex=True)
-    rows = []
-    for name, group in found.groupby(kind, sort=False):
-        shares = {"separable, %": 100 * group["separable"], "chance, %": 100 * group["by chance"]}
-        rows.append(
-            {
-                "layer": name,
-                "count": len(group),
-                "size": f"{group['inputs'].iloc[0]:,} → {group['outputs'].iloc[0]:,}",
-                **{k: f"{v.min():.1f} to {v.max():.1f}" for k, v in shares.items()},
-                "advice": "; ".join(group["advice"].unique()),
-            }
-        )
-    return pd.DataFrame(rows)
 
 
 def _axes(seen: Seen, given: Mapping[str, Shape]) -> Shape:

@@ -4,7 +4,6 @@ import copy
 import json
 import sys
 
-import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -308,17 +307,6 @@ def test_modes_of_an_ndlinear_are_no_linear_layers():
         guide.convert(model, ["0.align_layers.0"])
     with pytest.raises(ValueError, match="left to exchange"):
         guide.report(model[:1], torch.randn(3, 4, 6))
-
-
-def test_a_summary_has_a_row_for_layers_that_differ_in_their_number():
-    names = ["block.0.up", "block.11.up", "head"]
-    shares = {"separable": [0.02, 0.03, 0.5], "by chance": [0.02, 0.01, 0.5]}
-    sizes = {"inputs": [4, 4, 6], "outputs": [8, 8, 9], "advice": ["a", "b", "a"]}
-    found = guide.summary(pd.DataFrame({"layer": names} | shares | sizes))
-    assert found["layer"].tolist() == ["block.i.up", "head"] and found["count"].tolist() == [2, 1]
-    assert found["separable, %"].tolist() == ["2.0 to 3.0", "50.0 to 50.0"]
-    assert found["chance, %"][0] == "1.0 to 2.0" and found["size"][1] == "6 → 9"
-    assert found["advice"].tolist() == ["a; b", "a"]
 
 
 def test_named_axes_count_and_a_conversion_takes_the_folding_of_the_report():

@@ -5,6 +5,7 @@ import math
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
+from torch import nn
 
 import ndlinear as nd
 
@@ -45,6 +46,16 @@ def randomise(module):
         for parameter in module.parameters():
             parameter.normal_()
     return module
+
+
+def encoder():
+    """In evaluation without gradients it reads `weight` instead of calling its layers; its attention always does."""
+    block = nn.TransformerEncoderLayer(24, 2, 24, dropout=0.0, batch_first=True)
+    sizes = ((4, 6), (6, 4))
+    block.linear1 = nd.FlatNdLinear.from_linear(block.linear1, *sizes)
+    block.linear2 = nd.FlatNdLinear.from_linear(block.linear2, *sizes)
+    block.self_attn.out_proj = nd.FlatNdLinear.from_linear(block.self_attn.out_proj, *sizes)
+    return block
 
 
 def by_einsum(x, weights):

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 import torch
-from ndlinear_cases import randomise
+from ndlinear_cases import encoder, randomise
 from torch import nn
 from torch.nn.utils import parametrize, prune
 
@@ -24,19 +24,9 @@ KINDS = {
     "sum": (lambda: nd.NdLinearSum((4, 6), (3, 5), 2), (7, 4, 6)),
     "three modes": (lambda: nd.NdLinear((2, 3, 4), (5, 1, 3), False), (7, 2, 3, 4)),
     "adapter": (lambda: ndlinear_lora.NdLinearLoRA(nn.Linear(24, 15)), (7, 24)),
-    "encoder": (lambda: encoder(), (2, 3, 24)),
+    "encoder": (encoder, (2, 3, 24)),
 }
 kinds = pytest.mark.parametrize("kind", KINDS)
-
-
-def encoder():
-    """In evaluation without gradients it reads `weight` instead of calling its layers; its attention always does."""
-    block = nn.TransformerEncoderLayer(24, 2, 24, dropout=0.0, batch_first=True)
-    sizes = ((4, 6), (6, 4))
-    block.linear1 = nd.FlatNdLinear.from_linear(block.linear1, *sizes)
-    block.linear2 = nd.FlatNdLinear.from_linear(block.linear2, *sizes)
-    block.self_attn.out_proj = nd.FlatNdLinear.from_linear(block.self_attn.out_proj, *sizes)
-    return block
 
 
 def made(kind):

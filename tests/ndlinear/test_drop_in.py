@@ -5,6 +5,7 @@ import pickle
 
 import pytest
 import torch
+from ndlinear_cases import encoder
 from torch import nn
 
 import ndlinear as nd
@@ -32,27 +33,18 @@ def test_an_input_of_another_size_is_refused_in_words():
 @pytest.mark.parametrize("training", [True, False])
 def test_in_a_transformer_encoder_and_in_attention(training):
     torch.manual_seed(0)
-    block = nn.TransformerEncoderLayer(16, 2, 24, dropout=0.0, batch_first=True)
-    block.linear1 = nd.FlatNdLinear.from_linear(block.linear1, (4, 4), (6, 4))
-    block.linear2 = nd.FlatNdLinear.from_linear(block.linear2, (6, 4), (4, 4))
-    projection = block.self_attn.out_proj
-    block.self_attn.out_proj = nd.FlatNdLinear.from_linear(projection, (4, 4), (4, 4))
+    block = encoder()
     dense = copy.deepcopy(block)
-    dense.linear1 = nd.to_linear(block.linear1)
-    dense.linear2 = nd.to_linear(block.linear2)
-    dense.self_attn.out_proj = nd.to_linear(block.self_attn.out_proj)
-    x = torch.randn(3, 5, 16)
+    for name, layer in block.named_modules():
+        if isinstance(layer, nd.FlatNdLinear):
+            dense.set_submodule(name, nd.to_linear(layer))
+    x = torch.randn(3, 5, 24)
     with torch.set_grad_enabled(training):
         y = block.train(training)(x)
         torch.testing.assert_close(y, dense.train(training)(x), atol=1e-5, rtol=1e-4)
     if training:
         y.square().sum().backward()
         assert all(p.grad is not None for p in block.self_attn.out_proj.parameters())
-
-
-def test_fx_traces_a_sum_of_two_modes():
-    layer, x = nd.NdLinearSum((4, 5), (3, 2), 2), torch.randn(7, 4, 5)
-    torch.testing.assert_close(torch.fx.symbolic_trace(layer)(x), layer(x))
 
 
 def test_fx_traces_it_mode_by_mode_or_as_a_leaf():
@@ -68,6 +60,8 @@ def test_fx_traces_it_mode_by_mode_or_as_a_leaf():
             torch.testing.assert_close(traced(x), model(x))
         seen = {node.target for node in traced.graph.nodes if node.op == "call_module"}
         assert "0" in seen or {"0.align_layers.0", "0.align_layers.1"} <= seen
+    layer, x = nd.NdLinearSum((4, 5), (3, 2), 2), torch.randn(7, 4, 5)
+    torch.testing.assert_close(torch.fx.symbolic_trace(layer)(x), layer(x))
 
 
 @pytest.mark.parametrize("kind", [nd.NdLinear, nd.FlatNdLinear, nd.NdLinearSum])

@@ -75,13 +75,6 @@ def test_an_order_may_be_an_iterator():
 
 
 # --------------------------------------------------------------------------------------------------------------- inputs
-SHAPES = {
-    "wrong last size": (7, 4, 6),
-    "swapped": (7, 5, 4),
-    "flat": (7, 20),
-    "no axis": (),
-    "batch axis last": (4, 5, 7),
-}
 CALLS = {
     "layer": lambda x: nd.NdLinear((4, 5), (3, 2))(x),
     "reordered layer": lambda x: nd.NdLinear((4, 5), (8, 2))(x),
@@ -89,42 +82,34 @@ CALLS = {
     "function": lambda x: nd.ndlinear(x, [torch.zeros(3, 4), torch.zeros(2, 5)]),
 }
 calls = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+WHOLE = [torch.zeros(7, 4, 5, dtype=dtype) for dtype in (torch.int64, torch.bool)]
+OTHER = [torch.zeros(7, 4, 5, dtype=dtype) for dtype in (torch.double, torch.half, torch.cfloat)]
+META = torch.zeros(7, 4, 5, device="meta")
+ANYWHERE = [  # also under autocast
+    *((x, ["(7, 4, 5)", str(x.dtype), "torch.float32", "convert", ".to()"]) for x in WHOLE),
+    (META, ["(7, 4, 5)", "on meta", "on cpu", ".to()"]),
+]
+TYPED = [
+    *ANYWHERE,
+    *((x, ["(7, 4, 5)", str(x.dtype), "torch.float32", "autocast"]) for x in OTHER),
+    (np.zeros((7, 4, 5)), ["(..., 4, 5)", "ndarray"]),
+]
 
 
 @calls
-@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("shape", [(7, 4, 6), (7, 5, 4), (7, 20), (), (4, 5, 7)])
 def test_input_shapes(call, shape):
     parts = ["(..., 4, 5)", f"got {shape}", "ends in (4, 5)", "unflatten"]
     check(ValueError, lambda: call(torch.zeros(shape)), parts)
 
 
 @calls
-@pytest.mark.parametrize("dtype", [torch.int64, torch.bool])
-def test_integer_input(call, dtype):
-    parts = ["(7, 4, 5)", str(dtype), "torch.float32", "convert", ".to()"]
-    check(TypeError, lambda: call(torch.zeros(7, 4, 5, dtype=dtype)), parts)
+def test_input_types_and_devices(call):
+    for x, parts in TYPED:
+        check(TypeError, lambda x=x: call(x), parts)
     with torch.autocast("cpu", torch.bfloat16):
-        check(TypeError, lambda: call(torch.zeros(7, 4, 5, dtype=dtype)), parts)
-
-
-@calls
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.complex64])
-def test_mixed_dtypes(call, dtype):
-    parts = ["(7, 4, 5)", str(dtype), "torch.float32", "autocast"]
-    check(TypeError, lambda: call(torch.zeros(7, 4, 5, dtype=dtype)), parts)
-
-
-@calls
-def test_mixed_devices(call):
-    parts = ["(7, 4, 5)", "on meta", "on cpu", ".to()"]
-    check(TypeError, lambda: call(torch.zeros(7, 4, 5, device="meta")), parts)
-    with torch.autocast("cpu", torch.bfloat16):
-        check(TypeError, lambda: call(torch.zeros(7, 4, 5, device="meta")), parts)
-
-
-@calls
-def test_not_a_tensor(call):
-    check(TypeError, lambda: call(np.zeros((7, 4, 5))), ["(..., 4, 5)", "ndarray"])
+        for x, parts in ANYWHERE:
+            check(TypeError, lambda x=x: call(x), parts)
 
 
 # --------------------------------------------------------------------------------------------------- anything else, once

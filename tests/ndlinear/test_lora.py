@@ -272,26 +272,31 @@ def adapted_names(model):
     return [name for name, module in model.named_modules() if isinstance(module, kind)]
 
 
-@pytest.mark.parametrize("options", [{}, {"alpha": 2.0, "bias": True, "transform_outer": False}])
-def test_save_and_load_into_the_bare_model(options, tmp_path):
-    model, x = adapted(**options), torch.randn(2, 5, 16)
-    save_lora(model, tmp_path / "adapter.safetensors")
-    assert set(load_file(tmp_path / "adapter.safetensors")) == set(lora_state_dict(model))
-    other = network()
-    assert load_lora(other, tmp_path / "adapter.safetensors") is other
-    assert torch.equal(run(other, x), run(model, x))
-    assert other["head"].config == model["head"].config
+SAVED = [
+    {},
+    {"alpha": 2.0, "bias": True, "transform_outer": False},
+    {"dropout": 0.25, "init": "unit", "execution": "recompute"},
+]
 
 
-def test_load_into_an_adapted_model_keeps_its_parameters_for_the_optimiser(tmp_path):
-    model, x = adapted(), torch.randn(2, 5, 16)
-    save_lora(model, tmp_path / "adapter.safetensors")
-    other = apply_ndlinear_lora(network(), ["q_proj", "head"])
+@pytest.mark.parametrize("options", SAVED, ids=str)
+def test_save_and_load(options, tmp_path):
+    """Into the bare model, and into an adapted one, whose parameters stay those of the optimiser."""
+    model, x, file = adapted(**options).eval(), torch.randn(2, 5, 16), tmp_path / "a.safetensors"
+    save_lora(model, file)
+    assert set(load_file(file)) == set(lora_state_dict(model))
+    bare = network()
+    assert load_lora(bare, file) is bare
+    config = model["head"].config
+    assert bare["head"].config == config == config | options
+    own = options if "dropout" not in options else {}  # what does not change the map may differ
+    other = apply_ndlinear_lora(network(), ["q_proj", "head"], **own)
     before = [id(p) for p in other.parameters()]
     other["head"].merge()
-    load_lora(other, tmp_path / "adapter.safetensors")
+    load_lora(other, file)
     assert [id(p) for p in other.parameters()] == before
-    assert torch.equal(run(other, x), run(model, x))
+    for loaded in (bare, other):
+        assert torch.equal(run(loaded.eval(), x), run(model, x))
 
 
 def trainable(model):
@@ -314,15 +319,6 @@ def test_what_is_trained_after_loading_is_what_is_saved(tmp_path):
     assert "body.0.norm.weight" in trainable(loose)
     more = apply_ndlinear_lora(model, "v_proj")
     assert {"head.weight", "head.bias"} < trainable(more), "a second call keeps what was chosen"
-
-
-def test_dropout_start_and_execution_are_kept_and_do_not_keep_a_file_out(tmp_path):
-    options = {"dropout": 0.25, "init": "unit", "execution": "recompute"}
-    save_lora(adapted(**options), tmp_path / "a.safetensors")
-    head = load_lora(network(), tmp_path / "a.safetensors")["head"]
-    found = {"dropout": head.dropout.p, "init": head.adapter.init}
-    assert found | {"execution": head.adapter.execution} == options
-    load_lora(adapted(), tmp_path / "a.safetensors")
 
 
 def wrapped_inside(model):
@@ -387,31 +383,22 @@ def write_changed(edit, path):
     save_file(edit(tensors), path, about)
 
 
-def filled(number):
-    """A change of one entry."""
-    return lambda t: t | {"head.adapter.align_layers.0.weight": torch.full((1, 2), number)}
-
-
+FIRST = "head.adapter.align_layers.0.weight"
 CHANGES = [
     (
         lambda t: t | {"head.base_layer.weight": torch.zeros(3, 4)},
         r"foreign \['head.base_layer.wei",
     ),
     (lambda t: t | {"body.0.norm.bias": torch.zeros(16)}, r"foreign \['body.0.norm.bias'\]"),
-    (
-        lambda t: {n: v for n, v in t.items() if n != "head.adapter.align_layers.0.weight"},
-        r"missing \['head.adapter.align_layers.0.weight'\]",
-    ),
+    (lambda t: {n: v for n, v in t.items() if n != FIRST}, rf"missing \['{FIRST}'\]"),
     (lambda t: {}, r"missing \['body.0.q_proj.adapter.align_layers.0.weight'"),
     (
-        lambda t: t | {"head.adapter.align_layers.0.weight": torch.zeros(2, 2)},
-        r"of other sizes \['head.adapter.align_layers.0.weight \(2, 2\), not \(1, 2\)'\]",
+        lambda t: t | {FIRST: torch.zeros(2, 2)},
+        rf"of other sizes \['{FIRST} \(2, 2\), not \(1, 2\)'\]",
     ),
     (lambda t: {n: v.to(torch.complex64) for n, v in t.items()}, "complex"),
-    *(
-        (filled(float(number)), r"head\.adapter\.align_layers\.0\.weight .* not finite")
-        for number in ("nan", "inf", "-inf")
-    ),
+    (lambda t: t | {FIRST: torch.full((1, 2), float("nan"))}, rf"{FIRST} .* not finite"),
+    (lambda t: t | {FIRST: torch.full((1, 2), -float("inf"))}, rf"{FIRST} .* not finite"),
 ]
 
 
@@ -425,25 +412,6 @@ def test_load_refuses_a_file_that_holds_anything_but_its_adapters(edit, words, m
         load_lora(model, tmp_path / "a.safetensors")
     assert trainable(model) == trained and list(model.state_dict()) == list(before)
     assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
-
-
-def test_models_without_adapters(tmp_path):
-    for read in (
-        lora_state_dict,
-        lambda m: save_lora(m, tmp_path / "a.safetensors"),
-    ):
-        with pytest.raises(ValueError, match="call apply_ndlinear_lora"):
-            read(network())
-
-
-def test_without_safetensors(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    for call in (
-        lambda: save_lora(adapted(), tmp_path / "a"),
-        lambda: load_lora(network(), tmp_path / "a"),
-    ):
-        with pytest.raises(ImportError, match="pip install safetensors"):
-            call()
 
 
 # ------------------------------------------------------------------------------------- what people of other libraries type
@@ -507,6 +475,8 @@ WRONG = [
     (network, "q_proj", {"lora_dropout": 0.1}, "has no lora_dropout: dropout="),
     (network, ["q_proj", "head"], {"input_dims": (4, 4), "hidden_size": (4, 4)}, "do not multiply"),
     (network, ["q_proj", "head"], {"dropout": 2.0}, "dropout"),
+    (network, "q_proj", {"dropout": float("nan")}, "must be finite numbers"),
+    (network, "q_proj", {"alpha": -float("inf")}, "must be finite numbers"),
     (network, ["q_proj", "head"], {"init": "none"}, "init must be"),
     (network, ["q_proj", "head"], {"colour": "red"}, "colour"),
     (lambda: TinyLM(True), "lm_head", {}, r"\['embed', 'lm_head'\] share one weight"),
@@ -571,35 +541,6 @@ def test_an_adapter_on_a_quantised_base_trains_and_refuses_to_merge(kind):
     assert not layer.merged
 
 
-class Conv1D(nn.Module):
-    """As transformers has it in GPT-2: a linear map whose weight is (inputs, outputs)."""
-
-    def __init__(self, nf, nx):
-        super().__init__()
-        self.nf = nf
-        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.randn(nf))
-
-    def forward(self, x):
-        return x @ self.weight + self.bias
-
-
-def test_a_conv1d_of_transformers_is_adapted_merged_and_saved(tmp_path):
-    torch.manual_seed(0)
-    model, x = nn.Sequential(Conv1D(30, 24)), torch.randn(5, 24)
-    bare, plain = copy.deepcopy(model), model(x)
-    layer = apply_ndlinear_lora(model, "all-linear", alpha=2.0)[0]
-    assert torch.equal(model(x), plain) and not layer.base_layer.weight.requires_grad
-    randomise(layer.adapter)
-    update = 2.0 * torch.kron(*layer.adapter.weights)
-    wanted = plain + x @ update.T
-    torch.testing.assert_close(model(x), wanted, atol=1e-4, rtol=1e-4)
-    torch.testing.assert_close(nd.to_linear(layer)(x), wanted, atol=1e-4, rtol=1e-4)
-    save_lora(model, tmp_path / "a.safetensors")
-    assert torch.equal(load_lora(bare, tmp_path / "a.safetensors")(x), model(x))
-    layer.merge()
-    torch.testing.assert_close(model(x), wanted, atol=1e-4, rtol=1e-4)
-
-
 def test_a_file_without_dtype_is_read(tmp_path):
     """Files that were written before the dtype stood in them."""
     model = adapted()
@@ -627,13 +568,6 @@ def test_load_fills_a_model_on_the_meta_device(tmp_path):
 
 
 # -------------------------------------------------------------------------------- hostile files, and what must not be lost
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf")])
-@pytest.mark.parametrize("option", ["alpha", "dropout"])
-def test_numbers_that_are_not_finite_are_refused(option, number):
-    with pytest.raises(ValueError, match=r"must be finite numbers"):
-        NdLinearLoRA(nn.Linear(6, 4), **{option: number})
-
-
 GOOD = {"input_dims": [2, 2], "hidden_size": [1, 3]}
 
 
@@ -676,12 +610,20 @@ def test_complex_numbers_do_not_lose_a_part():
         NdLinearLoRA(nn.Linear(6, 4).to(torch.complex64), dtype=torch.float32)
 
 
-def test_a_file_that_is_none_is_said(tmp_path):
-    (tmp_path / "a").write_bytes(b"no safetensors")
+def test_what_cannot_be_read_or_written_is_said(monkeypatch, tmp_path):
+    file = tmp_path / "a"
+    file.write_bytes(b"no safetensors")
     with pytest.raises(ValueError, match="cannot be read as a safetensors file"):
-        load_lora(network(), tmp_path / "a")
+        load_lora(network(), file)
     with pytest.raises(FileNotFoundError):
         load_lora(network(), tmp_path / "b")
+    for write in (lora_state_dict, lambda model: save_lora(model, file)):
+        with pytest.raises(ValueError, match="call apply_ndlinear_lora"):
+            write(network())
+    monkeypatch.setitem(sys.modules, "safetensors.torch", None)
+    for call in (lambda: save_lora(adapted(), file), lambda: load_lora(network(), file)):
+        with pytest.raises(ImportError, match="pip install safetensors"):
+            call()
 
 
 def test_a_write_that_fails_leaves_the_older_file(monkeypatch, tmp_path):
@@ -756,28 +698,47 @@ def test_weights_that_are_taken_apart_are_not_saved(tmp_path):
 
 
 # ------------------------------------------------------------------------------------------- other layers, and for good
-CONVOLUTIONS = [
+class Conv1D(nn.Module):
+    """As transformers has it in GPT-2: a linear map whose weight is (inputs, outputs)."""
+
+    def __init__(self, nf, nx):
+        super().__init__()
+        self.nf = nf
+        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.randn(nf))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
+OTHERS = [
     (nn.Conv2d(24, 30, 1, stride=2), (2, 24, 5, 7)),
     (nn.Conv1d(24, 30, 1, bias=False), (24, 5)),
     (nn.Conv3d(24, 30, 1, stride=(1, 2, 3)), (2, 24, 4, 5, 6)),
     (nn.Conv2d(24, 30, 1).to(memory_format=torch.channels_last), (2, 24, 3, 3)),
+    (Conv1D(30, 24), (5, 24)),
 ]
 
 
-@pytest.mark.parametrize(("base", "shape"), CONVOLUTIONS, ids=lambda part: str(part)[:40])
-def test_a_convolution_of_kernel_1(base, shape, tmp_path):
+@pytest.mark.parametrize(("base", "shape"), OTHERS, ids=lambda part: str(part)[:40])
+def test_a_convolution_of_kernel_1_and_a_conv1d_of_transformers(base, shape, tmp_path):
     torch.manual_seed(0)
     wanted, x = copy.deepcopy(base).double(), torch.randn(shape, dtype=torch.float64)
-    model = nn.Sequential(NdLinearLoRA(copy.deepcopy(base).double(), alpha=2.0, bias=True))
+    bare = nn.Sequential(copy.deepcopy(wanted))
+    model = copy.deepcopy(bare)
+    model[0] = NdLinearLoRA(model[0], alpha=2.0, bias=True)
+    assert torch.equal(model(x), bare(x)) and not model[0].base_layer.weight.requires_grad
     randomise(model[0].adapter)
     with torch.no_grad():
         update = 2 * torch.kron(*model[0].adapter.weights)
-        wanted.weight.add_(update.view_as(wanted.weight))
+        update = update.T if isinstance(base, Conv1D) else update
+        wanted.weight.add_(update.reshape(wanted.weight.shape))
         extra = 2 * nd.total_bias(model[0].adapter).flatten()
         wanted.bias = nn.Parameter(extra if wanted.bias is None else wanted.bias + extra)
     torch.testing.assert_close(model(x), wanted(x))
+    if isinstance(base, Conv1D):
+        assert adapted_names(apply_ndlinear_lora(copy.deepcopy(bare), "all-linear")) == ["0"]
+        torch.testing.assert_close(nd.to_linear(model[0])(x), wanted(x))
     save_lora(model, tmp_path / "a.safetensors")
-    bare = nn.Sequential(copy.deepcopy(base).double())
     torch.testing.assert_close(load_lora(bare, tmp_path / "a.safetensors")(x), wanted(x))
     model[0].merge()
     torch.testing.assert_close(model(x), wanted(x))

@@ -49,18 +49,15 @@ def x():
     return torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(0))
 
 
-def test_zero_at_start_and_training_moves_the_adapters_alone(x):
-    torch.manual_seed(0)
+def test_zero_at_start_and_only_the_adapters_are_trained(x):
     config = NdLinearConfig(target_modules=["0", "2"], lora_alpha=2.0)
     model, plain = peft.get_peft_model(base(), config), base()
     assert torch.equal(model(x), plain(x))
-    trained = [name for name, p in model.named_parameters() if p.requires_grad]
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     assert len(trained) == 4 and all(".lora_" in name for name in trained)
-    optimiser = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], 1e-2)
-    for _ in range(3):
-        optimiser.zero_grad()
-        model(x).square().mean().backward()
-        optimiser.step()
+    model(x).square().mean().backward()
+    assert all(p.grad.any() == ("lora_second" in name) for name, p in trained.items())
+    stirred(model, "default", 0)
     assert not torch.allclose(model(x), plain(x), atol=1e-3)
     with model.disable_adapter():
         assert torch.equal(model(x), plain(x))
@@ -131,19 +128,6 @@ def test_adapters_are_not_added_up_to_one(kind, x, tmp_path):
     with pytest.raises(ValueError, match=r"no add_weighted_adapter; make several active"):
         model.add_weighted_adapter(["default", "second"], [0.5, 0.5], "mix", kind)
     assert list(model.peft_config) == ["default", "second"] and alike(model(x), y)
-
-
-def test_merge_and_unmerge(x):
-    model, plain = adapted(), base()
-    y = model(x)
-    model.merge_adapter()
-    assert (model(x) - y).abs().max() < 1e-5
-    with model.disable_adapter():
-        assert (model(x) - plain(x)).abs().max() < 1e-5
-    model.unmerge_adapter()
-    assert (model(x) - y).abs().max() < 1e-5
-    merged = model.merge_and_unload(safe_merge=True)
-    assert type(merged[0]) is nn.Linear and (merged(x) - y).abs().max() < 1e-5
 
 
 def test_a_half_precision_base_has_float32_adapters_that_keep_their_dtype(x, tmp_path):
@@ -261,7 +245,9 @@ def test_adapters_merged_in_part_still_act_together(both, x):
     with model.disable_adapter():
         torch.testing.assert_close(model(x), base()(x), atol=1e-4, rtol=1e-4)
     model.merge_adapter(adapter_names=["second"])
-    torch.testing.assert_close(model.merge_and_unload()(x), y, atol=1e-4, rtol=1e-4)
+    unloaded = model.merge_and_unload(safe_merge=True)
+    torch.testing.assert_close(unloaded(x), y, atol=1e-4, rtol=1e-4)
+    assert type(unloaded[0]) is nn.Linear
 
 
 CHANGES = {
