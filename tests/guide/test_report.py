@@ -238,30 +238,6 @@ def test_a_bare_layer_is_converted_trained_and_rebuilt():
         guide.rebuild(cnn(), wrong)
 
 
-def test_a_converted_model_of_transformers_is_saved_and_loaded(tmp_path):
-    """By a class of three lines, whose configuration holds the plan."""
-    transformers = pytest.importorskip("transformers", reason="the extra `experiments` is missing")
-
-    class Smaller(transformers.BertModel):
-        def __init__(self, config, **options):
-            super().__init__(config, **options)
-            guide.rebuild(self, config.plan)
-
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2, "vocab_size": 60}
-    model = transformers.BertModel(transformers.BertConfig(num_hidden_layers=2, **sizes)).eval()
-    names = [
-        f"encoder.layer.{i}.{part}.dense" for i in (0, 1) for part in ("intermediate", "output")
-    ]
-    smaller, fits = guide.convert(model, names, share=0.5, progress=False)
-    smaller.config.plan = dict(zip(fits["layer"], fits["built"]))
-    smaller.save_pretrained(tmp_path)
-    again = Smaller.from_pretrained(tmp_path).eval()
-    states = smaller.state_dict(), again.state_dict()
-    assert states[0].keys() == states[1].keys()
-    assert all(torch.equal(value, states[1][name]) for name, value in states[0].items())
-    assert torch.equal(again(TOKENS).last_hidden_state, smaller(TOKENS).last_hidden_state)
-
-
 @pytest.mark.parametrize(
     ("made", "names", "options", "words"),
     [

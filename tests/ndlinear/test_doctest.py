@@ -22,3 +22,8 @@ def test_examples_run():
 def test_every_public_name_has_an_example(thing):
     text = inspect.getdoc(thing)
     assert ">>> " in text
+
+
+def test_lines_are_no_longer_than_100_columns():
+    for file in FILES:
+        assert max(map(len, inspect.getsource(file).splitlines())) <= 100
