@@ -1,6 +1,7 @@
 """The book's Sphinx extension: its tables, its cache key, its repository links, and that a failing cell fails the build."""
 
 import datetime
+import itertools
 import json
 import os
 import pathlib
@@ -208,29 +209,20 @@ def test_a_claim_has_a_page_of_its_own_and_an_address_for_programs():
 # --- cache -------------------------------------------------------------------------------------------------------
 
 
-SOURCES = ["ndlinear.py", "ndlinear_lokr.py", "notebooks/lab/a.py", "notebooks/results/x.jsonl"]
-SOURCES += ["book/paper/claims.yml", "notebooks/evidence/10_x.ipynb"]
-
-
-@pytest.fixture
-def tree(tmp_path):
-    for name in SOURCES:
+def test_state_of_the_book_follows_every_source_name_and_version(tmp_path, monkeypatch):
+    names = ["ndlinear.py", "notebooks/lab/a.py", "notebooks/results/x.jsonl"]
+    names += ["book/paper/claims.yml", "notebooks/evidence/10_x.ipynb"]
+    states = []
+    for text, name in itertools.product(("one", "two"), names):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_text("one")
-    return tmp_path
-
-
-def test_state_of_the_book_follows_every_source_name_and_version(tree, monkeypatch):
-    states = [ndlbuild.book_state(tree)]
-    (tree / "notebooks/results/x.jsonl.lock").write_text("")
-    assert ndlbuild.book_state(tree) == states[0]
-    for name in SOURCES:
-        (tree / name).write_text("two")
-        states.append(ndlbuild.book_state(tree))
-    (tree / "notebooks/lab/a.py").rename(tree / "notebooks/lab/b.py")
-    states.append(ndlbuild.book_state(tree))
+        (tmp_path / name).write_text(text)
+        states.append(ndlbuild.book_state(tmp_path))
+    (tmp_path / "notebooks/results/x.jsonl.lock").write_text("")
+    assert ndlbuild.book_state(tmp_path) == states[-1]
+    (tmp_path / "notebooks/lab/a.py").rename(tmp_path / "notebooks/lab/b.py")
+    states.append(ndlbuild.book_state(tmp_path))
     monkeypatch.setattr(ndlbuild, "version", lambda package: "0")
-    assert len({*states, ndlbuild.book_state(tree)}) == len(SOURCES) + 3
+    assert len({*states, ndlbuild.book_state(tmp_path)}) == 2 * len(names) + 2
 
 
 def write(path: pathlib.Path, *cells) -> None:

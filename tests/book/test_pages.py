@@ -143,8 +143,6 @@ def lecture(page):
     for name in ("record", "at_scale", "verdict", "finding"):
         if any(f"lab.{name}(" in source for source in page.code):
             yield f"lab.{name} belongs into the evidence, notebooks/evidence"
-    if not 400 <= len(page.plain.split()) <= 2600:
-        yield f"a lecture has 1,000 to 2,500 words; this one has {len(page.plain.split())}"
 
 
 def report(page):
@@ -522,9 +520,7 @@ def test_every_rule_is_shown_to_fail():
 
 def test_a_lecture_and_a_report_leave_judging_to_their_evidence(monkeypatch):
     notebook = sound_notebook()
-    notebook["cells"][3]["source"] += " word" * 500
-    good = page_of(notebook, has_evidence=True)
-    assert not list(lecture(good))
+    assert not list(lecture(page_of(notebook, has_evidence=True)))
     notebook["cells"][0]["source"] = (
         "# What?\n\n*Claimed* (Table 1): it adds.\n\n**It does.**\n\n- So."
     )

@@ -14,7 +14,6 @@ CHAPTER = 1_800  # of one chapter: about a quarter of an hour with its code
 REPORT = 600  # of a report on one of the paper's experiments
 LONG_SENTENCES = 0.006  # share above 35 words
 PARAGRAPH = 120  # words of a paragraph or an entry of a list
-BEFORE_A_FIGURE = 150  # words before the first figure of a chapter
 
 
 def prose(notebook: dict) -> str:
@@ -40,17 +39,6 @@ def paragraphs(text: str) -> list[int]:
     return [len(part.split()) for part in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.)\s)", text)]
 
 
-def words_before_a_figure(notebook: dict) -> float:
-    """The words of running text before the first figure, drawn or moving; infinite where there is none."""
-    words = 0
-    for cell in notebook["cells"]:
-        moving = "lab.interactive(" in "".join(cell["source"])
-        if moving or "figure" in cell["metadata"].get("mystnb", {}):
-            return words
-        words += len(prose({"cells": [cell]}).split())
-    return float("inf")
-
-
 def measured() -> list[int]:
     """The words of every sentence of the main line."""
     main = [path for path in modes.chapters() if path.parent == modes.NOTEBOOKS]
@@ -74,10 +62,9 @@ MAIN = [path for path in modes.chapters() if path.parent == modes.NOTEBOOKS and 
 
 
 @pytest.mark.parametrize("path", MAIN, ids=lambda path: path.stem)
-def test_a_chapter_is_short_and_begins_with_a_figure(path):
+def test_a_chapter_is_short(path):
     notebook = json.loads(path.read_text(encoding="utf8"))
     text = prose(notebook)
     bound = REPORT if path.stem in modes.REPORTS else CHAPTER
     assert sum(map(len, sentences(text))) <= bound
     assert max(paragraphs(text)) <= PARAGRAPH
-    assert words_before_a_figure(notebook) <= BEFORE_A_FIGURE
