@@ -312,18 +312,6 @@ def test_a_family_fails_by_one_comparison_that_survives_their_number():
     assert stats.of_family(None, [1.0, 1.0]) is None
 
 
-def test_gains_are_drawn_with_every_seed_their_mean_and_the_printed_value():
-    axis = plt.figure().subplots()
-    values = pd.Series([1.0, 3.0, 2.0])
-    lab.figures.gains(
-        axis, {"first": (values, "dense", 5.0), "second": ((2.0, 1.0, 3.0), "linear", None)}
-    )
-    seeds, mean, star, *_ = (list(line.get_xdata()) for line in axis.lines)
-    assert seeds == [1, 3, 2] and mean == [2] and star == [5]
-    assert len(axis.lines) == 5 and len(axis.collections) == 2
-    assert [tick.get_text() for tick in axis.get_yticklabels()] == ["first", "second"]
-
-
 def test_a_table_is_downloaded_from_the_page_itself(monkeypatch, capsys):
     frame = pd.DataFrame({"a": [1, 2], "b": ["x", "y <z>"]})
     lab.download(frame, "some.csv", "Two <rows>")

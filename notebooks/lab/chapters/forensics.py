@@ -334,7 +334,7 @@ def _adapters(add) -> None:
 def _dit(add) -> None:
     part = "some blocks; the released code replaces all or none"
     for variant, blocks, departs in (("674M", 0, ""), ("619M", 7, part), ("563M", 14, part)):
-        net = models.dit(blocks, nd_embedder=blocks > 0)
+        net = models.dit(blocks)
         how = f"(1152, 1) twice in {blocks} of 28 blocks"
         add("fid_scores", size(net), how, "dit-params", departs=departs, variant=variant)
 

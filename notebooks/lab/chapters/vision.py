@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from ndlinear import NdLinear
 
-from .. import memory, timing
+from .. import memory
 from ..counts import count_macs
 from ..data import load
 from ..data.splits import some_of_each
@@ -28,8 +28,7 @@ from ..machine import require
 from ..models import CPLinear, TTLinear, cnn_features, size
 from ..modes import LabError
 from ..page.facts import fact
-from ..page.show import words
-from ..stats import differences, interval
+from ..stats import differences
 from ..train import loop
 from ..train.scores import accuracy, top_five
 
@@ -300,45 +299,6 @@ class FromMemory(nn.Module):
         return forward(self.net, images.permute(0, 3, 1, 2))
 
 
-def run_together(
-    make_head: Callable[[], nn.Module],
-    split: loop.Split,
-    configs: list[dict],
-    *,
-    lr: float,
-    batch_size: int,
-) -> list[dict]:
-    """A row of a record for each configuration: `quick_network` with this head, for its ``seed``.
-
-    Trained on the training part for ``epochs`` epochs in the precision of `forward`; the epoch with the lowest validation loss is
-    tested once (`lab.fit`).
-    """
-    device = loop.default_device()
-    parts = [in_memory(part, device) for part in (split.train, split.val, split.test)]
-    rows = []
-    for config in configs:
-        loop.seed_everything(config["seed"])
-        fit = loop.fit(
-            FromMemory(quick_network(make_head())),
-            loop.Split(*parts),
-            loss=F.cross_entropy,
-            scores={"accuracy": accuracy, "top_five": top_five},
-            epochs=config["epochs"],
-            lr=lr,
-            batch_size=batch_size,
-            seed=config["seed"],
-        )
-        rows.append(
-            {
-                "metrics": fit.metrics | {"best_epoch": fit.best_epoch},
-                "curve": fit.thin(),
-                "parameters": size(fit.model),
-                "macs": count_macs(fit.model, parts[2][0][:1]),
-            }
-        )
-    return rows
-
-
 # ----------------------------------------------------------------------------------------- the cost
 @torch.no_grad()
 def tensor_bytes(model: nn.Module, batch: int = 128) -> int:
@@ -349,53 +309,15 @@ def tensor_bytes(model: nn.Module, batch: int = 128) -> int:
     return sum(t.nbytes for t in fixed) + memory.peak_bytes(lambda: model.eval()(x))
 
 
-def times(timed: pd.DataFrame, baseline: str, what: str, batch: int) -> pd.DataFrame:
-    """Times over that of ``baseline``, by network: median ``times`` of the ratios within rounds,
-    ``times_low``, ``times_high``."""
-    part = timed[(timed["what"] == what) & (timed["batch"] == batch)]
-    ratios = timing.ratios(part, baseline, by=("what", "batch")).set_index("peer")
-    found = 1 / ratios[["ratio", "ratio_high", "ratio_low"]]
-    return found.set_axis(["times", "times_low", "times_high"], axis=1)
-
-
-def both_ways(out: bool | None, piece: bool | None) -> dict[str, bool | None]:
-    """Arguments of `lab.verdict`: the claim holds if it does against maps multiplied out and piece
-    by piece, holds under the condition that they are multiplied out if only then, and else is what
-    it is against maps multiplied out."""
-    if out is not True:
-        return {"holds": out}
-    return {"holds": False, "under": True} if piece is False else {"holds": piece}
-
-
-# ---------------------------------------------------------------------------------------------------- tables and figures
+# ------------------------------------------------------------------------------ what is printed, and the difference of two heads
 METRIC = {"cifar10": "accuracy", "cifar100": "top_five"}  # what the paper prints of each set
 PRINTED = {"cifar10": ("CIFAR-10", "acc_at_1"), "cifar100": ("CIFAR-100", "acc_at_5")}
-STRUCTURED = {"cp": "TRL/TCL", "tt": "TT"}  # rows of another printed table
-NAMES = {
-    "dense": "dense, 256 units",
-    "narrow": "dense, narrow",
-    "low-rank": "low rank",
-    "linear": "linear classifier",
-    "ndlinear": "NdLinear",
-    "relu": "NdLinear, ReLU",
-    "128,4,4": "NdLinear (128, 4, 4)",
-    "256,2,2": "NdLinear (256, 2, 2)",
-    "tcl": "TCL",
-    "trl": "TRL",
-    "cp": "TRL/TCL as counted",
-    "tt": "TT as counted",
-    "released": "NdLinear as released",
-}
 
 
-def stated(data: str, arm: str) -> float | None:
-    """The printed accuracy of a head in percent, None where there is none."""
+def stated(data: str, arm: str) -> float:
+    """The printed accuracy in percent of the dense head or of NdLinear."""
     dataset, metric = PRINTED[data]
-    if arm in STRUCTURED and data == "cifar100":
-        return 100 * fact("trl_tcl", method=STRUCTURED[arm], metric=metric)
-    method = {"dense": "Linear", "ndlinear": "NdLinear"}.get(arm)
-    if method is None:
-        return None
+    method = {"dense": "Linear", "ndlinear": "NdLinear"}[arm]
     return 100 * fact("cnn_image_classify", dataset=dataset, method=method, metric=metric)
 
 
@@ -403,20 +325,3 @@ def points(runs: pd.DataFrame, data: str, arm: str, baseline: str = "dense") -> 
     """Accuracy of one head minus that of another in points, seed by seed."""
     part = runs[runs["data"] == data]
     return 100 * differences(part, f"test_{METRIC[data]}", arm, baseline)
-
-
-def accuracies(runs: pd.DataFrame, data: str) -> pd.DataFrame:
-    """The heads on one data set: parameters, seeds, percent (an interval from three seeds on), training loss, as printed,
-    and the difference to the dense head where both have the same seeds."""
-    runs, rows = runs[runs["data"] == data], []
-    seeds = {arm: set(part["seed"]) for arm, part in runs.groupby("arm")}
-    for arm, part in runs.groupby("arm", sort=False):
-        percent = interval(100 * part[f"test_{METRIC[data]}"])
-        row = {"head": NAMES[arm], "parameters": part["parameters"].iloc[0], "seeds": len(part)}
-        row["percent"] = words(percent if len(part) > 2 else percent[0], "{:.1f}")
-        row |= {"training loss": part["train_loss"].mean()}
-        row |= {"printed": stated(data, arm), "minus dense": ""}
-        if arm != "dense" and len(part) > 1 and seeds[arm] == seeds.get("dense"):
-            row["minus dense"] = words(interval(points(runs, data, arm)))
-        rows.append(row)
-    return pd.DataFrame(rows)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import itertools
 import pickle
@@ -119,82 +118,79 @@ def _read_exact_strips(*contents: bytes) -> Raw:
 
 
 # ---------------------------------------------------------------------------------------------------------- the registry
+TEN, HUNDRED = "cifar-10-batches-py/", "cifar-100-python/"
+MEMBERS = {  # of the publisher's archives: training parts, test part, names; keys of classes and of their names
+    "cifar-10": (
+        tuple(f"{TEN}data_batch_{i}" for i in range(1, 6)),
+        f"{TEN}test_batch",
+        f"{TEN}batches.meta",
+        b"labels",
+        b"label_names",
+    ),
+    "cifar-100": (
+        (f"{HUNDRED}train",),
+        f"{HUNDRED}test",
+        f"{HUNDRED}meta",
+        b"fine_labels",
+        b"fine_label_names",
+    ),
+}
+
+
 def _expect(classes: int, train: int, **more: int) -> dict:
     parts = {"train": train, "test": TEST, **more}
     return {part: ((n, 3, 32, 32), (n // classes,) * classes) for part, n in parts.items()}
 
 
-def _cifar(name: str, about: str, classes: int, members: tuple, strips: Layout) -> Source:
+def _cifar(name: str, archive: str, classes: int, about: str, strips: Layout) -> Source:
     # its checksums as Keras, torchvision and the publisher's page state them
-    file = f"{name}-python.tar.gz"
-    archive = known(file, f"https://www.cs.toronto.edu/~kriz/{file}")
+    file = f"{archive}-python.tar.gz"
     official = Layout(
-        (archive,),
-        _archive(*members),
+        (known(file, f"https://www.cs.toronto.edu/~kriz/{file}"),),
+        _archive(*MEMBERS[archive]),
         _expect(classes, TRAIN),
         "The publisher's archive: all 50,000 training and 10,000 test pictures, exact.",
     )
-    made_up = _stand_in(classes, len(members[0]))
-    return Source(name.replace("-", ""), about, ORIGIN, LICENCE, (official, strips), made_up)
+    made_up = _stand_in(classes, len(MEMBERS[archive][0]))
+    return Source(name, about, ORIGIN, LICENCE, (official, strips), made_up)
 
 
-_10, _100 = "cifar-10-batches-py/", "cifar-100-python/"
-_10_MEMBERS = (
-    tuple(f"{_10}data_batch_{i}" for i in range(1, 6)),
-    _10 + "test_batch",
-    _10 + "batches.meta",
-    b"labels",
-    b"label_names",
+def _npz(archive: str, *parts: str) -> tuple:
+    return tuple(known(f"{archive}/{archive}_{part}.npz") for part in parts)
+
+
+PART_OF_TEN = Layout(
+    _npz("cifar10", "train_a_exact", "test"),
+    _read_strips,
+    _expect(10, 20_000),
+    "Training part: 20,000 of the 50,000 training pictures (2,000 per class), exact. Test part: all 10,000, exact.",
+    "e8b9705f227dd0fa",
 )
-_10_FILES = tuple(
-    known(f"cifar10/cifar10_{part}.npz") for part in ("train_a_exact", "train_b_exact", "test")
+WHOLE_TEN = Layout(
+    _npz("cifar10", "train_a_exact", "train_b_exact", "test"),
+    _read_exact_strips,
+    _expect(10, TRAIN),
+    "Training part: all 50,000 pictures, exact, in two files. Test part: all 10,000, exact.",
+    "62381094c19fb1e3",
 )
-_100_FILES = tuple(
-    known(f"cifar100/cifar100_{part}.npz") for part in ("train_a_exact", "train_b_6bit", "test")
+WHOLE_HUNDRED = Layout(
+    _npz("cifar100", "train_a_exact", "train_b_6bit", "test"),
+    _read_strips,
+    _expect(100, 50_000, train_exact=20_000, train_6bit=30_000),
+    "Training part: 20,000 pictures exact (train_exact) and the other 30,000 at 6 bits a channel (train_6bit: each "
+    "value within 2 of the original, of 255). Test part: all 10,000, exact. Fine labels.",
+    "118b477facd5014e",
 )
+PICTURES = "32×32 colour pictures"
 SOURCES = (
+    _cifar("cifar10", "cifar-10", 10, f"CIFAR-10: {PICTURES}, 10 classes", PART_OF_TEN),
+    # by itself, because recorded rows hold the checksum of the 20,000 pictures above
     _cifar(
+        "cifar10whole",
         "cifar-10",
-        "CIFAR-10: 32×32 colour pictures, 10 classes",
         10,
-        _10_MEMBERS,
-        Layout(
-            _10_FILES[::2],
-            _read_strips,
-            _expect(10, 20_000),
-            "Training part: 20,000 of the 50,000 training pictures (2,000 per class), exact. Test part: all 10,000, exact.",
-            "e8b9705f227dd0fa",
-        ),
+        f"CIFAR-10 with all training pictures: {PICTURES}, 10 classes",
+        WHOLE_TEN,
     ),
-    # By itself, because recorded rows hold the readers and the checksum of the 20,000 pictures above.
-    dataclasses.replace(
-        _cifar(
-            "cifar-10",
-            "CIFAR-10 with all training pictures: 32×32 colour pictures, 10 classes",
-            10,
-            _10_MEMBERS,
-            Layout(
-                _10_FILES,
-                _read_exact_strips,
-                _expect(10, TRAIN),
-                "Training part: all 50,000 pictures, exact, in two files. Test part: all 10,000, exact.",
-                "62381094c19fb1e3",
-            ),
-        ),
-        name="cifar10whole",
-    ),
-    _cifar(
-        "cifar-100",
-        "CIFAR-100: 32×32 colour pictures, 100 fine classes",
-        100,
-        ((_100 + "train",), _100 + "test", _100 + "meta", b"fine_labels", b"fine_label_names"),
-        Layout(
-            _100_FILES,
-            _read_strips,
-            _expect(100, 50_000, train_exact=20_000, train_6bit=30_000),
-            "Training part: 20,000 pictures exact (train_exact) and the other 30,000 at 6 bits a channel (train_6bit: each "
-            "value within 2 of the original, of 255). Test part: all 10,000, exact. Fine labels.",
-            "118b477facd5014e",
-        ),
-    ),
+    _cifar("cifar100", "cifar-100", 100, f"CIFAR-100: {PICTURES}, 100 fine classes", WHOLE_HUNDRED),
 )
