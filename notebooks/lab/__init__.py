@@ -19,7 +19,7 @@ from .page.figures import colour, label, marker, style
 from .page.footer import footer
 from .page.ledger import claim, finding, verdict
 from .page.quote import quote
-from .page.scale import at_scale, on_devices, places, recorded, whole
+from .page.scale import on_devices, places, recorded, whole
 from .page.show import baselines, download, interactive, say, table, words
 from .page.start import start
 from .records import read, record

@@ -140,7 +140,7 @@ def lecture(page):
     """A chapter whose rules and runs stand in an evidence notebook judges nothing itself."""
     if not page.has_evidence or page.is_report:
         return
-    for name in ("record", "at_scale", "verdict", "finding"):
+    for name in ("record", "whole", "verdict", "finding"):
         if any(f"lab.{name}(" in source for source in page.code):
             yield f"lab.{name} belongs into the evidence, notebooks/evidence"
 
@@ -153,7 +153,7 @@ def report(page):
     if not re.match(r"# .+\n\n\*Claimed\* \([A-Z].+\n\n\*\*[^*]+\*\*\n\n", head):
         yield "below the title write '*Claimed* (place): ...', then the answer in bold"
     for source in page.code:
-        if found := re.search(r"(?m)^\s*assert |lab\.(record|at_scale|verdict|finding)\(", source):
+        if found := re.search(r"(?m)^\s*assert |lab\.(record|whole|verdict|finding)\(", source):
             yield f"{found[0].strip()!r} belongs into the evidence, notebooks/evidence"
 
 

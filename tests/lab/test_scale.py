@@ -1,4 +1,4 @@
-"""Which rows decide and which are shown: a larger scale only as a whole, devices apart from each other."""
+"""Which rows decide and which are shown: a grid only as a whole, devices apart from each other."""
 
 import json
 
@@ -20,18 +20,16 @@ def grid(n=3, **more):
 @pytest.fixture
 def results(tmp_path, monkeypatch):
     monkeypatch.setattr(modes, "RESULTS", tmp_path)
-    for name in ("NDL_SCALE", "NDL_DEVICE", "NDL_RESULTS"):
+    for name in ("NDL_DEVICE", "NDL_RESULTS"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(machine.torch.cuda, "is_available", lambda: False)
     monkeypatch.setenv("NDL_MODE", "full")
     return tmp_path
 
 
-SMALL = pd.DataFrame({"x": [-1], "device": ["AMD EPYC, 2 threads"]})
-
-
 def decides(n=3):
-    return lab.at_scale("large", grid(n), double, otherwise=SMALL)
+    """Whether a grid of the record gives its rows in replay."""
+    return lab.whole("large", grid(n), double) is not None
 
 
 def relabel(path, at, **changes):
@@ -43,67 +41,45 @@ def relabel(path, at, **changes):
     golden.sign(path.stem, rows)
 
 
-@pytest.mark.parametrize("mode", ["replay", "full"])
-def test_a_larger_scale_decides_as_a_whole_or_not_at_all(results, monkeypatch, capsys, mode):
+def test_a_grid_decides_as_a_whole_or_not_at_all(results, monkeypatch, capsys):
     records.record("large", grid(2), double)
-    monkeypatch.setenv("NDL_MODE", mode)
-    larger, rows = decides()
-    assert not larger and rows is SMALL
-    assert "2 of 3 rows are recorded: the smaller one decides" in capsys.readouterr().out
-    assert len(store.parse(results / "large.jsonl")[0]) == 2, "nothing was run"
+    monkeypatch.setenv("NDL_MODE", "replay")
+    assert not decides()
+    assert "2 of 3 runs of `large` are recorded" in capsys.readouterr().out
     monkeypatch.setenv("NDL_MODE", "full")
-    records.record("large", grid(3), double)
-    monkeypatch.setenv("NDL_MODE", mode)
-    larger, rows = decides()
-    assert larger and list(rows["y"]) == [0, 2, 4]
+    assert list(lab.whole("large", grid(3), double)["y"]) == [0, 2, 4]
+    monkeypatch.setenv("NDL_MODE", "replay")
+    assert decides()
 
 
-def test_rows_of_two_kinds_of_device_and_stale_and_failed_ones_decide_nothing(results):
+def test_rows_of_two_kinds_of_device_and_stale_and_failed_ones_decide_nothing(results, monkeypatch):
     records.record("large", grid(), double)
+    monkeypatch.setenv("NDL_MODE", "replay")
     path = results / "large.jsonl"
     relabel(path, 1, device="NVIDIA H200")
-    assert not decides()[0]
+    assert not decides()
     for at in (0, 2):
         relabel(path, at, device="Tesla T4")
-    assert decides()[0], "all of them are GPUs"
+    assert decides(), "all of them are GPUs"
     for worse in ({"tf32": True}, {"code": "old"}, {"status": "failed"}):
         relabel(path, 1, **worse)
-        assert not decides()[0], worse
+        assert not decides(), worse
         relabel(path, 1, tf32=None, code="1", status="ok")
-        assert decides()[0]
+        assert decides()
 
 
-def test_rows_of_a_larger_scale_run_again_too(results, monkeypatch, tmp_path_factory):
+def test_rows_of_a_whole_grid_run_again_too(results, monkeypatch, tmp_path_factory):
     records.record("large", grid(3), double)
     target = tmp_path_factory.mktemp("again") / "rows"
     monkeypatch.setenv("NDL_MODE", "replay")
     monkeypatch.setenv("NDL_AGAIN_TO", str(target))
     monkeypatch.setenv("NDL_AGAIN", json.dumps({"large": grid(3)[1:2], "other": grid(1)}))
-    assert decides()[0], "another experiment is still to come"
+    assert decides(), "another experiment is still to come"
     pair = json.loads(target.read_text())
     assert pair["recorded"]["config"] == grid(3)[1] and pair["again"]["metrics"] == {"y": 2.0}
     monkeypatch.setenv("NDL_AGAIN", json.dumps({"large": grid(3)[1:2]}))
     with pytest.raises(SystemExit):
         decides()
-
-
-def test_the_larger_scale_runs_small_where_it_says_how(results, monkeypatch):
-    monkeypatch.setenv("NDL_MODE", "smoke")
-    ran = []
-    run = lambda config: ran.append(config) or double(config)  # noqa: E731
-    small = {"smoke": {"x": 7}, "smoke_seeds": 1}
-    assert lab.at_scale("large", grid(3), run, otherwise=SMALL, **small) == (False, SMALL)
-    assert ran == [{"x": 7, "seed": 0}]
-
-
-def test_the_larger_scale_is_run_only_when_asked_for(results, monkeypatch):
-    monkeypatch.setenv("NDL_MODE", "smoke")
-    assert decides()[1] is SMALL and not list(results.iterdir())
-    monkeypatch.setenv("NDL_MODE", "full")
-    monkeypatch.setenv("NDL_SCALE", "largest")
-    assert decides()[0]
-    monkeypatch.setenv("NDL_MODE", "smoke")
-    assert decides()[1] is SMALL, "though the larger one is complete"
 
 
 def places_grid(there, device):

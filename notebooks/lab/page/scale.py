@@ -1,8 +1,7 @@
-"""Which rows a page shows and judges by: those of the printed scale or of a smaller one, those of this or that device."""
+"""Which rows a page shows and judges by: those of a whole grid, those of this or that device."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Callable
 
@@ -30,33 +29,6 @@ def recorded(*names: str) -> pd.DataFrame:
             raise LabError(f"results/{name}.jsonl holds no runs; run the chapter in full mode")
         frames.append(runs.frame(found))
     return pd.concat(frames, ignore_index=True)
-
-
-def at_scale(
-    name: str, grid: list[dict], run: Callable, *, otherwise: pd.DataFrame, **options
-) -> tuple[bool, pd.DataFrame]:
-    """Whether a larger scale, such as the printed one, decides, and the rows that do.
-
-    It decides as soon as every row of its grid is recorded by the present code, all of them on one kind of device (GPU or
-    processor) and with one rounding of matrix products; half a grid is never looked at. Until then the rows of the smaller scale
-    decide. A full run adds rows of the larger one only where NDL_SCALE=largest asks for it.
-
-    Args:
-        name, grid, run, options: as for `lab.record`. otherwise: the rows of the smaller scale.
-    """
-    if mode() == "full" and os.environ.get("NDL_SCALE", "").strip() == "largest":
-        record(name, grid, run, **options)
-    if mode() == "smoke":
-        if "smoke" in options:  # small runs of it, for its golden file
-            record(name, grid[:2], run, **options)
-        return False, otherwise
-    rows = runs.recorded_part(name, grid, run, **options)
-    if len(rows) == len(grid) and _alike(rows):
-        return True, runs.frame(rows)
-    say(
-        f"Of the larger scale `{name}`, {len(rows)} of {len(grid)} rows are recorded: the smaller one decides."
-    )
-    return False, otherwise
 
 
 def on_gpu(device: str) -> bool:
@@ -112,12 +84,12 @@ def places(frame: pd.DataFrame) -> str:
 
 
 def whole(name: str, grid: list[dict], run: Callable, **options) -> pd.DataFrame | None:
-    """The rows of a grid as by `lab.record`; in replay None and a sentence as long as the grid is not complete: a part of it judges
-    nothing."""
+    """The rows of a grid as by `lab.record`; in replay None and a sentence as long as the grid is not complete, or not from one
+    kind of device (GPU or processor) with one rounding of matrix products: a part of it judges nothing."""
     if mode() != "replay":
         return record(name, grid, run, **options)
     rows = runs.recorded_part(name, grid, run, **options)
-    if len(rows) == len(grid):
+    if len(rows) == len(grid) and _alike(rows):
         return runs.frame(rows)
     say(
         f"**Open:** {len(rows)} of {len(grid)} runs of `{name}` are recorded; a part judges nothing."

@@ -35,7 +35,7 @@ TIMED = re.compile(
 )
 LONGEST = 10.0  # seconds of a group that is drawn
 SEEDS = 3  # rows that differ by the seed alone, at least
-RECORDS = re.compile(r"lab\.(record|whole|at_scale|on_devices)\(")
+RECORDS = re.compile(r"lab\.(record|whole|on_devices)\(")
 OPENING = 15.0  # seconds until a notebook has reached its experiments
 
 
