@@ -4,11 +4,46 @@ from functools import reduce
 
 import pytest
 import torch
-from lab.chapters.speed import LAYOUTS, SLOW_ONCE, Loop
 from ndlinear_cases import randomise
 from torch.profiler import ProfilerActivity, profile
 
 import ndlinear as nd
+
+# How a tensor that reaches a layer may lie in memory
+LAYOUTS = {
+    "dense": torch.randn_like,
+    "of a sum": lambda y: torch.ones(()).expand_as(y),
+    "of a mean over the last axis": lambda y: torch.rand(*y.shape[:-1], 1).expand_as(y),
+    "batch last": lambda y: torch.randn(*y.shape[1:], len(y)).movedim(-1, 0),
+    "strided": lambda y: torch.randn(*y.shape[:-1], 2 * y.shape[-1])[..., ::2],
+}
+SLOW_ONCE = (  # shapes on which an earlier layer was slower than the loop, and three others
+    ((2, 2, 2), (6, 6, 2)),
+    ((2, 5), (32, 32)),
+    ((8, 12), (16, 16)),
+    ((14, 35), (6, 19)),
+    ((5, 2), (32, 32)),
+    ((4, 2), (16, 64)),
+    ((24, 32), (48, 64)),
+    ((1, 1, 64), (1, 1, 64)),
+    ((64, 8, 8), (64, 8, 8)),
+    ((160, 16), (160, 16)),
+)
+
+
+class Loop(torch.nn.Module):
+    """The loop over the modes that anyone would write: each axis is moved to the end, mapped and moved back."""
+
+    def __init__(self, layer: nd.NdLinear):
+        super().__init__()
+        self.align_layers, self.order = layer.align_layers, layer.order
+
+    def forward(self, x):
+        for k in self.order:
+            axis = k - len(self.order)
+            x = self.align_layers[k](x.movedim(axis, -1)).movedim(-1, axis)
+        return x
+
 
 BATCH = 300
 shapes = pytest.mark.parametrize("dims, hidden", SLOW_ONCE, ids=str)

@@ -112,18 +112,6 @@ def cubes(most: dict[int, int]) -> list[Case]:
     ]
 
 
-def random_cases(n: int, seed: int) -> list[Case]:
-    """Layers that nobody tuned for: two to four modes, sizes spread evenly on a logarithmic scale, batches from 8 to 256."""
-    draw, made = random.Random(seed), []
-    for i in range(n):
-        modes = draw.choice((2, 2, 3, 3, 4))
-        dims, hidden = (
-            tuple(round(2 ** draw.uniform(0, 12 / modes)) for _ in range(modes)) for _ in "DH"
-        )
-        made.append(Case(f"random{i}", dims, hidden, 2 ** draw.randint(3, 8), "random"))
-    return made
-
-
 def small_configs(n: int, seed: int, **fixed) -> list[dict]:
     """Random small layers to hold beside Algorithm 1: two to four modes with sides of 1 to 64, one side in seven of length one.
 
@@ -323,7 +311,6 @@ PEERS = {
     "ndlinear": lambda p: p.peer(p.layer),
     "control": _again,  # the same once more: what comes out as its ratio is noise
     "sequential": functools.partial(_again, execution="sequential"),  # Algorithm 1, literally
-    "loop": lambda p: p.peer(Loop(p.layer)),
     "einsum": _einsum,
     "opt_einsum": _opt_einsum,
     "einmix": _einmix,
@@ -354,42 +341,6 @@ def peer(p: Problem, name: str, backend: str = "inductor") -> Peer:
         compiled = torch.compile(made.call, fullgraph=True, dynamic=False, backend=backend, **way)
         made = replace(made, call=compiled)
     return made
-
-
-# How a tensor that reaches a layer may lie in memory
-LAYOUTS = {
-    "dense": torch.randn_like,
-    "of a sum": lambda y: torch.ones(()).expand_as(y),
-    "of a mean over the last axis": lambda y: torch.rand(*y.shape[:-1], 1).expand_as(y),
-    "batch last": lambda y: torch.randn(*y.shape[1:], len(y)).movedim(-1, 0),
-    "strided": lambda y: torch.randn(*y.shape[:-1], 2 * y.shape[-1])[..., ::2],
-}
-SLOW_ONCE = (  # shapes on which an earlier layer was slower than the loop, and three others
-    ((2, 2, 2), (6, 6, 2)),
-    ((2, 5), (32, 32)),
-    ((8, 12), (16, 16)),
-    ((14, 35), (6, 19)),
-    ((5, 2), (32, 32)),
-    ((4, 2), (16, 64)),
-    ((24, 32), (48, 64)),
-    ((1, 1, 64), (1, 1, 64)),
-    ((64, 8, 8), (64, 8, 8)),
-    ((160, 16), (160, 16)),
-)
-
-
-class Loop(nn.Module):
-    """The loop over the modes that anyone would write: each axis is moved to the end, mapped and moved back."""
-
-    def __init__(self, layer: ndlinear.NdLinear):
-        super().__init__()
-        self.align_layers, self.order = layer.align_layers, layer.order
-
-    def forward(self, x: Tensor) -> Tensor:
-        for k in self.order:
-            axis = k - len(self.order)
-            x = self.align_layers[k](x.movedim(axis, -1)).movedim(-1, axis)
-        return x
 
 
 def problem(config: dict) -> Problem:
