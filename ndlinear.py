@@ -871,18 +871,19 @@ class _Cost:
     PRODUCT = 1e-5  # to start a product; of many matrices two, with gradients three
     MERGE = 1.5e-5  # to start what merges one more weight into a matrix
     MULTIPLY_ADD = 1.6e-11
-    ROW = 2.5e-9  # one matrix: for each row
+    ROW = 2.5e-9  # one matrix: for each row,
+    SINGLE = 1.2e-9  # and for one that makes one number of several
     MATRIX = 9e-8  # many matrices: for each one
     NUMBER = 1e-10  # for each number of both, but
     COPIED_NUMBER = 8e-10  # where it is copied, as those of a thin product are
     MERGED_NUMBER = 2e-9  # for each entry of a merged matrix
     WEIGHT_NUMBER = 6e-10  # with gradients: for each number of the weight of many matrices
     NARROW_NUMBER = 7e-10  # with gradients: for each result of 2 to 11 numbers
-    PAGE_NUMBER = 4e-10  # for each result in rows of a multiple of 1024: one column, one cache set
     BACKWARD_STARTS = 5  # forward and backward start as many times more operations
     BACKWARD_WORK = 3  # and do as many times more work
     HALF = 20  # a multiply-add of numbers of 16 bits costs as many times more
     GAIN = 0.9  # a plan must promise to take no more than this part of the time of the literal one
+    GAIN_OF_MORE = 0.7  # with gradients and more multiply-adds, which is estimated worse, of this
 
 
 @lru_cache(4096)
@@ -893,7 +894,7 @@ def _search(dims: Sizes, hidden: Sizes, order: Sizes, bias: bool, call: Call) ->
     n = len(dims)
     estimate = partial(_estimate, dims, hidden, bias, call)
     inline = estimate([(k,) for k in order], True)
-    _, _, cuda, _ = call
+    _, grad, cuda, _ = call
     if cuda:  # nothing was measured there
         least = estimate([(k,) for k in cheapest_order(dims, hidden)])
         return least if least.macs < inline.macs else inline
@@ -910,7 +911,8 @@ def _search(dims: Sizes, hidden: Sizes, order: Sizes, bias: bool, call: Call) ->
     lean = [plan for plan in plans if plan.saved <= inline.saved]
     best = min(lean, key=lambda plan: plan.seconds)
     literal = estimate([(k,) for k in inline.order], True, True)
-    return best if best.seconds <= _Cost.GAIN * literal.seconds else literal
+    gain = _Cost.GAIN_OF_MORE if grad and best.macs > literal.macs else _Cost.GAIN
+    return best if best.seconds <= gain * literal.seconds else literal
 
 
 def _plan_for(layer: NdLinear, call: Call) -> Plan:
@@ -946,13 +948,11 @@ def _estimate(
         batched = right > 1 and not literal
         copied = right > 1 and (literal or _is_thin(h, d, right, grad))
         moved = (cost.COPIED_NUMBER if copied else cost.NUMBER) * right * (d + h)
-        moved += cost.MATRIX if batched else cost.ROW * right
+        moved += cost.MATRIX if batched else (cost.SINGLE if h == 1 < d else cost.ROW) * right
         if grad and right == 1 and 1 < d < 12:
             moved += cost.NARROW_NUMBER * h
         if grad and batched and not copied:  # each matrix has a gradient of the weight
             moved += cost.WEIGHT_NUMBER * d * h
-        if right == 1 and h % 1024 == 0:
-            moved += cost.PAGE_NUMBER * h
         macs = d * h * right * (cost.HALF if half else 1)
         starts += cost.LITERAL if literal else cost.PRODUCT * (1 + batched * (1 + grad))
         starts += cost.MERGE * (len(group) - 1)

@@ -149,7 +149,7 @@ def test_what_autograd_does_not_know_runs_only_in_ordinary_calls_without_gradien
     """Sums in place and oneDNN, which has no gradient: where anything watches, `_product` computes."""
     calls, fast = [], nd._fast_product
     monkeypatch.setattr(nd, "_fast_product", lambda *a: calls.append(1) or fast(*a))
-    layer, x = nd.NdLinear((16, 5), (3, 2)), torch.randn(300, 16, 5)
+    layer, x = nd.NdLinear((11, 64), (11, 64)), torch.randn(300, 11, 64)
     assert not layer.plan(300, False).literal
     frozen = copy.deepcopy(layer).requires_grad_(False)
     frozen(x)
@@ -164,13 +164,13 @@ def test_what_autograd_does_not_know_runs_only_in_ordinary_calls_without_gradien
     torch.func.jvp(frozen, (x,), (x,))
     with forward_ad.dual_level():
         frozen(forward_ad.make_dual(x, x))
-    nd.NdLinear((16, 5), (3, 2), dtype=torch.complex64).requires_grad_(False)(x.to(torch.complex64))
+    nd.NdLinear((11, 64), (11, 64), dtype=torch.complex64).requires_grad_(False)(x.to(torch.complex64))
     torch.func.grad(lambda x: frozen(x).sum())(x)
     with torch.autocast("cpu", torch.bfloat16):
         frozen(x)
     torch.export.export(frozen, (x,))
     with torch.no_grad():
-        nd.NdLinear((16, 5), (3, 2), execution="sequential")(x)
+        nd.NdLinear((11, 64), (11, 64), execution="sequential")(x)
     frozen.align_layers[0].register_forward_hook(lambda *a: None)
     frozen(x)
     assert not calls
