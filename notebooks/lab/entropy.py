@@ -8,14 +8,13 @@ exp(entropy) is between 1 and the rank.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from .modes import LabError
 
-NORMALISERS = ("none", "log-width", "log-samples", "log-min", "log-rank")
+NORMALISERS = ("none", "log-width", "log-min")
 
 
 def shares(z: Tensor, *, centre: bool = True, unit_rows: bool = False) -> Tensor:
@@ -48,11 +47,6 @@ def shares(z: Tensor, *, centre: bool = True, unit_rows: bool = False) -> Tensor
     return power / power.sum() if power.sum() > 0 else power
 
 
-def entropy_of(p: Tensor, *, base: float = math.e) -> float:
-    """Entropy of shares that sum to one, in units of ``base``; 0 log 0 = 0."""
-    return float(torch.special.entr(p.clamp_min(0)).sum()) / math.log(base)
-
-
 def entropy(
     z: Tensor,
     *,
@@ -65,47 +59,19 @@ def entropy(
 
     Args:
         centre, unit_rows: as in `shares`.
-        normaliser: "none", or divide by the logarithm of the width ("log-width"), of the number of samples ("log-samples"), of the
-            smaller of both ("log-min"), or of the rank ("log-rank"). With a logarithm of 1 the entropy is 0 and stays 0.
+        normaliser: "none", or divide by the logarithm of the width ("log-width"), or of the smaller of samples and width
+            ("log-min"). With a logarithm of 1 the entropy is 0 and stays 0.
         base: of the logarithm; it cancels when a normaliser is used.
     """
     if normaliser not in NORMALISERS:
         raise LabError(f"normaliser={normaliser!r} is not one of {', '.join(NORMALISERS)}")
     p = shares(z, centre=centre, unit_rows=unit_rows)
-    samples, width = len(z), z[0].numel()
-    size = {
-        "none": 1,
-        "log-width": width,
-        "log-samples": samples,
-        "log-min": min(samples, width),
-        "log-rank": int((p > 1e-12).sum()),
-    }
-    value = entropy_of(p, base=base)
+    value = float(torch.special.entr(p).sum()) / math.log(base)  # 0 log 0 = 0
     if normaliser == "none":
         return value
-    return value / math.log(size[normaliser], base) if size[normaliser] > 1 else 0.0
-
-
-def kronecker_entropy(weights: Iterable[Tensor], **options) -> float:
-    """Entropy of the output of a bias-free NdLinear for white input: the sum over its modes. weights: (H_k, D_k) each."""
-    return sum(entropy_of(_squares(w), **options) for w in weights)
-
-
-def _squares(weight: Tensor) -> Tensor:
-    power = torch.linalg.svdvals(weight.detach().double()).square()
-    return power / power.sum()
-
-
-def typical(rows: int, columns: int) -> float:
-    """Large-size limit of the entropy of a random matrix with independent entries: log m - m / (2 n), m <= n its sides."""
-    small, large = sorted((rows, columns))
-    return math.log(small) - small / (2 * large)
-
-
-def typical_gap(input_dims: Sequence[int], hidden_size: Sequence[int]) -> float:
-    """How much lower the entropy of NdLinear is than that of a dense layer of the same shape, both random, for white input."""
-    dense = typical(math.prod(input_dims), math.prod(hidden_size))
-    return dense - sum(typical(d, h) for d, h in zip(input_dims, hidden_size))
+    width = z[0].numel()
+    size = width if normaliser == "log-width" else min(len(z), width)
+    return value / math.log(size, base) if size > 1 else 0.0
 
 
 @torch.no_grad()

@@ -91,14 +91,6 @@ def test_costs_are_those_that_torch_counts(arm, size, depth=3):
     assert costs["cheapest"] == counter.get_total_flops() // 2
 
 
-def test_256_units_stand_in_for_257():
-    """Which have the nearest multiply-adds; the other widths are asserted in the chapter."""
-    macs = bump.costs("ndlinear", (32, 32), 3)["cheapest"]
-    off = {w: abs(bump.costs("dense", w, 3)["cheapest"] - macs) for w in range(1, 300)}
-    assert min(off, key=off.get) == 257
-    assert bump.equal_dense(128, 3)["multiply-adds"] == 256
-
-
 def made_up_runs(seeds=6):
     """Errors and entropies with known relations, for two arms, a fair opponent and an incomplete group."""
     rows, random = [], np.random.default_rng(0)
@@ -112,22 +104,6 @@ def made_up_runs(seeds=6):
         found = (sigma, arm, width, depth, seed, error + 0.01 * entropy, entropy, noise)
         rows.append(found)
     return pd.DataFrame(rows, columns=[*bump.GROUP, "seed", "end_test", "end_entropy", "noise"])
-
-
-def test_pairs_are_differences_by_seed():
-    runs = made_up_runs().query("width == 16")
-    found = bump.by_pair(runs, "end_test")
-    assert list(found.index) == [(s, 16, d) for s in (0.1, 0.3) for d in (2, 3)]
-    one = runs[(runs["sigma"] == 0.3) & (runs["depth"] == 2)]
-    errors = {arm: part["end_test"].to_numpy() for arm, part in one.groupby("arm")}
-    mean, low, high = lab.interval(errors["ndlinear"] - errors["dense"])
-    row = found.loc[0.3, 16, 2]
-    assert row.tolist() == pytest.approx([mean, low, high, errors["dense"].mean()])
-    wider = bump.by_pair(runs, "end_test", level=0.999).loc[0.3, 16, 2]
-    assert wider["low"] < row["low"] and wider["high"] > row["high"]
-    at = {"width": 16, "depth": 2, "metric": "test_mse"}
-    printed = bump.printed("test_mse")["value"].loc[0.3, 16, 2]
-    assert printed["ndlinear"] == lab.fact("radius_030", method="NdLinear", **at)
 
 
 def test_against_uses_the_seeds_that_both_have():

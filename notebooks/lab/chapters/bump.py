@@ -50,16 +50,14 @@ def draw(seed: int, train: int, test: int) -> tuple[Tensor, Tensor]:
 def network(arm: str, size: int | tuple[int, ...], depth: int, bias: bool = True) -> nn.Sequential:
     """`lab.models.radius_mlp` with one number as answer, (n, 10) -> (n,).
 
-    ``size``: units of each hidden layer ("dense"), or the hidden shape ("ndlinear").
+    ``size``: units of each hidden layer ("dense"); the hidden shape, or four times its length ("ndlinear").
     """
     methods = {"dense": "dense", "ndlinear": "NdLinear"}
     if arm not in methods:
         raise LabError(f"arm {arm!r}: 'dense' or 'ndlinear'")
     layers = models.radius_mlp(methods[arm], size, depth, bias)
-    kept = [
-        layer for layer in layers if not isinstance(layer, nn.Flatten)
-    ]  # one at the end, not two
-    return nn.Sequential(*kept, nn.Flatten(0))
+    kept = [layer for layer in layers if not isinstance(layer, nn.Flatten)]
+    return nn.Sequential(*kept, nn.Flatten(0))  # one at the end, not two
 
 
 def lengths(cells: int = 1 << 14) -> tuple[np.ndarray, np.ndarray]:
@@ -147,8 +145,9 @@ def constants() -> pd.DataFrame:
     r, p = lengths()
     rows = {}
     for sigma in SIGMAS:
-        y, errors = np.exp(-((r - RADIUS) ** 2) / (2 * sigma**2)), constant_errors(sigma)
-        rows[sigma] = (p[y > 0.1].sum(), errors["zero"], errors["mean"], spread_of_zero(sigma, 200))
+        often = p[np.exp(-((r - RADIUS) ** 2) / (2 * sigma**2)) > 0.1].sum()
+        errors = constant_errors(sigma)
+        rows[sigma] = often, errors["zero"], errors["mean"], spread_of_zero(sigma, 200)
     columns = ["P(y > 0.1)", "always zero", "always the mean", "sd of zero, 200 samples"]
     return pd.DataFrame(rows, index=columns).T.rename_axis("sigma")
 

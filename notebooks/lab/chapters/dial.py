@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from ..models import size
 from ..modes import LabError
 from ..page.figures import colour, marker
-from ..stats import any_of, interval
+from ..stats import interval
 from ..train import loop
 from ..train.loop import Split, predict
 
@@ -217,6 +217,24 @@ def ridge(
     return min(map(solution, penalties), key=lambda model: error(model, data.val))
 
 
+def dense(width: int, rank: int | None = None) -> nn.Sequential:
+    """1024 -> width -> width -> one number; with a rank, the two hidden maps are products."""
+
+    def hidden(d: int) -> list[nn.Module]:
+        if rank is None:
+            return [nn.Linear(d, width), nn.ReLU()]
+        return [nn.Linear(d, rank, bias=False), nn.Linear(rank, width), nn.ReLU()]
+
+    return nn.Sequential(nn.Flatten(), *hidden(SIDE**2), *hidden(width), nn.Linear(width, 1))
+
+
+def chosen(tuning: pd.DataFrame) -> dict[str, tuple[float, str]]:
+    """Model -> the rate and the schedule with the lowest geometric mean of its validation errors."""
+    how = [tuning[name] for name in ("model", "lr", "schedule")]
+    means = np.log(tuning["val_mse"]).groupby(how).mean()
+    return {model: means[model].idxmin() for model in means.index.unique("model")}
+
+
 def trained(build: Callable[[str], nn.Module], c: dict) -> tuple[nn.Module, Split, dict]:
     """Train the model of a configuration on fresh samples: the model, its data, and the row of its record.
 
@@ -253,10 +271,10 @@ def learnt(
 
 
 # ---------------------------------------------------------------------------------- crossing points
-def resampled(values: np.ndarray, draws: int = 2000, seed: int = 0) -> np.ndarray:
-    """Bootstrap over seeds: means over rows drawn with replacement; (seeds, points) -> (draws, points)."""
+def resampled(values: np.ndarray) -> np.ndarray:
+    """Bootstrap over seeds: 2,000 means over rows drawn with replacement; (seeds, points) -> (2000, points)."""
     values = np.asarray(values, float)
-    rows = np.random.default_rng(seed).integers(len(values), size=(draws, len(values)))
+    rows = np.random.default_rng(0).integers(len(values), size=(2000, len(values)))
     return values[rows].mean(axis=1)
 
 
@@ -266,7 +284,7 @@ def passes(at: np.ndarray, values: np.ndarray) -> np.ndarray:
     return at[i] + (at[i + 1] - at[i]) * values[i] / (values[i] - values[i + 1])
 
 
-def crossing(at: Sequence[float], gaps: np.ndarray, draws: int = 2000) -> dict[str, float]:
+def crossing(at: Sequence[float], gaps: np.ndarray) -> dict[str, float]:
     """Where the mean of curves (seeds, points) passes from below zero to above, by straight lines, with a 95 % bootstrap interval.
 
     ``alpha``, ``low`` and ``high`` are nan where the mean, or more than 2.5 % of the resamples, do not cross exactly once, upwards;
@@ -278,7 +296,7 @@ def crossing(at: Sequence[float], gaps: np.ndarray, draws: int = 2000) -> dict[s
         places = passes(at, curve)
         return float(places[0]) if len(places) == 1 and curve[0] < 0 else math.nan
 
-    found = np.array([upwards(curve) for curve in resampled(gaps, draws)])
+    found = np.array([upwards(curve) for curve in resampled(gaps)])
     once = float(np.isfinite(found).mean())
     low, high = np.nanquantile(found, (0.025, 0.975)) if once >= 0.975 else (math.nan, math.nan)
     mean = upwards(np.mean(gaps, axis=0))
@@ -304,10 +322,10 @@ def reach(sizes: Sequence[int], errors: Sequence[float], goal: float) -> float:
     return float(np.exp(places[-1])) if len(places) else float(sizes[0])
 
 
-def arrivals(errors: pd.DataFrame, goal: float, draws: int = 2000) -> np.ndarray:
+def arrivals(errors: pd.DataFrame, goal: float) -> np.ndarray:
     """`reach` of the geometric mean of errors (seeds, sizes), and after it of each bootstrap sample of the seeds."""
     logs = np.log(errors.to_numpy())
-    curves = [logs.mean(axis=0), *resampled(logs, draws)]
+    curves = [logs.mean(axis=0), *resampled(logs)]
     return np.array([reach(list(errors.columns), np.exp(curve), goal) for curve in curves])
 
 
@@ -316,8 +334,6 @@ def arrivals(errors: pd.DataFrame, goal: float, draws: int = 2000) -> np.ndarray
 SHARED = {"linear": "linear-scrambled", "text-scrambled": "text", "text-local": "text"}
 PANELS = {  # what a figure calls a reading
     "text": "as the text names the parts",
-    "text-scrambled": "all parts, places permuted",
-    "text-local": "all parts, XOR of neighbours",
     "linear": "linear parts alone",
     "linear-scrambled": "linear parts, permuted",
 }
@@ -355,14 +371,6 @@ def by_budget(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
     return {f"{reading}, {steps:,} steps": part for (reading, steps), part in groups}
 
 
-def over_readings(answers: dict[str, bool | None]) -> tuple[bool | None, bool | None]:
-    """(holds, under) for `lab.verdict`: the reading "text" counts as printed, another one as a condition."""
-    if answers["text"]:
-        return True, None
-    one = any_of(*answers.values())
-    return (False, True) if one else (one, None)
-
-
 def along(runs: pd.DataFrame, reading: str) -> pd.DataFrame:
     """Error of NdLinear over that of the dense network at each alpha: geometric mean and 95 % t interval over seeds."""
     gaps = log_ratios(runs, reading)
@@ -390,29 +398,6 @@ def by_size(runs: pd.DataFrame, model: str, alpha: float) -> pd.DataFrame:
     """Error over variance: one row per seed, one column per number of samples."""
     found = runs[(runs["model"] == model) & (runs["alpha"] == alpha)]
     return found.pivot(index="seed", columns="samples", values="relative")
-
-
-def words(samples: float, sizes: Sequence[int]) -> str:
-    """A number of samples as a table shows it; the ends of the grid are bounds."""
-    if math.isinf(samples):
-        return f"over {max(sizes):,}"
-    return f"at most {min(sizes):,}" if samples <= min(sizes) else f"{samples:,.0f}"
-
-
-def needed(
-    runs: pd.DataFrame, models: Sequence[str], alpha: float, goals: Sequence[float]
-) -> pd.DataFrame:
-    """Samples to each goal (rows: models, columns: goals) in words, with a 95 % bootstrap interval in brackets."""
-    rows = []
-    for model in models:
-        errors, row = by_size(runs, model, alpha), {"model": model}
-        for goal in goals:
-            middle, *drawn = arrivals(errors, goal)
-            ends = np.sort(drawn)[[len(drawn) // 40, -1 - len(drawn) // 40]]
-            middle, low, high = (words(n, list(errors.columns)) for n in (middle, *ends))
-            row[f"{goal:.0%}"] = middle if low == high else f"{middle} [{low}, {high}]"
-        rows.append(row)
-    return pd.DataFrame(rows)
 
 
 def factors(
