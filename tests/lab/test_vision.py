@@ -1,7 +1,6 @@
 """Small image classifiers: heads against the formulas that they stand for, pictures, training and memory against counts."""
 
 import functools
-import itertools
 import math
 
 import lab
@@ -15,7 +14,7 @@ from lab.train.loop import train_epochs
 from torch import nn
 from torch.nn import functional as F
 
-from ndlinear import NdLinear, ndlinear
+from ndlinear import ndlinear
 
 
 @pytest.fixture
@@ -83,38 +82,6 @@ def test_a_map_piece_by_piece_is_the_map_multiplied_out(plain, pieces, shapes):
         torch.testing.assert_close(*pair)
 
 
-def test_spread_keeps_the_variance_of_the_input():
-    layers = [models.TTLinear((8, 8), (8, 8), 16) for _ in range(20)]
-    cores = [core.detach() * (8**0.5 if k < 2 else 1) for k, core in enumerate(layers[0].cores)]
-    with torch.no_grad():
-        squares = [vision.spread(m, 2)(torch.randn(200, 64)).square().mean() for m in layers]
-    assert 0.8 < np.mean(squares) < 1.25
-    for core, wanted in zip(layers[0].cores, cores):
-        torch.testing.assert_close(core, wanted)
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        lambda: [NdLinear((4, 3), (4, 3), bias=False)],
-        lambda: [nn.Flatten(), models.CPLinear(12, 12, 5)],
-        lambda: [nn.Flatten(), models.TTLinear((4, 3), (4, 3), 6)],
-    ],
-)
-def test_a_scaled_start_is_the_map_times_the_factor(made):
-    head, x = nn.Sequential(*made()), torch.randn(7, 4, 3)
-    before = head(x).detach()
-    torch.testing.assert_close(vision.scaled(head, 4.0)(x), 4 * before)
-
-
-def test_a_kept_map_is_the_map_and_holds_its_matrix():
-    layer = models.TTLinear((4, 3), (2, 5), 2)
-    nn.init.normal_(layer.bias)
-    kept, x = vision.Kept(layer, 12), torch.randn(6, 12)
-    assert torch.allclose(kept(x), layer(x), atol=1e-5)
-    assert kept.matrix.shape == (10, 12) and models.size(kept) == models.size(layer)
-
-
 def test_tcl_is_ndlinear_without_biases():
     pytest.importorskip("tltorch")
     layer, x = vision.tcl().double(), torch.randn(3, 64, 8, 8).double()
@@ -134,17 +101,6 @@ def test_trl_is_a_tucker_weight_and_starts_small():
     assert core.shape == (32, 4, 4, 10)
     squares = [vision.trl(10).weight.to_tensor().square().mean().item() for _ in range(10)]
     assert 0.7 < math.sqrt(3 * 4096 * np.mean(squares)) < 1.4
-
-
-@pytest.mark.parametrize("classes, bias", [*itertools.product((10, 100), (False, True))])
-def test_width_of_equal_size_is_the_largest(classes, bias):
-    most = models.size(models.cnn_head("ndlinear", classes))
-
-    def parameters(w):
-        return models.size(nn.Sequential(nn.Linear(4096, w, bias=bias), nn.Linear(w, classes)))
-
-    width = vision.width_of_equal_size(classes, most, bias)
-    assert parameters(width) <= most < parameters(width + 1)
 
 
 def test_pictures_are_drawn_by_the_seed_in_equal_numbers_and_scaled_by_themselves(small):

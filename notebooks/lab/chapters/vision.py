@@ -103,15 +103,6 @@ class TTCores(TTLinear):
         return z.flatten(1) + self.bias
 
 
-def spread(layer: TTLinear, outputs: int) -> TTLinear:
-    """Scale the first ``outputs`` cores, those of the output axes, so that the map keeps the
-    variance of its input."""
-    with torch.no_grad():
-        for core in layer.cores[:outputs]:
-            core.mul_(math.sqrt(core.shape[1]))
-    return layer
-
-
 def scaled(head: nn.Sequential, factor: float) -> nn.Sequential:
     """The head, the weight of its structured map multiplied by ``factor``, in equal parts by each of its factors."""
     layer = next(part for part in head if isinstance(part, NdLinear | CPLinear | TTLinear))
@@ -167,12 +158,6 @@ class Kept(nn.Module):
 def network(head: nn.Module) -> nn.Sequential:
     """The convolutions of the paper's CNN with this head on top."""
     return nn.Sequential(cnn_features(), head)
-
-
-def width_of_equal_size(classes: int, parameters: int, bias: bool = False) -> int:
-    """Largest width w with which 4096 -> w -> classes has at most ``parameters``; ``bias``: the
-    first map has biases, too."""
-    return (parameters - classes) // (FLAT + classes + bias)
 
 
 # ------------------------------------------------------------------------------------- the training
