@@ -92,6 +92,7 @@ PACKAGES = {
     "distributed": ("dask[distributed]",),
     "numba": ("aeon",),
     "onnxscript": ("onnx", "onnxscript", "onnxruntime"),
+    "sklearn": ("scikit-learn",),
     "tltorch": ("tensorly", "tensorly-torch"),
 }
 

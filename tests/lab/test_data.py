@@ -4,11 +4,9 @@ import bz2
 import errno
 import hashlib
 import http.client
-import importlib.util
 import io
 import lzma
 import os
-import sys
 
 import numpy as np
 import pytest
@@ -49,15 +47,6 @@ def test_smoke_never_downloads_and_the_default_folder_is_the_users_cache(folder,
     monkeypatch.delenv("NDL_DATA")
     monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
     assert str(data.folder()) == "/somewhere/ndlinear-book"
-
-
-def test_without_scikit_learn_or_aeon_a_set_says_what_to_install(monkeypatch):
-    monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(DataError, match=r"load_digits ships with .*pip install scikit-learn"):
-        data.SOURCES["digits"].layouts[0].read()
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(DataError, match="pip install aeon"):
-        data.SOURCES["osuleaf"].layouts[0].read()
 
 
 def test_every_source_names_origin_licence_and_proof():

@@ -15,7 +15,7 @@ import zipfile
 import numpy as np
 import pytest
 from lab import LabError, data
-from lab.data import DataError, files, formats, images, questions, series, tables, texts
+from lab.data import DataError, files, images, questions, series, tables, texts
 from PIL import Image
 
 # ------------------------------------------------------------------------------------------ small files of each format
@@ -250,13 +250,6 @@ def test_smoke_reads_no_file_and_says_so(monkeypatch, capsys, name):
         assert found.ndim == len(shape) and (counts is None or loaded.y is not None)
 
 
-def test_a_stand_in_can_be_had_in_every_mode(folder, capsys):
-    loaded = data.load("lsst", stand_in=True)
-    assert loaded.stand_in and loaded.x.shape[1:] == (6, 36) and len(loaded.names) == 14
-    assert "smoke" not in capsys.readouterr().out
-    assert not data.load("digits", stand_in=True).stand_in, "ships with scikit-learn"
-
-
 def test_the_note_of_recorded_runs_is_found_by_their_checksum(monkeypatch):
     monkeypatch.setenv("NDL_DATA", "/nowhere")
     assert "20,000 of the 50,000" in data.note("cifar10", "e8b9705f227dd0fa")
@@ -308,37 +301,26 @@ def test_a_pickle_that_names_anything_else_is_not_opened():
 
 
 # ------------------------------------------------------------------------------------------ formats of the UCR/UEA archives
-def test_channels_of_a_case():
-    x, labels = formats.read_ts(TS.encode("latin-1"))
-    assert x.dtype == np.float32 and labels == ["10", "9"]
-    assert x.tolist() == [[[1, 2, 3], [-4, 0.5, 6]], [[7, 8, 9], [1, 1, 1]]]
 
 
 def test_classes_are_numbered_in_the_order_of_their_labels():
     x = np.zeros((2, 1, 3), np.float32)
-    numbers = formats.join((x, ["10", "9"]), (x, ["-1", "9"]))
+    numbers = series.join((x, ["10", "9"]), (x, ["-1", "9"]))
     assert numbers.names == ("-1", "9", "10") and numbers.y.tolist() == [2, 1, 0, 1]
-    words = formats.join((x, ["normal", "abnormal"]), (x, ["normal", "normal"]))
+    words = series.join((x, ["normal", "abnormal"]), (x, ["normal", "normal"]))
     assert words.names == ("abnormal", "normal") and words.y.tolist() == [1, 0, 1, 1]
     assert words.splits == {"train": slice(0, 2), "test": slice(2, 4)}
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("1,2:1\n", "@data is missing"),
-        ("@timeStamps true\n@data\n(0,1):1\n", "time stamps"),
-        ("@data\n", "no cases"),
-        ("@data\n1,2:3,4:a\n1,2:b\n", "different numbers of channels"),
-        ("@data\n1,2:a\n1,2,3:b\n", "cut off"),
-        ("@data\n1,2:3:a\n", "cut off"),
-        ("@data\n1,2:a\n1,?:b\n", "not a number"),
-        ("@data\n1,2:a\n1,NaN:b\n", "missing"),
-    ],
+    ("cases", "message"),
+    [("1,2:1\n1,2,3:9", "different lengths"), ("1,2:1\n1,?:9", "values are missing")],
 )
-def test_irregular_series_are_refused(text, message):
+def test_irregular_series_are_refused(tmp_path, cases, message):
+    head = TS.partition("1,2,3")[0].replace("@data", "@equalLength false\n@data")
+    (tmp_path / "a.ts").write_text(head + cases)
     with pytest.raises(DataError, match=message):
-        formats.read_ts(text.encode())
+        series.read_ts(tmp_path / "a.ts")
 
 
 def test_an_archive_without_the_files_says_what_it_holds_and_a_member_has_a_limit(monkeypatch):

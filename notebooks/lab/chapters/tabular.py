@@ -32,18 +32,12 @@ def folded(
     """
     missing = math.prod(shape) - inputs
     if missing < 0:
-        raise LabError(
-            f"{inputs} features do not fit into {shape}: it has {math.prod(shape)} places"
-        )
+        places = math.prod(shape)
+        raise LabError(f"{inputs} features do not fit into {shape}: it has {places} places")
     layers = [nn.ZeroPad1d((0, missing))] if missing else []
-    layers += [
-        nn.Unflatten(-1, shape),
-        NdLinear(shape, hidden),
-        nn.ReLU(),
-        NdLinear(hidden, hidden),
-        nn.ReLU(),
-    ]
-    return nn.Sequential(*layers, nn.Flatten(), nn.Linear(math.prod(hidden), outputs))
+    layers += [nn.Unflatten(-1, shape), NdLinear(shape, hidden), nn.ReLU()]
+    layers += [NdLinear(hidden, hidden), nn.ReLU(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(math.prod(hidden), outputs))
 
 
 def directions(weight: Tensor) -> int:
@@ -77,26 +71,19 @@ def peer(
     if name == "linear":
         from sklearn import linear_model
 
-        linear = (
-            linear_model.LogisticRegression(C=math.inf, max_iter=1000)
-            if classes
-            else linear_model.LinearRegression()
-        )
+        linear = linear_model.LinearRegression()
+        if classes:
+            linear = linear_model.LogisticRegression(C=math.inf, max_iter=1000)
         return linear.fit(x, y).predict(x_test), {"parameters": x.shape[1] + 1, "macs": x.shape[1]}
     if name != "boosting":
         raise LabError(f"no model {name!r}: {', '.join(PEERS)}")
     from sklearn import ensemble
 
-    kind = (
-        ensemble.HistGradientBoostingClassifier
-        if classes
-        else ensemble.HistGradientBoostingRegressor
-    )
-    model = kind(max_iter=most, early_stopping=False, random_state=seed).fit(x, y)
-    losses = [
-        _validation_loss(out, y_val, classes)
-        for out in (model.staged_predict_proba if classes else model.staged_predict)(x_val)
-    ]
+    kind = "Classifier" if classes else "Regressor"
+    boosting = getattr(ensemble, f"HistGradientBoosting{kind}")
+    model = boosting(max_iter=most, early_stopping=False, random_state=seed).fit(x, y)
+    staged = model.staged_predict_proba if classes else model.staged_predict
+    losses = [_validation_loss(out, y_val, classes) for out in staged(x_val)]
     trees = losses.index(min(losses)) + 1
     stages = model.staged_predict(x_test)
     return [next(stages) for _ in range(trees)][-1], {"trees": trees}
@@ -167,15 +154,11 @@ def differences(runs: pd.DataFrame, arm: str, over: str) -> pd.Series:
     return stats.differences(runs[runs["seed"].isin(both)], "score", arm, over)
 
 
-def overview(runs: pd.DataFrame, over: str = "NdLinear") -> pd.DataFrame:
-    """One row per arm, by score: counts, number of seeds, mean score, difference to one of them;
-    the last two with intervals."""
-    table = (
-        runs.groupby("arm")[["parameters", "macs"]]
-        .first()
-        .reset_index()
-        .merge(summary(runs, "arm", "score"))
-    )
-    rows = [(arm, *interval(differences(runs, arm, over))) for arm in table["arm"] if arm != over]
+def overview(runs: pd.DataFrame) -> pd.DataFrame:
+    """One row per arm, by score: counts, number of seeds, mean score, difference to NdLinear; the last two with intervals."""
+    counts = runs.groupby("arm")[["parameters", "macs"]].first().reset_index()
+    table = counts.merge(summary(runs, "arm", "score"))
+    others = [arm for arm in table["arm"] if arm != "NdLinear"]
+    rows = [(arm, *interval(differences(runs, arm, "NdLinear"))) for arm in others]
     columns = ["arm", "difference", "difference_low", "difference_high"]
     return table.merge(pd.DataFrame(rows, columns=columns), how="left").sort_values("score")

@@ -33,16 +33,11 @@ from .files import (
 )
 from .splits import official, split
 
-
-class Registry(dict):
-    """Data sets by name. A record depends on those that it names, not on the others."""
-
-
-SOURCES: dict[str, Source] = Registry(
-    (source.name, source)
+SOURCES: dict[str, Source] = {
+    source.name: source
     for family in (bundled, ett, images, novels, questions, series, tables, texts)
     for source in family.SOURCES
-)
+}
 
 
 @dataclass(frozen=True)
@@ -80,9 +75,8 @@ def _digest(raw: Raw) -> str:
     for array in (raw.x, raw.y):
         if array is not None:
             digest.update("\n".join(array).encode() if array.dtype == object else array.tobytes())
-            array.setflags(
-                write=False
-            )  # cached and shared: a reader gets an error, not a changed data set
+            # cached and shared: a reader gets an error, not a changed data set
+            array.setflags(write=False)
     return digest.hexdigest()[:16]
 
 
@@ -95,54 +89,38 @@ def _parse(layout: Layout, contents: tuple[bytes, ...]) -> Raw:
         raise DataError(f"not in the expected format ({type(error).__name__}: {error})") from error
 
 
+def _differ(found, expected) -> bool:
+    return len(found) != len(expected) or any(e not in (None, f) for f, e in zip(found, expected))
+
+
 def _compare(layout: Layout, raw: Raw) -> None:
     """Refuse data whose shapes, class counts or values are not those that are known."""
-
-    def differ(found, expected):
-        return len(found) != len(expected) or any(
-            e not in (None, f) for f, e in zip(found, expected)
-        )
-
     for part, (shape, counts) in layout.expect.items():
         index = raw.splits.get(part, slice(None))
         found = raw.x[index].shape
-        if differ(found, shape):
+        if _differ(found, shape):
             raise DataError(f"the {part} part is {found}, expected {shape}")
-        if counts is not None and differ(
-            cases := np.bincount(raw.y[index], minlength=len(raw.names)).tolist(), counts
-        ):
+        if counts is None:
+            continue
+        cases = np.bincount(raw.y[index], minlength=len(raw.names)).tolist()
+        if _differ(cases, counts):
             raise DataError(f"cases per class in the {part} part are {cases}, expected {[*counts]}")
-    if (
-        layout.content
-        and "shape and counts" in {f.proof for f in layout.files}
-        and _digest(raw) != layout.content
-    ):
+    unproved = not all(file.sums for file in layout.files)
+    if layout.content and unproved and _digest(raw) != layout.content:
         raise DataError(f"the values have the checksum {_digest(raw)}, expected {layout.content}")
 
 
-def _layout(source: Source) -> Layout:
-    """The first layout whose files are all in the data folder; if there is none, the publisher's."""
-    return next((lay for lay in source.layouts if all(map(find, lay.files))), source.layouts[0])
-
-
 def _from_files(source: Source) -> tuple[Raw, str]:
-    layout = _layout(source)
+    """The first form whose files are all in the data folder; if there is none, the publisher's."""
+    complete = [each for each in source.layouts if all(map(find, each.files))]
+    layout = [*complete, source.layouts[0]][0]
     try:
         found = [obtain(file) for file in layout.files]
     except DataError as error:
-        lacks = [
-            f.name
-            for lay in source.layouts[1:]
-            if any(map(find, lay.files))
-            for f in lay.files
-            if not find(f)
-        ]
-        hint = (
-            f" ({folder()} also holds another form of {source.name}, but lacks {', '.join(lacks)}.)"
-            if lacks
-            else ""
-        )
-        raise DataError(f"{error}{hint}") from error
+        started = [each for each in source.layouts[1:] if any(map(find, each.files))]
+        lacks = ", ".join(file.name for each in started for file in each.files if not find(file))
+        hint = f" ({folder()} also holds another form of {source.name}, but lacks {lacks}.)"
+        raise DataError(f"{error}{hint if lacks else ''}") from error
     try:
         raw = _parse(layout, tuple(content for content, _ in found))
         _compare(layout, raw)
@@ -163,31 +141,24 @@ def _from_files(source: Source) -> tuple[Raw, str]:
 
 
 @functools.cache
-def _load(name: str, stand_in: bool) -> Data:
-    """A set of the registry, or its stand-in, where it has one."""
+def _load(name: str, smoke: bool) -> Data:
+    """A set of the registry, or in smoke mode its stand-in, where it has one."""
     source = SOURCES[name]
-    if stand_in and source.stand_in:
+    made_up = smoke and source.stand_in is not None
+    if made_up:
         raw, note = source.stand_in(), "A seeded stand-in of the same form, made up for smoke runs."
     else:
         raw, note = _from_files(source)
-    made_up = stand_in and source.stand_in is not None
     return Data(name, raw.x, raw.y, raw.names, _digest(raw), made_up, raw.splits, note)
 
 
-def load(name: str, stand_in: bool = False) -> Data:
-    """A data set of the registry.
-
-    In smoke mode one that must be downloaded is a seeded stand-in of the same form (``stand_in``); with ``stand_in=True`` it is so
-    in every mode, for cells that need the form of the data and not the values.
-    """
+def load(name: str) -> Data:
+    """A data set of the registry; in smoke mode one that must be downloaded is a seeded stand-in of the same form, and says so."""
     if name not in SOURCES:
         raise DataError(f"no data set {name!r}; there are: {', '.join(SOURCES)}")
-    data = _load(name, stand_in or mode() == "smoke")
+    data = _load(name, mode() == "smoke")
     if data.stand_in:
-        print(
-            f"{name}: a seeded stand-in of the same form"
-            + ("" if stand_in else ", for smoke runs only")
-        )
+        print(f"{name}: a seeded stand-in of the same form, for smoke runs only")
     return data
 
 
@@ -198,9 +169,8 @@ def checksum(name: str) -> str:
 
 def note(name: str, checksum: str) -> str:
     """What a reader must know about the data of recorded runs, by the checksum that their rows carry; reads no data."""
-    known = [layout.note for layout in SOURCES[name].layouts if layout.content == checksum]
-    return (
-        known[0]
-        if known
-        else f"A form of {name} that is not in the registry: its values have the checksum {checksum}."
+    known = {layout.content: layout.note for layout in SOURCES[name].layouts}
+    strange = (
+        f"A form of {name} that is not in the registry: its values have the checksum {checksum}."
     )
+    return known.get(checksum, strange)

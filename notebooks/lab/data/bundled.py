@@ -2,85 +2,57 @@
 
 from __future__ import annotations
 
-import importlib.util
 import pathlib
 
 import numpy as np
 
-from .files import DataError, Layout, Raw, Source
-from .formats import join, read_ts
+from ..machine import require
+from .files import Layout, Raw, Source
+from .series import join, read_ts
 
 
-def _sklearn(loader: str) -> Layout:
+def _sklearn(name: str, about: str, licence: str) -> Source:
     def read() -> Raw:
-        try:
-            from sklearn import datasets
-        except ModuleNotFoundError as error:
-            raise DataError(
-                f"{loader} ships with scikit-learn: pip install scikit-learn"
-            ) from error
-        bunch = getattr(datasets, loader)()
+        bunch = getattr(require("sklearn.datasets"), f"load_{name.replace('-', '_')}")()
         x = np.asarray(bunch.images if "images" in bunch else bunch.data, np.float32)
         names = bunch.get("target_names", bunch.get("feature_names"))
         return Raw(x, np.asarray(bunch.target), tuple(map(str, names)))
 
-    return Layout((), read, note="As it ships with scikit-learn.")
+    layout = Layout((), read, note="As it ships with scikit-learn.")
+    return Source(name, about, "scikit-learn", licence, (layout,))
 
 
-def _aeon(name: str, form: str, expect: dict) -> Layout:
-    """A set of the UCR and UEA archives that aeon carries; aeon itself is not imported."""
+def _aeon(name: str, form: str, about: str, shape: tuple[int, int], cases: dict) -> Source:
+    """A set of the UCR and UEA archives that aeon carries."""
 
     def read() -> Raw:
-        found = importlib.util.find_spec("aeon")
-        if found is None:
-            raise DataError(f"{name} ships with aeon: pip install aeon")
-        folder = pathlib.Path(found.submodule_search_locations[0]) / "datasets" / "data" / name
-        parts = [(folder / f"{name}{form}_{part}.ts").read_bytes() for part in ("TRAIN", "TEST")]
-        return join(*map(read_ts, parts))
+        folder = pathlib.Path(require("aeon.datasets").__file__).parent / "data" / name
+        return join(*[read_ts(folder / f"{name}{form}_{part}.ts") for part in ("TRAIN", "TEST")])
 
-    return Layout((), read, expect=expect, note="As it ships with aeon.")
+    expect = {part: ((count, *shape), None) for part, count in cases.items()}
+    layout = Layout((), read, expect, note="As it ships with aeon.")
+    origin = f"aeon; https://www.timeseriesclassification.com/description.php?Dataset={name}"
+    return Source(name.lower(), about, origin, "not stated", (layout,))
 
 
 SOURCES = (
-    Source(
-        "digits",
-        "1,797 handwritten digits, 8×8 grey values 0 to 16, 10 classes",
-        "scikit-learn (UCI 80)",
-        "CC BY 4.0",
-        (_sklearn("load_digits"),),
+    _sklearn(
+        "digits", "1,797 handwritten digits, 8×8 grey values 0 to 16, 10 classes", "CC BY 4.0"
     ),
-    Source(
-        "breast-cancer",
-        "569 cases, 30 features, 2 classes",
-        "scikit-learn (UCI 17)",
-        "CC BY 4.0",
-        (_sklearn("load_breast_cancer"),),
-    ),
-    Source(
-        "diabetes",
-        "442 patients, 10 features, disease progression",
-        "scikit-learn",
-        "not stated",
-        (_sklearn("load_diabetes"),),
-    ),
-    Source(
-        "japanesevowels",
+    _sklearn("breast-cancer", "569 cases, 30 features, 2 classes", "CC BY 4.0"),
+    _sklearn("diabetes", "442 patients, 10 features, disease progression", "not stated"),
+    _aeon(
+        "JapaneseVowels",
+        "_eq",
         "UEA: two vowels of nine speakers, 12 coefficients, stretched to 25 points, 9 classes",
-        "aeon; https://www.timeseriesclassification.com/description.php?Dataset=JapaneseVowels",
-        "not stated",
-        (
-            _aeon(
-                "JapaneseVowels",
-                "_eq",
-                {"train": ((270, 12, 25), None), "test": ((370, 12, 25), None)},
-            ),
-        ),
+        (12, 25),
+        {"train": 270, "test": 370},
     ),
-    Source(
-        "osuleaf",
+    _aeon(
+        "OSULeaf",
+        "",
         "UCR: outlines of leaves, 1 channel, 427 points, 6 classes",
-        "aeon; https://www.timeseriesclassification.com/description.php?Dataset=OSULeaf",
-        "not stated",
-        (_aeon("OSULeaf", "", {"train": ((200, 1, 427), None), "test": ((242, 1, 427), None)}),),
+        (1, 427),
+        {"train": 200, "test": 242},
     ),
 )

@@ -13,7 +13,6 @@ import os
 import pathlib
 import tempfile
 import urllib.request
-import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -44,9 +43,9 @@ class File:
     by_hand: str = ""  # how to get it without `url`
 
     @property
-    def proof(self) -> str:
-        """What its content is held against."""
-        return "sha256" if self.sha256 else "md5" if self.md5 else "shape and counts"
+    def sums(self) -> dict[str, str]:
+        """The checksums that are known; without one its content is held against shape and counts."""
+        return {kind: getattr(self, kind) for kind in ("sha256", "md5") if getattr(self, kind)}
 
     @property
     def limit(self) -> int:
@@ -56,12 +55,10 @@ class File:
     def how(self) -> str:
         """How to get the file by hand, as the end of an error message."""
         facts = [] if self.size is None else [f"{self.size:,} bytes"]
-        facts += [
-            f"{kind} {getattr(self, kind)}" for kind in ("sha256", "md5") if getattr(self, kind)
-        ]
-        source = self.by_hand or (
-            f"get {self.url} by hand" if self.url else "get the file again from where it came"
-        )
+        facts += [f"{kind} {sum}" for kind, sum in self.sums.items()]
+        source = "get the file again from where it came"
+        if self.by_hand or self.url:
+            source = self.by_hand or f"get {self.url} by hand"
         told = f" ({', '.join(facts)})" if facts else ""
         return f"{source}{told} and put it at {folder() / self.name}, or set NDL_DATA to the folder that holds {self.name}"
 
@@ -161,14 +158,10 @@ def find(file: File) -> pathlib.Path | None:
 
 def verified(content: bytes, file: File, place: str, advice: str = LEFT_ALONE) -> bytes:
     """The content, if its size and checksums are those of the file; else a `DataError`."""
-    found = {"size": len(content)}
-    found |= {
-        kind: getattr(hashlib, kind)(content).hexdigest()
-        for kind in ("sha256", "md5")
-        if getattr(file, kind)
-    }
-    if any(getattr(file, kind) not in (None, value) for kind, value in found.items()):
-        told = ", ".join(f"{kind} {value}" for kind, value in found.items())
+    found = {kind: hashlib.new(kind, content).hexdigest() for kind in file.sums}
+    if found != file.sums or file.size not in (None, len(content)):
+        facts = {"size": len(content)} | found
+        told = ", ".join(f"{kind} {value}" for kind, value in facts.items())
         raise DataError(
             f"{place} is not the expected file: it has {told}. {advice}, or {file.how()}."
         )
@@ -200,14 +193,6 @@ def _read(place: pathlib.Path, limit: int) -> bytes:
     except (lzma.LZMAError, EOFError, ValueError, OSError) as error:
         problem = "unpacked" if packed else "read"
         raise DataError(f"{place} cannot be {problem} ({error}). {LEFT_ALONE}.") from error
-
-
-def unzip(archive: zipfile.ZipFile, member: str) -> bytes:
-    """One member of an archive, unless it declares more than `LARGEST` bytes; no more than it declares is unpacked."""
-    size = archive.getinfo(member).file_size
-    if size > LARGEST:
-        raise DataError(f"{member} unpacks to {size:,} bytes, more than {LARGEST:,}")
-    return archive.read(member)
 
 
 # ------------------------------------------------------------------------------------------------------------- download
@@ -278,7 +263,7 @@ def obtain(file: File) -> tuple[bytes, bool]:
         return verified(_read(place, file.limit), file, str(place)), False
     _refuse_broken_link(file)
     content = _download(file)
-    if file.sha256 or file.md5:
+    if file.sums:
         keep(file, content)
         return content, False
     return content, True

@@ -10,34 +10,17 @@ import pandas as pd
 from .files import DataError, File, Layout, Raw, Source
 
 CARDIO = (
-    "age",
-    "gender",
-    "height",
-    "weight",
-    "ap_hi",
-    "ap_lo",
-    "cholesterol",
-    "gluc",
-    "smoke",
-    "alco",
-    "active",
+    *("age", "gender", "height", "weight", "ap_hi", "ap_lo"),
+    *("cholesterol", "gluc", "smoke", "alco", "active"),
 )
 FOOD_CODED = ("Type_of_order", "Type_of_vehicle", "weather_description", "Traffic_Level")
 FOOD = (
-    "Delivery_person_Age",
-    "Delivery_person_Ratings",
-    "Restaurant_latitude",
-    "Restaurant_longitude",
-    "Delivery_location_latitude",
-    "Delivery_location_longitude",
-    "Type_of_order",
-    "Type_of_vehicle",
-    "temperature",
-    "humidity",
-    "precipitation",
-    "weather_description",
-    "Traffic_Level",
-    "Distance (km)",
+    *("Delivery_person_Age", "Delivery_person_Ratings"),
+    *("Restaurant_latitude", "Restaurant_longitude"),
+    *("Delivery_location_latitude", "Delivery_location_longitude"),
+    *("Type_of_order", "Type_of_vehicle"),
+    *("temperature", "humidity", "precipitation", "weather_description"),
+    *("Traffic_Level", "Distance (km)"),
 )
 
 
@@ -49,10 +32,6 @@ def _columns(frame: pd.DataFrame, wanted: tuple[str, ...]) -> None:
         )
 
 
-def _rows(frame: pd.DataFrame) -> np.ndarray:
-    return np.ascontiguousarray(frame.to_numpy(np.float32))
-
-
 def read_cardio(content: bytes) -> Raw:
     """``;`` between columns; ``id`` is dropped, ``cardio`` is the class; nothing is cleaned."""
     frame = pd.read_csv(io.BytesIO(content), sep=";")
@@ -60,21 +39,21 @@ def read_cardio(content: bytes) -> Raw:
     if frame.isna().any(axis=None):
         raise DataError("values are missing; there are none in the publisher's file")
     y = frame["cardio"].to_numpy(np.int64)
-    return Raw(_rows(frame[[*CARDIO]]), y, CARDIO)
+    return Raw(np.ascontiguousarray(frame[[*CARDIO]].to_numpy(np.float32)), y, CARDIO)
 
 
 def read_food(content: bytes) -> Raw:
     """Rows with a missing value are dropped; the four text columns become numbers from 0 in alphabetical order."""
-    frame = pd.read_csv(
-        io.BytesIO(content), na_values=["#VALUE!"]
-    )  # an error of the spreadsheet it came from
+    # "#VALUE!" is an error of the spreadsheet that it came from
+    frame = pd.read_csv(io.BytesIO(content), na_values=["#VALUE!"])
     _columns(frame, (*FOOD, "TARGET"))
     frame = frame[[*FOOD, "TARGET"]].dropna().copy()
     for column in FOOD_CODED:
         if not pd.api.types.is_numeric_dtype(frame[column]):
             frame[column] = frame[column].str.strip().astype("category").cat.codes
     y = frame.pop("TARGET").round(5)  # copies of the file differ after the sixth decimal
-    return Raw(_rows(frame.astype(float).round(6)), y.to_numpy(np.float32), FOOD)
+    x = frame.astype(float).round(6).to_numpy(np.float32)
+    return Raw(np.ascontiguousarray(x), y.to_numpy(np.float32), FOOD)
 
 
 def cardio_stand_in() -> Raw:
@@ -100,15 +79,14 @@ def food_stand_in() -> Raw:
     return read_food(frame.to_csv(index=False, na_rep="N/A").encode())
 
 
-_KAGGLE = "https://www.kaggle.com/datasets/"
-_COPIES = "https://raw.githubusercontent.com/"
-_CARDIO = f"{_KAGGLE}sulianova/cardiovascular-disease-dataset"
-_CARDIO_COPY = "caravanuden/cardio/173b356aa308fc9806d0191f67d9421a9f0bee92/cardio_train.csv"
-_FOOD = f"{_KAGGLE}willianoliveiragibin/food-delivery-time"
-_FOOD_COPY = (
-    "Krzysztof-1/Modelling-Food-Delivery-Time/56d642063d097d70ac44a3c5ed0f3cb52d2162ed"
-    "/data/Food_Time_Data_Set.csv"
-)
+_CARDIO = "https://www.kaggle.com/datasets/sulianova/cardiovascular-disease-dataset"
+_FOOD = "https://www.kaggle.com/datasets/willianoliveiragibin/food-delivery-time"
+
+
+def _file(name: str, copy: str, original: str, page: str) -> File:
+    by_hand = f"get {original} from {page} (an account is needed)"
+    return File(f"tabular/{name}", f"https://raw.githubusercontent.com/{copy}", by_hand=by_hand)
+
 
 SOURCES = (
     Source(
@@ -119,10 +97,11 @@ SOURCES = (
         (
             Layout(
                 (
-                    File(
-                        "tabular/cardio_train.csv",
-                        _COPIES + _CARDIO_COPY,
-                        by_hand=f"get cardio_train.csv from {_CARDIO} (an account is needed)",
+                    _file(
+                        "cardio_train.csv",
+                        "caravanuden/cardio/173b356aa308fc9806d0191f67d9421a9f0bee92/cardio_train.csv",
+                        "cardio_train.csv",
+                        _CARDIO,
                     ),
                 ),
                 read_cardio,
@@ -141,10 +120,12 @@ SOURCES = (
         (
             Layout(
                 (
-                    File(
-                        "tabular/food_delivery_time.csv",
-                        _COPIES + _FOOD_COPY,
-                        by_hand=f"get Food_Time_Data_Set.csv from {_FOOD} (an account is needed)",
+                    _file(
+                        "food_delivery_time.csv",
+                        "Krzysztof-1/Modelling-Food-Delivery-Time/56d642063d097d70ac44a3c5ed0f3cb52d2162ed"
+                        "/data/Food_Time_Data_Set.csv",
+                        "Food_Time_Data_Set.csv",
+                        _FOOD,
                     ),
                 ),
                 read_food,

@@ -4,44 +4,41 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
 
-from .files import DataError, Layout, Raw, Source, known
+from .files import DataError, File, Layout, Raw, Source, known
 
 
 def _tsv(content: bytes, **how) -> pd.DataFrame:
     """A table with tabs between the columns; quotes and words such as NA or null are text like any other."""
-    return pd.read_csv(
-        io.BytesIO(content),
-        sep="\t",
-        quoting=csv.QUOTE_NONE,
-        keep_default_na=False,
-        dtype=str,
-        **how,
-    )
+    how |= {"quoting": csv.QUOTE_NONE, "keep_default_na": False, "dtype": str}
+    return pd.read_csv(io.BytesIO(content), sep="\t", **how)
+
+
+def _parts(texts: dict[str, list[str]]) -> tuple[np.ndarray, dict[str, slice]]:
+    """One array of texts from all parts, in order, and where each part lies."""
+    ends = np.cumsum([0, *map(len, texts.values())]).tolist()
+    x = np.array([text.strip() for part in texts.values() for text in part], object)
+    return x, {part: slice(i, j) for part, i, j in zip(texts, ends, ends[1:])}
 
 
 def _raw(parts: dict[str, tuple[list[str], list]], names: tuple[str, ...]) -> Raw:
-    """One array of sentences from all parts, in order; labels that are not public are -1."""
-    ends = np.cumsum([0, *(len(sentences) for sentences, _ in parts.values())]).tolist()
-    x = np.array(
-        [sentence.strip() for sentences, _ in parts.values() for sentence in sentences], object
-    )
+    """Sentences and labels; those that are not public are -1."""
+    x, splits = _parts({part: sentences for part, (sentences, _) in parts.items()})
     y = np.array([int(label) for _, labels in parts.values() for label in labels], np.int64)
     if not set(y.tolist()) <= {-1, 0, 1} or len(x) != len(y):
         raise DataError("labels must be 0 or 1")
-    return Raw(x, y, names, {part: slice(i, j) for part, i, j in zip(parts, ends, ends[1:])})
+    return Raw(x, y, names, splits)
 
 
 def _sentences(n: int, seed: int) -> tuple[list[str], list[int]]:
     """Made-up sentences whose last word tells the class; one of them is a word that tables often take for missing."""
     rng, y = np.random.default_rng(seed), (np.arange(n) % 2).tolist()
-    subjects, ends = (
-        ["the film", 'a "quiet" story', "its cast", "null"],
-        (["is dull", "fails"], ["is fine", "shines"]),
-    )
+    subjects = ["the film", 'a "quiet" story', "its cast", "null"]
+    ends = ["is dull", "fails"], ["is fine", "shines"]
     return [f"{rng.choice(subjects)} {rng.choice(ends[label])} ." for label in y], y
 
 
@@ -106,9 +103,8 @@ def read_wikitext(*contents: bytes) -> Raw:
     lines = [part[:-1] if part[-1] == "" else part for part in lines]
     if not any("<unk>" in line for line in lines[0]):
         raise DataError("there is no <unk> in it: this is not the tokenised version 1")
-    ends = np.cumsum([0, *map(len, lines)]).tolist()
-    x = np.array([line.strip() for part in lines for line in part], object)
-    return Raw(x, None, (), {part: slice(i, j) for part, i, j in zip(WIKI_PARTS, ends, ends[1:])})
+    x, splits = _parts(dict(zip(WIKI_PARTS, lines)))
+    return Raw(x, None, (), splits)
 
 
 def wikitext_stand_in() -> Raw:
@@ -117,16 +113,11 @@ def wikitext_stand_in() -> Raw:
 
 
 # ---------------------------------------------------------------------------------------------------------- the registry
-_COPIES = "https://raw.githubusercontent.com"
-_SST2 = f"{_COPIES}/awake020/pytorch_Bert_sst2/ce2ab1719d32182e6233b24b2de246bd32814fde/SST-2"
-_COLA = (
-    f"{_COPIES}/nyu-mll/CoLA-baselines/dd095d3646ed05a315280aaa8ed4ec84ba435b3e"
-    "/acceptability_corpus/cola_public/raw"
-)
-_WIKI = (
-    f"{_COPIES}/pytorch/examples/77f55b912142e11fcfdf5b530231fb9c52f181e8"
-    "/word_language_model/data/wikitext-2"
-)
+def _copies(folder: str, ending: str, parts: Iterable[str], address: str) -> tuple[File, ...]:
+    """Copies of a set's parts, as a repository has them at a fixed commit."""
+    at = f"https://raw.githubusercontent.com/{address}"
+    return tuple(known(f"text/{folder}/{p}.{ending}", f"{at}/{p}.{ending}") for p in parts)
+
 
 SOURCES = (
     Source(
@@ -136,7 +127,12 @@ SOURCES = (
         "not stated",
         (
             Layout(
-                tuple(known(f"text/SST-2/{p}.tsv", f"{_SST2}/{p}.tsv") for p in SST2_PARTS),
+                _copies(
+                    "SST-2",
+                    "tsv",
+                    SST2_PARTS,
+                    "awake020/pytorch_Bert_sst2/ce2ab1719d32182e6233b24b2de246bd32814fde/SST-2",
+                ),
                 read_sst2,
                 {
                     "train": ((67_349,), (29_780, 37_569)),
@@ -156,7 +152,13 @@ SOURCES = (
         "excerpts of published works under fair use, as the authors state",
         (
             Layout(
-                tuple(known(f"text/CoLA/{p}.tsv", f"{_COLA}/{p}.tsv") for p in COLA_PARTS.values()),
+                _copies(
+                    "CoLA",
+                    "tsv",
+                    COLA_PARTS.values(),
+                    "nyu-mll/CoLA-baselines/dd095d3646ed05a315280aaa8ed4ec84ba435b3e"
+                    "/acceptability_corpus/cola_public/raw",
+                ),
                 read_cola,
                 {
                     "train": ((8551,), (None, None)),
@@ -176,7 +178,13 @@ SOURCES = (
         "CC BY-SA (Wikipedia)",
         (
             Layout(
-                tuple(known(f"text/wikitext-2/{p}.txt", f"{_WIKI}/{p}.txt") for p in WIKI_PARTS),
+                _copies(
+                    "wikitext-2",
+                    "txt",
+                    WIKI_PARTS,
+                    "pytorch/examples/77f55b912142e11fcfdf5b530231fb9c52f181e8"
+                    "/word_language_model/data/wikitext-2",
+                ),
                 read_wikitext,
                 {"train": ((36_718,), None), "valid": ((3760,), None), "test": ((4358,), None)},
                 "Public copies of the publisher's three files.",

@@ -218,10 +218,6 @@ def _spectra(data: str, words: str, times: int, classes: int) -> dict[str, Set]:
     return {f"{data} spectra": Set(about, "spectra", data, (times, 17), classes, 2)}
 
 
-def _forecasts(data: str) -> dict[str, Set]:
-    return {data: Set("24 times × 7 sensors, power transformer", "forecasts", data, (24, 7), 7, 1)}
-
-
 SETS = {
     "digits": Set("8×8 pixels, handwritten digits", "pictures", "digits", (8, 8), 10, 2),
     **_pictures("cifar10", "CIFAR-10"),
@@ -235,10 +231,10 @@ SETS = {
     **_spectra("ecgfivedays", "heart beats", 18, 2),
     **_spectra("chlorineconcentration", "chlorine in water", 23, 3),
     **_spectra("osuleaf", "outlines of leaves", 25, 6),
-    **_forecasts("etth1"),
-    **_forecasts("etth2"),
-    **_forecasts("ettm1"),
-    **_forecasts("ettm2"),
+    **{
+        data: Set("24 times × 7 sensors, power transformer", "forecasts", data, (24, 7), 7, 1)
+        for data in ("etth1", "etth2", "ettm1", "ettm2")
+    },
     "sst2": Set("16 tokens × 32 features, on films", "text", "sst2", (16, 32), 2, 1),
     "cola": Set("16 tokens × 32 features, linguists'", "text", "cola", (16, 32), 2, 1),
     "letters": Set("27×27 letter pairs, novels", "counts", "novels", (27, 27), 10),
@@ -260,11 +256,6 @@ def scaling(x: np.ndarray) -> Callable[[np.ndarray], np.ndarray]:
     return lambda part: (part - mean) / np.where(deviation > 1e-9, deviation, 1)
 
 
-def tensor(x: np.ndarray) -> Tensor:
-    """As float32."""
-    return torch.from_numpy(np.asarray(x, np.float32))
-
-
 def clipped(x: np.ndarray) -> Tensor:
     """As float32, cut off at 5 on both sides."""
-    return tensor(x).clamp(-CLIP, CLIP)
+    return torch.from_numpy(np.asarray(x, np.float32)).clamp(-CLIP, CLIP)
