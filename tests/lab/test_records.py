@@ -9,12 +9,13 @@ import pytest
 from lab import modes, records
 from lab.records import RecordError, canonical, digest, golden, store
 
-FACTOR = 2
-
 
 def double(config):
-    """A training function that uses a constant of its module."""
-    return {"metrics": {"y": float(FACTOR * config["x"])}}
+    return {"metrics": {"y": float(2 * config["x"])}}
+
+
+def nothing(config):
+    pytest.fail("nothing is run again")
 
 
 def grid(n=4):
@@ -22,135 +23,129 @@ def grid(n=4):
 
 
 @pytest.fixture
-def results(tmp_path, monkeypatch):
+def record(tmp_path, monkeypatch):
+    """Runs or reads the experiment "double" in a mode; its file and its folder are attributes."""
     monkeypatch.setattr(modes, "RESULTS", tmp_path)
-    monkeypatch.setenv("NDL_MODE", "full")
-    return tmp_path
+
+    def called(mode, configs, run=double, **options):
+        monkeypatch.setenv("NDL_MODE", mode)
+        return records.record("double", configs, run, **options)
+
+    called.folder, called.path = tmp_path, tmp_path / "double.jsonl"
+    return called
 
 
 def lines(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_full_writes_one_checked_line_per_run_and_replay_reads_them(results, monkeypatch):
-    frame = records.record("double", grid(), double, data=("digits",))
+def test_full_writes_one_checked_line_per_run_and_replay_reads_them(record):
+    frame = record("full", grid(), data=("digits",))
     assert list(frame["y"]) == [0, 2, 4, 6] and list(frame["x"]) == [0, 1, 2, 3]
-    rows = lines(results / "double.jsonl")
+    rows = lines(record.path)
     assert all(row["digest"] == digest(row) for row in rows)
     kept = "config seed metrics seconds peak_memory_mb device versions data code status time"
     assert set(kept.split()) <= set(rows[0])
-    monkeypatch.setenv("NDL_MODE", "replay")
-    again = records.record("double", grid()[::-1], double, data=("digits",))
-    assert list(again["y"]) == [6, 4, 2, 0]
+    assert list(record("replay", grid()[::-1], data=("digits",))["y"]) == [6, 4, 2, 0]
 
 
-def test_full_runs_only_what_is_missing_and_replay_names_it(results, monkeypatch):
-    records.record("double", grid(2), double)
-    monkeypatch.setenv("NDL_MODE", "replay")
+def test_full_runs_only_what_is_missing_and_replay_names_it(record, monkeypatch):
+    record("full", grid(2), data=("digits",))
     with pytest.raises(RecordError, match=r"lacks 2 of 4 rows.*never run.*NDL_MODE=full"):
-        records.record("double", grid(4), double)
-    monkeypatch.setenv("NDL_MODE", "full")
-    path = results / "double.jsonl"
-    path.write_bytes(path.read_bytes().rstrip(b"\n"))  # a row all the same
-    before = path.read_bytes()
-    records.record("double", grid(4), double)
-    assert path.read_bytes().startswith(before)
-    assert [row["config"]["x"] for row in lines(path)] == [0, 1, 2, 3]
-
-
-def test_a_finished_record_needs_no_data(results, monkeypatch):
-    records.record("double", grid(2), double, data=("digits",))
+        record("replay", grid(4))
+    record.path.write_bytes(record.path.read_bytes().rstrip(b"\n"))  # a row all the same
+    before = record.path.read_bytes()
+    record("full", grid(4))
+    assert record.path.read_bytes().startswith(before)
+    assert [row["config"]["x"] for row in lines(record.path)] == [0, 1, 2, 3]
     monkeypatch.setattr("lab.data.checksum", lambda name: pytest.fail(f"{name} was read"))
-    assert len(records.record("double", grid(2), double, data=("digits",))) == 2
+    assert len(record("full", grid(4), nothing, data=("digits",))) == 4
 
 
-def test_smoke_runs_every_arm_small_and_leaves_no_file(results, monkeypatch):
-    monkeypatch.setenv("NDL_MODE", "smoke")
+def test_smoke_runs_every_arm_small_and_leaves_no_file(record):
     seeds = [{"x": x, "epochs": 100, "seed": s} for x in (1, 5) for s in range(10)]
-    frame = records.record("double", seeds, double, smoke={"epochs": 1})
+    frame = record("smoke", seeds, smoke={"epochs": 1})
     assert len(frame) == 4 and set(frame["epochs"]) == {1} and set(frame["x"]) == {1, 5}
-    assert list(results.iterdir()) == []
+    assert list(record.folder.iterdir()) == []
 
 
-def test_edited_number_is_refused(results, monkeypatch):
-    records.record("double", grid(), double)
-    path = results / "double.jsonl"
-    path.write_text(path.read_text().replace('"y":4.0', '"y":4.5'))
+def test_edited_number_is_refused(record):
+    record("full", grid())
+    record.path.write_text(record.path.read_text().replace('"y":4.0', '"y":4.5'))
     for mode in ("replay", "full"):
-        monkeypatch.setenv("NDL_MODE", mode)
         with pytest.raises(RecordError, match=r"line 3.*checksum.*restore"):
-            records.record("double", grid(), double)
+            record(mode, grid())
 
 
-def test_torn_last_line_is_set_aside_and_run_again(results, monkeypatch, capsys):
-    records.record("double", grid(3), double)
+def test_torn_last_line_is_set_aside_and_run_again(record, capsys):
+    record("full", grid(3))
     before = golden.place("double").read_bytes()
-    records.record("double", grid(), double)
-    path = results / "double.jsonl"
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-20])
+    record("full", grid())
+    whole = record.path.read_bytes()[:-20]
+    record.path.write_bytes(whole)
     with pytest.raises(RecordError, match="is not the record that its last run left"):
-        records.record("double", grid(), double)
+        record("full", grid())
     golden.place("double").write_bytes(before)  # as when the process ends while it writes
-    torn = whole[:-20].rpartition(b"\n")[2]
-    monkeypatch.setenv("NDL_MODE", "replay")
     with pytest.raises(RecordError, match="lacks 1 of 4"):
-        records.record("double", grid(), double)
-    assert path.read_bytes() == whole[:-20], "replay writes nothing"
-    monkeypatch.setenv("NDL_MODE", "full")
-    assert records.record("double", grid(), double)["y"].tolist() == [0, 2, 4, 6]
-    assert (results / "double.jsonl.torn").read_bytes().rstrip(b"\n") == torn
-    assert "set aside" in capsys.readouterr().out
-    assert len(lines(path)) == 4
+        record("replay", grid())
+    assert record.path.read_bytes() == whole, "replay writes nothing"
+    assert record("full", grid())["y"].tolist() == [0, 2, 4, 6]
+    aside = (record.folder / "double.jsonl.torn").read_bytes()
+    assert aside.rstrip(b"\n") == whole.rpartition(b"\n")[2]
+    assert "set aside" in capsys.readouterr().out and len(lines(record.path)) == 4
 
 
-def test_a_writer_that_got_in_beside_the_lock_is_noticed(results):
+def test_a_second_writer_is_kept_out_and_noticed_where_it_got_in(record):
+    busy = pytest.raises(RecordError, match="being written by another run")
+    with store.only_writer(record.path), busy:
+        record("full", grid())
+
     def two_at_once(config):
-        store.append(results / "double.jsonl", {"status": "ok", "by": "another process"})
+        store.append(record.path, {"status": "ok", "by": "another process"})
         return {"metrics": {"y": 1.0}}
 
     with pytest.raises(RecordError, match="changed by another process"):
-        records.record("double", grid(2), two_at_once)
-    assert len(lines(results / "double.jsonl")) == 1, "the other's row is whole"
+        record("full", grid(2), two_at_once)
+    assert len(lines(record.path)) == 1, "the other's row is whole"
 
 
-def test_a_folder_that_cannot_be_written_is_named(results, monkeypatch):
+def test_a_folder_that_cannot_be_written_is_named(record, monkeypatch):
     monkeypatch.setenv("NDL_RESULTS", "/proc/no-such-folder")
     with pytest.raises(RecordError, match=r"/proc/no-such-folder cannot be written.*NDL_RESULTS"):
-        records.record("double", grid(1), double)
+        record("full", grid(1))
     monkeypatch.setenv("NDL_RESULTS", "~no-such-user")
     with pytest.raises(records.LabError, match="name a folder"):
-        records.record("double", grid(1), double)
+        record("full", grid(1))
 
 
-def test_a_full_disk_is_reported_and_keeps_the_rows(results, monkeypatch):
-    records.record("double", grid(2), double)
-    before = (results / "double.jsonl").read_bytes()
+def test_a_full_disk_is_reported_and_keeps_the_rows(record, monkeypatch):
+    record("full", grid(2))
+    before = record.path.read_bytes()
 
     def no_space(descriptor):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(store.os, "fsync", no_space)
     with pytest.raises(RecordError, match=r"No space left on device.*run again"):
-        records.record("double", grid(3), double)
-    assert (results / "double.jsonl").read_bytes().startswith(before)
-    (results / "double.jsonl").write_bytes(before + b"torn")
+        record("full", grid(3))
+    assert record.path.read_bytes().startswith(before)
+    record.path.write_bytes(before + b"torn")
     with pytest.raises(RecordError, match=r"could not be set aside \(No space left.*are safe"):
-        records.record("double", grid(3), double)
+        record("full", grid(3))
 
 
-def test_new_rows_go_where_they_are_asked_to(results, monkeypatch, tmp_path_factory):
+def test_new_rows_go_where_they_are_asked_to(record, monkeypatch, tmp_path_factory):
     """NDL_RESULTS: the project's rows count as done, its file stays untouched, new rows go to the folder."""
-    records.record("double", grid(2), double)
-    before = (results / "double.jsonl").read_bytes()
+    record("full", grid(2))
+    before = record.path.read_bytes()
     elsewhere = tmp_path_factory.mktemp("elsewhere")
     monkeypatch.setenv("NDL_RESULTS", str(elsewhere))
-    assert list(records.record("double", grid(4), double)["y"]) == [0, 2, 4, 6]
-    assert (results / "double.jsonl").read_bytes() == before
+    assert list(record("full", grid(4))["y"]) == [0, 2, 4, 6]
+    assert record.path.read_bytes() == before
     assert [row["config"]["x"] for row in lines(elsewhere / "double.jsonl")] == [2, 3]
 
 
-def test_a_budget_of_time_begins_nothing_that_would_not_finish(results, monkeypatch, capsys):
+def test_a_budget_of_time_begins_nothing_that_would_not_finish(record, monkeypatch, capsys):
     def slow(config):
         time.sleep(0.3)
         return {"metrics": {"y": 1.0}}
@@ -159,37 +154,34 @@ def test_a_budget_of_time_begins_nothing_that_would_not_finish(results, monkeypa
     monkeypatch.setenv("NDL_BUDGET_S", str(left))
     monkeypatch.setattr(records.budget, "LEFT_OUT", [])
     with pytest.raises(SystemExit) as ended:
-        records.record("slow", grid(20), slow)
+        record("full", grid(20), slow)
     assert ended.value.code == 0
-    done = len(lines(results / "slow.jsonl"))
+    done = len(lines(record.path))
     assert 1 <= done <= 6 and f"{20 - done} runs are left" in capsys.readouterr().out
     monkeypatch.setenv("NDL_BUDGET_S", "soon")
     with pytest.raises(records.LabError, match="not a number of seconds"):
-        records.record("slow", grid(20), slow)
+        record("full", grid(20), slow)
 
 
-def test_second_writer_is_kept_out(results):
-    with (
-        store.only_writer(results / "double.jsonl"),
-        pytest.raises(RecordError, match="being written by another run"),
-    ):
-        records.record("double", grid(), double)
+def test_earlier_rows_tell_whether_the_first_run_would_finish(monkeypatch):
+    monkeypatch.setattr(records.budget, "LEFT_OUT", [])
+    monkeypatch.setattr(records.budget, "seconds_left", lambda: 5.0)
+    assert list(records.budget.within(["a"], [{"seconds": 6.0, "together": 10}])) == []
+    assert records.budget.LEFT_OUT == ["1 of 1 groups"]
+    assert list(records.budget.within(["a"], [{"seconds": 1.0}])) == ["a"]
 
 
-def test_failed_run_is_recorded_reported_and_tried_again(results, monkeypatch):
+def test_failed_run_is_recorded_reported_and_tried_again(record):
     def fragile(config):
-        if config["x"] == 2:
-            return {"metrics": {"y": float("nan" if not os.environ.get("NDL_TEST_HEALED") else 1)}}
-        if config["x"] == 1 and not os.environ.get("NDL_TEST_HEALED"):
+        if config["x"] == 1:
             raise FloatingPointError("diverged")
-        return {"metrics": {"y": 1.0}}
+        return {"metrics": {"y": float("nan") if config["x"] == 2 else 1.0}}
 
     with pytest.raises(RecordError, match=r"lacks 2 of 4.*2 failed.*FloatingPointError: diverged"):
-        records.record("fragile", grid(4), fragile)
-    status = [row["status"] for row in lines(results / "fragile.jsonl")]
+        record("full", grid(4), fragile)
+    status = [row["status"] for row in lines(record.path)]
     assert status == ["ok", "failed", "failed", "ok"], "the others went on; NaN is no JSON"
-    monkeypatch.setenv("NDL_TEST_HEALED", "1")
-    assert len(records.record("fragile", grid(4), fragile)) == 4
+    assert list(record("full", grid(4))["y"]) == [1, 2, 4, 1]
 
 
 @pytest.mark.parametrize(
@@ -202,10 +194,9 @@ def test_failed_run_is_recorded_reported_and_tried_again(results, monkeypatch):
         ("ok", [{"x": 1, "seed": 0}] * 2, "stands twice"),
     ],
 )
-def test_bad_grids_are_refused_before_anything_runs(results, name, configs, message):
+def test_bad_grids_are_refused_before_anything_runs(name, configs, message):
     with pytest.raises(RecordError, match=message):
-        records.record(name, configs, double)
-    assert not list(results.glob("*.jsonl"))
+        records.record(name, configs, nothing)
 
 
 EDITS = {
@@ -226,70 +217,63 @@ EDITS = {
 
 
 @pytest.mark.parametrize("edit", EDITS.values(), ids=EDITS)
-def test_an_edit_whose_checksums_were_made_anew_is_refused(results, monkeypatch, edit):
-    records.record("double", grid(), double)
-    path = results / "double.jsonl"
-    rows = lines(path)
+def test_an_edit_whose_checksums_were_made_anew_is_refused(record, edit):
+    record("full", grid())
+    rows = lines(record.path)
     edit(rows)
-    path.write_text("".join(canonical(r | {"digest": digest(r)}) + "\n" for r in rows))
-    monkeypatch.setenv("NDL_MODE", "replay")
-    for reads in (lambda: records.record("double", grid(), double), lambda: records.read("double")):
+    record.path.write_text("".join(canonical(r | {"digest": digest(r)}) + "\n" for r in rows))
+    for reads in (lambda: record("replay", grid()), lambda: records.read("double")):
         with pytest.raises(
             RecordError, match=r"is not the record that its last run left|not sealed"
         ):
             reads()
 
 
-def test_a_run_that_was_killed_before_it_sealed_its_row_is_taken_up(results, monkeypatch):
-    records.record("double", grid(2), double)
+def test_a_run_that_was_killed_before_it_sealed_its_row_is_taken_up(record):
+    record("full", grid(2))
     before = golden.place("double").read_bytes()
-    records.record("double", grid(3), double)
+    record("full", grid(3))
     golden.place("double").write_bytes(before)  # as after kill -9 between row and seal
-    monkeypatch.setenv("NDL_MODE", "replay")
     with pytest.raises(
         RecordError, match=r"1 rows behind the first 2 are not sealed.*NDL_MODE=full"
     ):
-        records.record("double", grid(3), double)
-    monkeypatch.setenv("NDL_MODE", "full")
-    records.record("double", grid(3), lambda c: pytest.fail("nothing is run again"))
-    monkeypatch.setenv("NDL_MODE", "replay")
-    assert len(records.record("double", grid(3), double)) == 3
-    assert len(lines(results / "double.jsonl")) == 3
+        record("replay", grid(3))
+    record("full", grid(3), nothing)
+    assert len(record("replay", grid(3))) == len(lines(record.path)) == 3
 
 
-def test_two_runs_of_one_configuration_are_refused_in_a_full_run_too(results):
-    records.record("double", grid(2), double)
-    store.append(results / "double.jsonl", lines(results / "double.jsonl")[0] | {"seconds": 9.0})
+def test_two_runs_of_one_configuration_are_refused_in_a_full_run_too(record):
+    record("full", grid(2))
+    store.append(record.path, lines(record.path)[0] | {"seconds": 9.0})
     with pytest.raises(RecordError, match=r"two runs of .* stand under version 1"):
-        records.record("double", grid(2), double)
+        record("full", grid(2))
 
 
-def slow(config):
-    time.sleep(0.05)
-    return {"metrics": {"y": float(config["x"])}}
-
-
-def test_kill_minus_nine_loses_and_doubles_nothing(results):
+def test_kill_minus_nine_loses_and_doubles_nothing(record):
     """A process is killed in the middle of a grid, twice, and started again."""
-    path = results / "killed.jsonl"
-    path.touch()
+
+    def slow(config):
+        time.sleep(0.05)
+        return double(config)
+
+    record.path.touch()
     seen = 0
     for _ in range(2):
         fork = multiprocessing.get_context("fork")
-        process = fork.Process(target=records.record, args=("killed", grid(40), slow))
+        process = fork.Process(target=record, args=("full", grid(40), slow))
         process.start()
         deadline = time.time() + 60
-        while time.time() < deadline and path.read_bytes().count(b"\n") < seen + 5:
+        while time.time() < deadline and record.path.read_bytes().count(b"\n") < seen + 5:
             time.sleep(0.02)
         process.kill()
         process.join()
-        before = path.read_bytes().rpartition(b"\n")[0]
-        assert seen + 5 <= path.read_bytes().count(b"\n") < 40, "killed in the middle"
-        seen = path.read_bytes().count(b"\n")
-    assert len(records.record("killed", grid(40), slow)) == 40
-    assert golden.kept("killed")["record"] == golden.seal(lines(path)), "sealed by the last run"
-    assert path.read_bytes().startswith(before), "no finished row changed"
-    found = sorted(row["config"]["x"] for row in lines(path))
+        before = record.path.read_bytes().rpartition(b"\n")[0]
+        assert seen + 5 <= record.path.read_bytes().count(b"\n") < 40, "killed in the middle"
+        seen = record.path.read_bytes().count(b"\n")
+    assert len(record("full", grid(40), slow)) == 40
+    assert golden.kept("double")["record"] == golden.seal(lines(record.path)), "by the last run"
+    assert record.path.read_bytes().startswith(before), "no finished row changed"
+    found = sorted(row["config"]["x"] for row in lines(record.path))
     assert found == list(range(40)), "none lost, none doubled"
 
 
@@ -302,26 +286,24 @@ def test_no_committed_record_is_torn():
             assert file.read() == b"}\n", path.name
 
 
-def test_seeds_of_a_configuration_can_run_together_and_a_row_is_still_one_run(results, monkeypatch):
-    log = results / "calls.txt"
+def test_seeds_of_a_configuration_can_run_together_and_a_row_is_still_one_run(record):
+    asked = []
 
     def squares(configs):
-        with log.open("a") as file:
-            file.write(f"{[(c['x'], c['seed']) for c in configs]}\n")
+        asked.append([(c["x"], c["seed"]) for c in configs])
         return [{"metrics": {"y": c["x"] ** 2 + c["seed"]}} for c in configs]
 
     both = [{"x": x, "seed": seed} for seed in (0, 1, 2) for x in (3, 4)]
-    table = records.record("squares", both[:4], squares, together=True)
-    assert log.read_text() == "[(3, 0), (3, 1)]\n[(4, 0), (4, 1)]\n"
+    table = record("full", both[:4], squares, together=True)
+    assert asked == [[(3, 0), (3, 1)], [(4, 0), (4, 1)]]
     assert list(table["y"]) == [9, 16, 10, 17], "rows in the grid's order"
-    whole = records.record("squares", both, squares, together=True)
+    whole = record("full", both, squares, together=True)
     assert list(whole["y"]) == [9, 16, 10, 17, 11, 18]
-    assert log.read_text().endswith("]\n[(3, 2)]\n[(4, 2)]\n"), "only what is missing"
-    rows = lines(results / "squares.jsonl")
+    assert asked[2:] == [[(3, 2)], [(4, 2)]], "only what is missing"
+    rows = lines(record.path)
     assert [r["together"] for r in rows] == [2, 2, 2, 2, 1, 1]
     assert len({r["key"] for r in rows}) == 6
-    monkeypatch.setenv("NDL_MODE", "replay")
-    again = records.record("squares", both, squares, together=True)
+    again = record("replay", both, nothing, together=True)
     assert list(again["y"]) == list(whole["y"])
 
 
@@ -329,12 +311,12 @@ def test_seeds_of_a_configuration_can_run_together_and_a_row_is_still_one_run(re
     ("answer", "why"),
     [([{"metrics": {}}], "1 results for 2"), (None, "object of type"), ("raise", "bad day")],
 )
-def test_a_group_that_fails_is_recorded_as_failed_for_each_of_its_seeds(results, answer, why):
+def test_a_group_that_fails_is_recorded_as_failed_for_each_of_its_seeds(record, answer, why):
     def group(configs):
         if answer == "raise":
             raise ValueError("bad day")
         return answer
 
     with pytest.raises(RecordError, match=f"2 failed.*{why}"):
-        records.record("group", [{"seed": 0}, {"seed": 1}], group, together=True)
-    assert [r["status"] for r in lines(results / "group.jsonl")] == ["failed", "failed"]
+        record("full", [{"seed": 0}, {"seed": 1}], group, together=True)
+    assert [r["status"] for r in lines(record.path)] == ["failed", "failed"]

@@ -6,7 +6,7 @@ import lab
 import pandas as pd
 import pytest
 from lab import LabError, machine, modes, records
-from lab.records import budget, golden, store
+from lab.records import golden, store
 
 
 def double(config):
@@ -118,13 +118,3 @@ def test_a_figure_shows_the_rows_that_count(results):
         store.append(results / "large.jsonl", row | {"config": {"x": x}})
     golden.sign("large", store.parse(results / "large.jsonl")[0])
     assert lab.recorded("large")[["x", "y"]].to_numpy().tolist() == [[0, 3.0], [1, 5.0]]
-
-
-def test_earlier_rows_tell_whether_the_first_run_would_finish(results, monkeypatch):
-    records.record("large", grid(2), double)
-    rows = store.parse(results / "large.jsonl")[0]
-    monkeypatch.setattr(budget, "LEFT_OUT", [])
-    monkeypatch.setattr(budget, "seconds_left", lambda: 5.0)
-    assert list(budget.within(["a"], [row | {"seconds": 60.0} for row in rows])) == []
-    assert budget.LEFT_OUT == ["1 of 1 groups"]
-    assert list(budget.within(["a"], [row | {"seconds": 1.0} for row in rows])) == ["a"]

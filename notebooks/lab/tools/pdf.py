@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import posixpath
 import re
 import tempfile
 import urllib.parse
@@ -25,6 +24,7 @@ AFTER = ["book/recipes", "book/adapters", "book/theorems", "book/glossary", "boo
 LEFT_OUT = ".headerlink, details.hide, script, button, form, .ndl-take, .ndl-filter, .ndl-more, .ndl-status"
 QUICK = """<script>Object.assign(window.MathJax?.options ?? {},
 {enableMenu: false, enableEnrichment: false, enableSpeech: false, enableBraille: false, enableExplorer: false})</script>"""
+HERE = "http://book/"  # stands for the folder of the book
 OFFERED = "<!-- the chapters as one PDF -->"
 PAGE = """<!doctype html><html lang="en" data-theme="light"><head><meta charset="utf-8"><title>The NdLinear book</title>
 {head}<style>
@@ -55,18 +55,18 @@ def place(page: str, anchor: str = "") -> str:
     return f"{page.replace('/', '-')}--{anchor}" if anchor else page.replace("/", "-")
 
 
-def is_outside(address: str) -> bool:
-    """Whether an address is none of this book's files."""
-    return bool(urllib.parse.urlsplit(address).scheme) or address.startswith("//")
+def from_root(address: str, page: str) -> str:
+    """An address of a page as it is from the folder of the book; one that is none of this book's files as it is."""
+    return urllib.parse.urljoin(f"{HERE}{page}.html", address).removeprefix(HERE)
 
 
 def target(address: str, page: str, pages: list[str]) -> str | None:
     """Where a link of a page leads in the one page of all; None where that has not what it leads to."""
-    if is_outside(address):
+    whole = from_root(address, page)
+    if urllib.parse.urlsplit(whole).scheme:
         return address
-    path, _, anchor = address.partition("#")
-    file = posixpath.normpath(posixpath.join(posixpath.dirname(page), path)) if path else page
-    other = file.removesuffix(".html").partition("?")[0]
+    path, _, anchor = whole.partition("#")
+    other = path.partition("?")[0].removesuffix(".html")
     return f"#{place(other, anchor)}" if other in pages else None
 
 
@@ -93,13 +93,6 @@ def article(html: pathlib.Path, page: str, pages: list[str]) -> Tag:
         del image["loading"]
     found["id"] = place(page)
     return found
-
-
-def from_root(address: str, page: str) -> str:
-    """An address of a page as it is from the folder of the book."""
-    if is_outside(address):
-        return address
-    return posixpath.normpath(posixpath.join(posixpath.dirname(page), address))
 
 
 def head(html: pathlib.Path, page: str) -> str:
