@@ -33,7 +33,6 @@ from .stats import (
     compare,
     inside,
     interval,
-    negated,
     paired,
     summary,
 )

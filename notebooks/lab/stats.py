@@ -255,8 +255,3 @@ def any_of(*answers: bool | None) -> bool | None:
     if True in answers:
         return True
     return None if None in answers else False
-
-
-def negated(answer: bool | None) -> bool | None:
-    """The opposite answer; undecided stays undecided."""
-    return None if answer is None else not answer

@@ -136,13 +136,17 @@ def run(chosen: dict[str, list[dict]]) -> list[dict]:
 
 def judge(experiment: str, pairs: list[dict]) -> list[str]:
     """What is not as recorded, in words."""
-    kind, problems = _kind(pairs[0]["recorded"]), []
-    like = [row for g in groups(experiment).values() for row in g if _kind(row) == kind]
-    chaotic = golden.kept(experiment).get("chaotic", False)
-    for metric in [*pairs[0]["recorded"]["metrics"], "parameters"]:
-        old, new = ([_value(p[side], metric) for p in pairs] for side in ("recorded", "again"))
-        if not _stands(old, new, [_value(row, metric) for row in like], chaotic):
-            problems.append(f"{metric} was {old[:3]} and is {new[:3]} at {kind}")
+    problems = [p["again"]["error"] for p in pairs if "error" in p["again"]][:1]
+    recorded = [row for group in groups(experiment).values() for row in group]
+    chaotic, kinds = golden.kept(experiment).get("chaotic", False), {}
+    for pair in pairs:
+        kinds.setdefault(_kind(pair["recorded"]), []).append(pair)
+    for kind, own in kinds.items():
+        like = [row for row in recorded if _kind(row) == kind]
+        for metric in [*own[0]["recorded"]["metrics"], "parameters"]:
+            old, new = ([_value(p[side], metric) for p in own] for side in ("recorded", "again"))
+            if not _stands(old, new, [_value(row, metric) for row in like], chaotic):
+                problems.append(f"{metric} was {old[:3]} and is {new[:3]} at {kind}")
     return problems
 
 
@@ -186,17 +190,12 @@ def main(arguments: list[str]) -> int:
         chosen = {asked.experiment: [r["config"] for r in rows if _has(r["config"], wanted)]}
     failed, found = 0, run(chosen)
     for name in chosen:
-        kinds: dict[str, list[dict]] = {}
-        for pair in (p for p in found if p["experiment"] == name):
-            kinds.setdefault(_kind(pair["recorded"]), []).append(pair)
-        problems = [text for pairs in kinds.values() for text in judge(name, pairs)]
-        problems += [
-            p["again"]["error"] for pairs in kinds.values() for p in pairs if "error" in p["again"]
-        ][:1]
-        if not kinds:
+        pairs = [pair for pair in found if pair["experiment"] == name]
+        problems = judge(name, pairs)
+        if not pairs:
             print(f"{name}: these rows are in no grid of its notebook any more")
         failed += bool(problems)
-        print(f"{name}: {sum(map(len, kinds.values()))} rows again", *problems, sep="\n  ")
+        print(f"{name}: {len(pairs)} rows again", *problems, sep="\n  ")
     return int(failed > 0)
 
 
