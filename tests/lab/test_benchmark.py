@@ -224,7 +224,7 @@ def test_a_set_a_cut_or_a_layer_cannot_be_left_out(made):
 
 
 def test_differences_of_both_sizes_and_their_growth_go_cut_by_cut(made):
-    """How means of sets are pooled is held against its formula in test_axes.py."""
+    """How means of sets are pooled is held against its formula in test_with_axes.py."""
     compared = reading.by_axes(reading.Rows(*made), SMALL)
     moved, own = (
         [values_of(made[1], "letters", s, "ndlinear", SMALL, o) for s in protocol.SIZES]
