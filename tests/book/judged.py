@@ -217,9 +217,8 @@ def aligned() -> Iterator[tuple]:
     gain = reading.answer(reading.by_axes(rows, models.SMALL), "large")
     id, phrase = "bias-aligned-domains", "entries is {:.3f} [{:.3f}, {:.3f}] times that in place"
     yield id, "scope", phrase, *(gain[end] for end in ("ratio", "low", "high"))
-    count = reading.printed()[models.SMALL]
     phrase = "of its size in {} of {} cells and worse in {}"
-    yield id, "scope", phrase, count.better, count.cells, count.worse
+    yield id, "scope", phrase, *reading.printed()[models.SMALL]
 
 
 def loss_curves() -> Iterator[tuple]:

@@ -118,9 +118,9 @@ def recipes() -> Phrases:
     yield "Trained for the paper's {} epochs", *set(trained)
     linear = reading.against(reading.rows_on_disk(), models.SMALL, "linear", models.NONE)
     kinds = linear["data"].map(lambda name: SETS[name].kind)
-    count = reading.of_count(linear[kinds.isin(["sensors", "spectra", "forecasts"])])
+    better, cells, worse = reading.said(linear[kinds.isin(["sensors", "spectra", "forecasts"])])
     phrase = "it is better than NdLinear in {} of {} cells and worse in {}"
-    yield phrase, count.worse, count.cells, count.better
+    yield phrase, worse, cells, better
     code = (modes.ROOT / "book" / "recipes.md").read_text(encoding="utf-8")
     yield "draws every `nn.Linear` with a deviation of {}", *set(re.findall(r"std=([\d.]+)", code))
 

@@ -289,27 +289,16 @@ def pays(raced: pd.DataFrame) -> tuple[float, float, float]:
 
 
 # ------------------------------------------------------------------------------------------------- what the pages print
-TOLD = {  # what the pages say of the counts; values: `Count.said`
+TOLD = {  # what the pages say of the counts; values: `said`
     models.SMALL: "NdLinear is better than the best other model of its size in {} of {} cells and worse in {}",
     models.QUARTER: "the sum of its terms is better in {} of {} and worse in {}",
 }
 
 
-class Count(NamedTuple):
-    """In how many cells, sets times sizes, NdLinear is better, worse and not told apart."""
-
-    better: int
-    worse: int
-    open: int
-
-    @property
-    def cells(self) -> int:
-        return self.better + self.worse + self.open
-
-    @property
-    def said(self) -> tuple[int, int, int]:
-        """The values of `TOLD`."""
-        return self.better, self.cells, self.worse
+def said(compared: pd.DataFrame) -> tuple[int, int, int]:
+    """In how many cells the first model of a comparison is better, of how many, and in how many worse: the values of `TOLD`."""
+    found = counts(compared)
+    return found[BETTER], sum(found.values()), found[WORSE]
 
 
 @functools.lru_cache(maxsize=1)
@@ -320,20 +309,15 @@ def rows_on_disk() -> Rows:
 
 
 @functools.lru_cache(maxsize=1)
-def printed() -> dict[str, Count]:
-    """What the front page, README, report and chapters 34, 64 and 72 print, from `rows_on_disk`: budget -> the counts of Q1."""
+def printed() -> dict[str, tuple[int, int, int]]:
+    """What the front page, README, report and chapters 34, 64 and 72 print: budget -> what is `said` of Q1."""
     rows = rows_on_disk()
-    return {budget: of_count(against_best(rows, budget)) for budget in OURS}
+    return {budget: said(against_best(rows, budget)) for budget in OURS}
 
 
 def told() -> list[tuple]:
     """The sentences of `TOLD` with their values, as the tests of pages look them up."""
-    return [(phrase, *printed()[budget].said) for budget, phrase in TOLD.items()]
-
-
-def of_count(compared: pd.DataFrame) -> Count:
-    """The counts of a comparison."""
-    return Count(*counts(compared).values())
+    return [(phrase, *printed()[budget]) for budget, phrase in TOLD.items()]
 
 
 def standings(ran: pd.DataFrame, budget: str) -> pd.DataFrame:
