@@ -10,14 +10,6 @@ from lab.train import answers
 from torch.nn import functional as F
 
 
-class Bytes:
-    """An encoding of one token for each byte."""
-
-    @staticmethod
-    def encode(text):
-        return torch.tensor(list(text.encode())).numpy()
-
-
 def model():
     torch.manual_seed(0)
     return Decoder(9, 12, 16, 1, 2, lambda: FeedForward(16, 32))
@@ -34,7 +26,7 @@ def test_a_problem_is_its_question_and_its_solution_without_the_calculators_mark
     answer = "2+3 = <<2+3=5>>5.\nSo $<<5*1=5>>5.\n#### 5"
     asked = json.dumps({"question": "How many?", "answer": answer})
     assert answers.worked(asked) == ("How many?\n", "2+3 = 5.\nSo $5.\n#### 5\n\n")
-    row, length = answers.encoded(asked, Bytes, 100)
+    row, length = answers.encoded(asked, str.encode, 100)
     assert bytes(row.tolist()) == b"How many?\n2+3 = 5.\nSo $5.\n#### 5\n\n" and length == 24
 
 
@@ -45,7 +37,7 @@ def test_too_long_questions_lose_their_beginning_and_solutions_their_end(
     monkeypatch, context, kept
 ):
     monkeypatch.setattr(answers, "worked", lambda _: ("Who, so?\n", "abcdefgh"))
-    row, answer = answers.encoded("", Bytes, context)
+    row, answer = answers.encoded("", str.encode, context)
     assert bytes(row.tolist()) == kept and answer == min(8, context)
 
 

@@ -1,4 +1,4 @@
-"""Adapters: what each trains, the short training, shares of an update, the printed table, costs."""
+"""Adapters: what each trains, the short training, the printed table, costs."""
 
 import copy
 import math
@@ -9,7 +9,6 @@ from lab import LabError, facts, models
 from lab.chapters import encoder, lora
 from torch import nn
 
-from ndlinear import nearest_kronecker
 from ndlinear_lora import apply_ndlinear_lora
 
 
@@ -75,29 +74,6 @@ def test_a_loss_that_is_no_number_is_refused(bert):
     nn.init.constant_(network.head.bias, float("nan"))
     with pytest.raises(LabError, match="training loss is nan"):
         lora.fine_tune(network, sentences(tokenizer), steps=1, lr=1.0, head_lr=1.0, batch=4, seed=0)
-
-
-# -------------------------------------------------------------------------------------------------------- shares, folds
-@pytest.mark.parametrize("fold", [((4, 6), (3, 2)), ((24, 1), (1, 6)), ((8, 3), (3, 2))])
-def test_shares_are_what_the_nearest_kronecker_sum_keeps(fold):
-    matrix = torch.randn(6, 24).double()
-    found = lora.shares(matrix, fold, most=3)
-    for rank in range(1, len(found) + 1):
-        enough = math.prod(h * d for d, h in zip(*fold)) // max(d * h for d, h in zip(*fold))
-        if rank <= enough:
-            _, error = nearest_kronecker(matrix, *fold, rank=rank)
-            assert 1 - found[rank - 1] == pytest.approx(error**2, abs=1e-10)
-
-
-def test_the_fold_one_is_an_outer_product_and_all_folds_have_one_size():
-    matrix = torch.randn(36, 24).double()
-    values = torch.linalg.svdvals(matrix).square()
-    found = lora.shares(matrix, lora.crossed(24, 36, 1))[0]
-    assert found == pytest.approx((values[0] / values.sum()).item())
-    for k in (1, 2, 3, 4, 6, 12):
-        (d1, d2), (h1, h2) = lora.crossed(24, 36, k)
-        assert (d1 * d2, h1 * h2, d1 * h1 + d2 * h2) == (24, 36, 24 + 36)
-    assert lora.square(384, 1536) == ((16, 24), (32, 48))
 
 
 # ------------------------------------------------------------------------------------------------------------ the table

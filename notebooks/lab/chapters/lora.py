@@ -8,13 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 
-import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ndlinear import count_macs, near_square, rearrange
+from ndlinear import count_macs, near_square
 from ndlinear_lora import apply_ndlinear_lora
 
 from ..adapters import DoRA, KroneckerTerms
@@ -171,7 +170,7 @@ def score(model: nn.Module, data: tuple[Tensor, Tensor], batch: int = 64) -> dic
     return {"loss": loss / len(x), "accuracy": right / len(x)}
 
 
-# ------------------------------------------------------------------------------------- what an update is made of (exact)
+# ---------------------------------------------------------------------------------------------------------------- folds
 def crossed(inputs: int, outputs: int, k: int) -> tuple[tuple[int, int], tuple[int, int]]:
     """The fold ((D/k, k), (k, H/k)): for every k its two factors have D + H numbers, and k = 1 is an outer product."""
     return (inputs // k, k), (k, outputs // k)
@@ -180,16 +179,6 @@ def crossed(inputs: int, outputs: int, k: int) -> tuple[tuple[int, int], tuple[i
 def square(inputs: int, outputs: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The near-square fold, that of the paper's parameter counts and of peft's LoKr."""
     return near_square(inputs), near_square(outputs)
-
-
-def shares(matrix: Tensor, fold: tuple, most: int = 8) -> np.ndarray:
-    """Share of a matrix's energy that the best sum of 1, 2, ..., ``most`` Kronecker terms of a fold keeps.
-
-    The squares of the singular values of the rearranged matrix over their sum (Van Loan and Pitsianis, 1993). With the fold
-    ((D, 1), (1, H)) the terms are outer products: LoRA of rank 1, 2, ...
-    """
-    values = torch.linalg.svdvals(rearrange(matrix, *fold)).square()
-    return (values.cumsum(0) / values.sum())[:most].cpu().numpy()
 
 
 # -------------------------------------------------------------------------------------------------- tables of the trainings

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -154,55 +154,28 @@ def questions(task: str, most: int | None = None) -> list[Question]:
 
 
 @torch.no_grad()
-def log_probabilities(
-    model: nn.Module, sequences: Sequence[Sequence[int]], batch: int = 64
-) -> list[Tensor]:
-    """Of each sequence the log-probability of each token but the first, given those before it.
-
-    Shorter sequences are filled up on the right, where no token before sees it.
-    """
-    model.eval()
+def scores(model: nn.Module, prompt: list[int], candidate: list[int], context: int) -> list[float]:
+    """The three scores of a candidate after a prompt, in the order of `RULES`; too long prompts lose their beginning."""
+    candidate = candidate[:context]
     device = next(model.parameters()).device
-    order = sorted(range(len(sequences)), key=lambda i: len(sequences[i]))
-    found: dict[int, Tensor] = {}
-    for begin in range(0, len(order), batch):
-        chosen = order[begin : begin + batch]
-        rows = [torch.tensor(sequences[i]) for i in chosen]
-        tokens = nn.utils.rnn.pad_sequence(rows, batch_first=True).to(device)
-        logs = model(tokens[:, :-1]).log_softmax(-1).gather(-1, tokens[:, 1:, None])[..., 0]
-        found |= {i: logs[row, : len(sequences[i]) - 1].cpu() for row, i in enumerate(chosen)}
-    return [found[i] for i in range(len(sequences))]
-
-
-def scores(logs: Tensor, answer: int) -> dict[str, float]:
-    """The three scores of a sequence whose last ``answer`` tokens are the candidate."""
-    candidate = logs[len(logs) - answer :]
-    return {
-        "sum": float(candidate.sum()),
-        "mean": float(candidate.mean()),
-        "all": float(logs.mean()),
-    }
+    symbols = torch.tensor((prompt + candidate)[-context - 1 :], device=device)
+    logs = model(symbols[None, :-1])[0].log_softmax(-1).gather(-1, symbols[1:, None])
+    answer = logs[len(logs) - len(candidate) :]
+    return [answer.sum().item(), answer.mean().item(), logs.mean().item()]
 
 
 def zero_shot(
-    model: nn.Module, encoding: BPE, asked: Iterable[Question], context: int
+    model: nn.Module, encoding: BPE, asked: Sequence[Question], context: int
 ) -> dict[str, float]:
-    """Share of right answers by each of the three scores; too long prompts lose their beginning."""
-    asked = list(asked)
-    sequences, answers = [], []
+    """Share of right answers by each of the three scores."""
+    model.eval()
+    right = np.zeros(len(RULES))
     for question in asked:
-        prompt = encoding.encode(question.prompt).tolist()
-        for text in question.candidates:
-            answer = encoding.encode(text).tolist()[:context]
-            sequences.append((prompt + answer)[-context - 1 :])
-            answers.append(len(answer))
-    found = (scores(*pair) for pair in zip(log_probabilities(model, sequences), answers))
-    right = dict.fromkeys(RULES, 0)
-    for question in asked:
-        mine = [next(found) for _ in question.candidates]
-        for rule in RULES:
-            right[rule] += int(np.argmax([each[rule] for each in mine])) == question.right
-    return {rule: count / len(asked) for rule, count in right.items()}
+        texts = (question.prompt, *question.candidates)
+        prompt, *candidates = (encoding.encode(text).tolist() for text in texts)
+        found = [scores(model, prompt, candidate, context) for candidate in candidates]
+        right += np.argmax(found, axis=0) == question.right
+    return dict(zip(RULES, right / len(asked)))
 
 
 def all_tasks(model: nn.Module, encoding: BPE, context: int, most: int) -> dict[str, float]:

@@ -13,7 +13,6 @@ import math
 import os
 import pathlib
 import tempfile
-import types
 import zipfile
 
 import numpy as np
@@ -428,8 +427,7 @@ def problems(task: str, part: str, count: int, seed: int) -> list[answers.Proble
     drawn = np.random.default_rng(seed).permutation(len(entries))[:count].tolist()
     if task == "commonsenseqa":
         return [asked(entries[i], int(right[i]), encode) for i in drawn]
-    encoding = types.SimpleNamespace(encode=encode)
-    return [answers.encoded(entries[i], encoding, CONTEXT) for i in drawn]
+    return [answers.encoded(entries[i], encode, CONTEXT) for i in drawn]
 
 
 @torch.no_grad()

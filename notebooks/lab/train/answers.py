@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -28,12 +27,11 @@ def worked(line: str) -> tuple[str, str]:
     return row["question"] + "\n", re.sub(MARKS, "", row["answer"]) + "\n\n"
 
 
-def encoded(line: str, encoding, context: int) -> Problem:
+def encoded(line: str, encode: Callable[[str], Sequence[int]], context: int) -> Problem:
     """A problem as at most ``context`` + 1 tokens: too long solutions lose their end, questions their beginning."""
-    question, answer = (encoding.encode(text) for text in worked(line))
+    question, answer = map(encode, worked(line))
     answer = answer[:context]
-    both = np.concatenate([question, answer])[-context - 1 :]
-    return torch.from_numpy(both), len(answer)
+    return torch.tensor([*question, *answer][-context - 1 :]), len(answer)
 
 
 def padded(chosen: Sequence[Problem]) -> tuple[Tensor, Tensor]:
