@@ -1,4 +1,4 @@
-"""Adapters: what each trains, the short training, the printed table, costs."""
+"""Adapters: what each trains, the short training, the printed table."""
 
 import copy
 import math
@@ -8,8 +8,6 @@ import torch
 from lab import LabError, facts, models
 from lab.chapters import encoder, lora
 from torch import nn
-
-from ndlinear_lora import apply_ndlinear_lora
 
 
 @pytest.fixture
@@ -88,24 +86,6 @@ def test_errors_of_proportions():
     variance = sum(p * (100 - p) / 1319 for p in (value[""], value["8"]))
     assert row["error"] == pytest.approx(math.sqrt(variance))
     assert row["errors"] == pytest.approx(row["difference"] / row["error"])
-
-
-@pytest.mark.parametrize("model", lora.DECODERS)
-def test_sizes_are_those_of_the_models_built(model):
-    with torch.device("meta"):
-        ours = apply_ndlinear_lora(models.decoder(**models.DECODERS[model]), models.TARGETS)
-        theirs = models.apply_lora(models.decoder(**models.DECODERS[model]), 2)
-    assert lora.costs(model, "ndlinear")["parameters"] == models.size(ours)
-    assert lora.costs(model, "product")["parameters"] == models.size(ours)
-    assert lora.costs(model, "lora", 2)["parameters"] == models.size(theirs)
-
-
-def test_costs_of_one_map_written_out():
-    nd = lora.cost(2048, 6144, "ndlinear")  # folds (32, 64) -> (64, 96)
-    macs = min(64 * 32 * 64 + 64 * 64 * 96, 96 * 64 * 32 + 96 * 32 * 64)
-    assert nd == {"parameters": 32 * 64 + 64 * 96, "macs": macs}
-    assert lora.cost(2048, 6144, "product")["macs"] == 2048 * 6144
-    assert lora.cost(10, 20, "lora", 3) == {"parameters": 90, "macs": 90}
 
 
 # --------------------------------------------------------------------------------------------------------------- tables

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ndlinear import count_macs, near_square
+from ndlinear import near_square
 from ndlinear_lora import apply_ndlinear_lora
 
 from ..adapters import DoRA, KroneckerTerms
-from ..models import DECODERS, TARGETS, LoRA
+from ..models import LoRA
 from ..modes import LabError
 from ..page.facts import facts
 from ..stats import paired, summary
@@ -285,39 +285,3 @@ def printed_differences() -> pd.DataFrame:
     columns = ["model", "dataset", "rank", "NdLinear-LoRA", "LoRA", "difference", "error"]
     found = pd.DataFrame(rows, columns=columns)
     return found.assign(errors=found["difference"] / found["error"])
-
-
-# ----------------------------------------------------------------------------------------------------------- sizes and costs
-def decoder_maps(model: str) -> list[tuple[int, int]]:
-    """(inputs, outputs) of the seven adapted maps in one layer of Qwen3-1.7B or LLaMA3-8B, in the order of `TARGETS`."""
-    shape = DECODERS[model]
-    width, hidden = shape["width"], shape["hidden"]
-    queries, keys = shape["heads"] * shape["head"], shape["kv_heads"] * shape["head"]
-    sizes = {"q_proj": (width, queries), "k_proj": (width, keys), "v_proj": (width, keys)}
-    sizes |= {"o_proj": (queries, width), "gate_proj": (width, hidden), "up_proj": (width, hidden)}
-    sizes["down_proj"] = (hidden, width)
-    return [sizes[name] for name in TARGETS]
-
-
-def cost(inputs: int, outputs: int, kind: str, rank: int = 0) -> dict[str, int]:
-    """Parameters, and multiply-adds for one token, of an adapter of one map, by counting.
-
-    Args:
-        kind: "ndlinear" (factors applied one after the other, in the cheaper order), "product" (LoKr as peft 0.21 runs it: the
-            product of the factors is formed in each forward pass and applied as a dense matrix), or "lora".
-    """
-    if kind == "lora":
-        size = rank * (inputs + outputs)
-        return {"parameters": size, "macs": size}
-    dims, hidden = square(inputs, outputs)
-    parameters = sum(d * h for d, h in zip(dims, hidden))
-    if kind == "product":
-        return {"parameters": parameters, "macs": inputs * outputs}
-    macs = min(count_macs(dims, hidden, order) for order in ((0, 1), (1, 0)))
-    return {"parameters": parameters, "macs": macs}
-
-
-def costs(model: str, kind: str, rank: int = 0) -> dict[str, int]:
-    """`cost`, summed over the maps of a whole model."""
-    found = [cost(*sizes, kind, rank) for sizes in decoder_maps(model)]
-    return {key: DECODERS[model]["layers"] * sum(one[key] for one in found) for key in found[0]}
