@@ -3,7 +3,6 @@
 import itertools
 import math
 
-import lab
 import numpy as np
 import pandas as pd
 import pytest
@@ -144,25 +143,6 @@ def test_the_scale_of_the_crossing(gaps, scale):
     """By straight lines over the logarithm, or the nearest one where the sign never changes."""
     found = dial.scale_of_crossing(pd.Series(gaps, index=[0.05, 0.1, 0.4], dtype=float))
     assert found == float(f"{scale:.2g}")
-
-
-def test_readings_share_alpha_0_and_ratios_are_paired():
-    """NdLinear over dense is 1/10 at alpha 0 and 50 at alpha 1, a little more by seed."""
-    ratios = {("linear-scrambled", 0.0): 0.1, ("linear-scrambled", 1.0): 50.0, ("linear", 1.0): 0.2}
-    rows = []
-    for seed, ((reading, alpha), ratio) in itertools.product(range(5), ratios.items()):
-        rows.append((reading, alpha, seed, "dense", 0.02))
-        rows.append((reading, alpha, seed, "ndlinear", 0.02 * ratio * (1 + 0.01 * seed)))
-    runs = pd.DataFrame(rows, columns=["reading", "alpha", "seed", "model", "test_mse"])
-    found = dial.log_ratios(runs, "linear")
-    assert list(found) == [0.0, 1.0]
-    assert np.exp(found[0.0]).tolist() == pytest.approx([0.1, 0.101, 0.102, 0.103, 0.104])
-    ends = dial.ends(runs).set_index(["reading", "alpha"])
-    assert list(ends.index) == [("linear", 1), ("linear-scrambled", 0), ("linear-scrambled", 1)]
-    row = ends.loc[("linear-scrambled", 1)]
-    wanted = np.exp(lab.interval(np.log([50, 50.5, 51, 51.5, 52])))
-    assert row[["ratio", "ratio_low", "ratio_high"]].tolist() == pytest.approx(wanted.tolist())
-    assert row[["dense", "ndlinear"]].tolist() == pytest.approx([0.02, 1.02], rel=0.01)
 
 
 def test_factors_between_models_whose_errors_are_known():
