@@ -81,9 +81,9 @@ def mode() -> str:
     return name
 
 
-def pick(*, full, smoke, replay=None):
-    """The value for the current mode; ``replay`` defaults to that of ``full``, so that a grid names the recorded rows."""
-    return {"full": full, "smoke": smoke, "replay": full if replay is None else replay}[mode()]
+def pick(*, full, smoke):
+    """The value for the current mode; replay has that of ``full``, so that a grid names the recorded rows."""
+    return smoke if mode() == "smoke" else full
 
 
 def new_rows_folder() -> pathlib.Path:

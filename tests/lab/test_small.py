@@ -25,11 +25,10 @@ import ndlinear
 
 
 def test_modes(monkeypatch):
-    for name, three in (("replay", 3), ("smoke", 2), ("full", 1)):
+    for name in ("replay", "smoke", "full"):
         monkeypatch.setenv("NDL_MODE", name)
         assert lab.mode() == name
         assert lab.pick(full=1, smoke=2) == (2 if name == "smoke" else 1)
-        assert lab.pick(full=1, smoke=2, replay=3) == three
     monkeypatch.delenv("NDL_MODE")
     assert lab.mode() == "replay"
     monkeypatch.setenv("NDL_MODE", "fast")

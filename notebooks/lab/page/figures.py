@@ -126,16 +126,3 @@ def gains(axis, found, line: float = 0.0) -> None:
         if printed is not None:
             axis.plot(printed, place, ms=10, ls="none", **key("paper"))
     rows(axis, found, line)
-
-
-def seeds(axis, x, values, name: str, low: float | None = None, high: float | None = None) -> None:
-    """Every seed as a point, slightly spread, with the mean and its interval beside them."""
-    values = list(values)
-    spread = [x + 0.18 * ((i + 0.5) / len(values) - 0.5) for i in range(len(values))]
-    axis.plot(
-        spread, values, marker(name), color=colour(name), alpha=0.45, markersize=4, linestyle="none"
-    )
-    mean = sum(values) / len(values)
-    if low is not None and high is not None:
-        axis.vlines(x + 0.22, low, high, color=colour(name), linewidth=2)
-    axis.plot([x + 0.22], [mean], marker(name), color=colour(name), markersize=7)
