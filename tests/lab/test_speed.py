@@ -141,9 +141,10 @@ def test_times_are_taken_by_the_tagged_cells_in_full_mode(tmp_path, monkeypatch,
     assert "mode full 2" in out and "last 3 1" in out
 
 
-def test_the_chapter_s_bench_cells_need_no_others():
-    """Names that the tagged cells of the evidence of chapter 60 read are made by tagged cells, and no claim is judged there."""
-    path = NOTEBOOKS / "evidence" / "60_speed.ipynb"
+@pytest.mark.parametrize("chapter", ["60_speed", "64_benchmark"])
+def test_bench_cells_need_no_others(chapter):
+    """Names that the tagged cells read are made by tagged cells, and no claim is judged there."""
+    path = NOTEBOOKS / "evidence" / f"{chapter}.ipynb"
     cells = json.loads(path.read_text(encoding="utf-8"))["cells"]
     tagged = [c for c in cells if "bench" in c["metadata"].get("tags", [])]
     nodes = list(ast.walk(ast.parse("\n\n".join("".join(c["source"]) for c in tagged))))
