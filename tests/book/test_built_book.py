@@ -16,7 +16,6 @@ import filelock
 import ndlbuild
 import pytest
 import torch
-import yaml
 from bs4 import BeautifulSoup
 from lab import modes
 from lab.page import ledger
@@ -29,21 +28,16 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 HTML = ROOT / "book" / "_build" / "html"
 
 
-def toc_pages() -> list[str]:
-    """Every page of the table of contents, as its address below the book."""
-    toc = yaml.safe_load((ROOT / "_toc.yml").read_text(encoding="utf8"))
-    chapters = [entry["file"] for part in toc["parts"] for entry in part["chapters"]]
-    return [f"{name}.html" for name in [toc["root"], *chapters]]
-
-
-PAGES = toc_pages()
-CHAPTERS = [page for page in PAGES if page.startswith("notebooks/")]
+TOC = (ROOT / "_toc.yml").read_text(encoding="utf8")
+PAGES = [f"{name}.html" for name in re.findall(r"(?:root|file): *(\S+)", TOC)]
+MAIN = [page for page in PAGES if not page.startswith("notebooks/evidence/")]
+CHAPTERS = [page for page in MAIN if page.startswith("notebooks/")]
 CODE_PAGE = CHAPTERS[0]  # where the colours of code are checked
 # the lectures that show a training
 TAUGHT = ("10", "11", "12", "15", "20", "21", "22", "23", "24", "34", "52", "60", "64")
 LECTURES = [page for page in CHAPTERS if page.split("/")[1].startswith(TAUGHT)]
 PICTURE_FIRST = [*LECTURES, *(f"notebooks/{name}.html" for name in modes.REPORTS)]
-EVERYWHERE = [*PAGES, "search.html?q=Kronecker"]
+EVERYWHERE = [*MAIN, "search.html?q=Kronecker"]
 
 
 # --- the book and its pages --------------------------------------------------------------------------------------
@@ -155,13 +149,19 @@ def test_every_link_inside_the_book_leads_somewhere(html):
     assert not dead_links(html), "\n".join(dead_links(html))
 
 
-def test_every_claim_has_a_page_of_its_own(html):
+def test_every_claim_has_a_page_of_its_own_and_each_settled_one_a_link_to_its_cell(html):
+    """That something is there the test of all links sees, and that it is the same verdict the cell itself."""
     pages = [html / "claims" / f"{claim['id']}.html" for claim in ledger.claims()]
     assert sorted((html / "claims").iterdir()) == sorted(pages)
     assert not dead_links(html, pages)
+    table = soup(html / "book" / "claims.html")
     for path, claim in zip(pages, ledger.claims()):
         assert not fetched(soup(path)) and ledger.label(claim) in soup(path).main.text
         assert len(path.read_bytes()) < 10_000
+        link = table.find(id=claim["id"]).td.find("a")
+        settled = claim["verdict"] in ledger.SETTLED
+        assert bool(link) == settled, f"{claim['id']}: is its chapter in _toc.yml?"
+        assert not settled or link["href"].endswith(f"#claim-{claim['id']}")
 
 
 def test_the_page_of_a_claim_reads_in_a_browser(visit):
@@ -187,16 +187,6 @@ def test_ids_are_unique_on_each_page(html):
         assert sorted(ids) == sorted(set(ids)), f"{name}: an id stands twice"
 
 
-def test_every_settled_claim_leads_to_its_cell(html):
-    """That something is there the test of all links sees, and that it is the same verdict the cell itself."""
-    table = soup(html / "book" / "claims.html")
-    for claim in ledger.claims():
-        link = table.find(id=claim["id"]).td.find("a")
-        settled = claim["verdict"] not in ("open", "untestable")
-        assert bool(link) == settled, f"{claim['id']}: is its chapter in _toc.yml?"
-        assert not settled or link["href"].endswith(f"#claim-{claim['id']}")
-
-
 def test_the_report_prints_as_one_sheet(visit):
     page = visit().go("book/report.html")
     assert report.sheets(page.pdf(prefer_css_page_size=True)) == [report.A4]
@@ -220,8 +210,8 @@ def test_every_public_name_of_the_module_is_documented(html):
         assert entry is not None and entry.find_next("dd").text.strip(), f"{name} has no docstring"
 
 
-@pytest.mark.parametrize("name", CHAPTERS)
-def test_chapters_carry_their_outputs(html, name):
+@pytest.mark.parametrize("name", [page for page in PAGES if page.startswith("notebooks/")])
+def test_notebooks_carry_their_outputs(html, name):
     page = soup(html / name)
     assert page.select(".cell_output") and page.select(".ndl-footer"), "was it executed?"
     for image in page.select(".cell_output img"):
@@ -231,6 +221,8 @@ def test_chapters_carry_their_outputs(html, name):
         assert file.stat().st_size < 1_000_000, f"rasterise what makes {file.name} large"
     for figure in page.select("article figure"):
         assert figure.figcaption and figure.figcaption.text.strip(), "a figure without caption"
+    for moving in page.select(".ndl-interactive"):
+        assert len(moving.text.split()) > 8, "it says nothing where scripts are off"
 
 
 def losses(text: str) -> list[float]:
@@ -256,7 +248,7 @@ def test_previews_name_places_that_exist(html):
     theorems = soup(html / "book" / "theorems.html").select("[id^=thm-]")
     named = {f"book/theorems#{theorem['id']}" for theorem in theorems}
     assert {name for name in previews if "#thm-" in name} == named
-    assert all(f"{name.removesuffix('.html')}" in previews for name in CHAPTERS)
+    assert all(name.removesuffix(".html") in previews for name in CHAPTERS)
     assert all(BeautifulSoup(html_, "html.parser").text.strip() for html_ in previews.values())
 
 
@@ -379,18 +371,16 @@ def test_page_reads_in_a_browser(visit, name):
         assert not page.locator("mjx-merror, [data-mjx-error]").count(), "an equation has an error"
         assert not page.evaluate(LONG), f"break these equations for phones: {page.evaluate(LONG)}"
     assert not page.evaluate(BROKEN), "an image does not load"
-    if name in PICTURE_FIRST:
-        picture = page.evaluate(FIRST_PICTURE)[1]
-        assert picture <= 1.2 * PHONE["height"], f"the first picture begins at {picture} px"
     width = page.evaluate("document.documentElement.scrollWidth")
     assert width <= 390, f"the page is {width} pixels wide on a phone of 390: {page.evaluate(WIDE)}"
     assert not page.evaluate(LOCKED), f"a keyboard cannot scroll these: {page.evaluate(LOCKED)}"
+    if name in PICTURE_FIRST:
+        picture = page.evaluate(FIRST_PICTURE)[1]
+        assert picture <= 1.2 * PHONE["height"], f"the first picture begins at {picture} px"
     whole = name == CODE_PAGE
     complaints = axe(page, whole)
-    if whole:
-        turn(page, "light")
-        complaints += axe(page, whole)
-        turn(page, "dark", DESKTOP)
+    for theme, size in [("light", PHONE), ("dark", DESKTOP)] if whole else []:
+        turn(page, theme, size)
         complaints += axe(page, whole)
     turn(page, "light", DESKTOP)
     if name in PICTURE_FIRST:
@@ -402,11 +392,10 @@ def test_page_reads_in_a_browser(visit, name):
     assert not one.errors, one.errors
 
 
-def turn(page, theme: str, size: dict | None = None) -> None:
+def turn(page, theme: str, size: dict) -> None:
     """What a reader sees whose system turns light or dark, or whose window changes, while the page is open."""
     page.emulate_media(color_scheme=theme)
-    if size:
-        page.set_viewport_size(size)
+    page.set_viewport_size(size)
     page.wait_for_function(f"document.documentElement.dataset.theme === '{theme}'")
     page.wait_for_timeout(500)  # colours fade
     # the theme decides anew which code cells scroll
@@ -431,22 +420,16 @@ def axe(page, code: bool = False, part: str | None = None) -> list[str]:
     return out
 
 
-def test_axe_would_find_a_violation_in_the_light_and_in_the_dark(visit):
-    page = visit().go("book/how-to-run.html")
+def test_a_pale_word_and_an_outside_request_would_be_found(visit):
+    one = visit()
+    page = one.go("book/how-to-run.html")
     page.evaluate("document.querySelector('article').innerHTML += '<p class=\"pale\">pale</p>'")
     page.add_style_tag(content="[data-theme=dark] .pale { color: #444; background: #222 }")
     assert not axe(page)
-    turn(page, "dark")
+    turn(page, "dark", DESKTOP)
     assert any("color-contrast" in complaint for complaint in axe(page, part="main"))
-    page.add_style_tag(content=".pale, [data-theme] .pale { color: #ccc; background: #fff }")
-    turn(page, "light")
-    assert any("color-contrast" in complaint for complaint in axe(page, part="main"))
-
-
-def test_an_outside_request_would_be_found(visit):
-    one = visit()
-    one.go("book/index.html").evaluate("new Image().src = 'https://example.org/x.png'")
-    one.page.wait_for_timeout(200)
+    page.evaluate("new Image().src = 'https://example.org/x.png'")
+    page.wait_for_timeout(200)
     assert one.outside == ["https://example.org/x.png"]
 
 
@@ -468,39 +451,14 @@ def test_search_finds_the_chapter_about_the_words_first(visit):
         results = page.locator("#search-results li > a")
         links = results.evaluate_all("all => all.map(one => one.getAttribute('href'))")
         assert links[0].startswith(f"notebooks/{chapter}_"), links[:3]
-        kinds = [link[:4] == "note" for link in links if "claims" in link or link[:4] == "note"]
-        assert kinds == sorted(kinds, reverse=True), "a list stands before a chapter"
     page.wait_for_function("document.querySelectorAll('#search-results p.context').length > 3")
     excerpts = page.locator("#search-results p.context").all_inner_texts()
-    assert all(excerpts)
     assert not [text for text in excerpts if re.search(r"\\[(a-zA-Z]|\.ipynb \.pdf|SHA-256", text)]
-    results.first.click()
-    page.wait_for_load_state("networkidle")
-    assert page.locator("article h1").inner_text().startswith(chapter) and not one.outside
+    assert not one.outside
 
 
 GRIDS = """() => Object.fromEntries(Array.from(document.querySelectorAll('.ndl-steps table'), table =>
     [table.caption.textContent, Array.from(table.rows, row => Array.from(row.cells, cell => cell.textContent))]))"""
-
-
-WITHOUT_SCRIPTS = {  # what stands in the place of a figure that needs them
-    "10_one_layer": "step by step",
-    "12_cost_and_order": "can be dragged into an order",
-    "22_approximation": "one Kronecker term against rank one",
-    "34_when_do_axes_matter": "a slider here",
-}
-
-
-@pytest.mark.parametrize("name", WITHOUT_SCRIPTS)
-def test_a_figure_says_what_it_shows_where_scripts_are_off(visit, name):
-    one = visit(java_script_enabled=False)
-    one.page.goto(f"{one.site}notebooks/{name}.html")
-    assert WITHOUT_SCRIPTS[name] in " ".join(one.page.locator(".ndl-interactive").all_inner_texts())
-
-
-def shown(values) -> list[str]:
-    """Numbers as the figure of chapter 10 shows them."""
-    return [f"{value:g}" for value in values]
 
 
 def test_the_example_of_chapter_10_step_by_step(visit):
@@ -514,34 +472,31 @@ def test_the_example_of_chapter_10_step_by_step(visit):
             mode.weight.copy_(torch.tensor(W).T)
             mode.bias.copy_(torch.tensor(b))
     X = torch.tensor(values["input"], dtype=torch.float64)
+
+    def shown(name: str) -> list[list[float]]:
+        return [[float(cell) for cell in row] for row in page.evaluate(GRIDS)[name]]
+
     figure.focus()
     page.keyboard.press("Home")
     half = page.evaluate(GRIDS)["after mode 1"]
-    assert [row[0] for row in half] == shown(layer.align_layers[0](X[:, 0]))
+    assert [float(row[0]) for row in half] == layer.align_layers[0](X[:, 0]).tolist()
     assert {row[1] for row in half} == {"·"}
-    sentences, filled = [], []
-    for _ in range(20):
-        sentences.append(page.locator(".ndl-steps-say").inner_text())
-        last = page.evaluate(GRIDS)
-        matrices = [grid for name, grid in last.items() if "⊗" in name]
-        filled += [sum(cell != "·" for row in grid for cell in row) for grid in matrices]
+    sentences = set()
+    for _ in range(12):
+        sentences.add(page.locator(".ndl-steps-say").inner_text())
         page.keyboard.press("ArrowRight")
-    assert len(set(sentences)) == 10 and filled[:5] == [6, 12, 18, 24, 24]
-    assert matrices == [[shown(row) for row in ndlinear.kronecker_weight(layer)]]
-    assert last["total bias"] == [[v] for v in shown(ndlinear.total_bias(layer).flatten())]
-    assert last["vec Y"] == [[v] for v in shown(layer(X[None]).flatten())]
+    assert len(sentences) == 10
+    (weight,) = [name for name in page.evaluate(GRIDS) if "⊗" in name]
+    assert shown(weight) == ndlinear.kronecker_weight(layer).tolist()
+    assert shown("total bias") == ndlinear.total_bias(layer).reshape(-1, 1).tolist()
+    assert shown("vec Y") == layer(X[None]).reshape(-1, 1).tolist()
     page.get_by_role("button", name="Mode 2: rows").click()
     page.get_by_role("button", name="Next").click()
-    assert page.evaluate(GRIDS)["Y"] == [shown(row) for row in layer(X[None])[0]]
-    assert page.locator(".ndl-steps-place").inner_text() == "5 of 10" and not one.errors
-
-
-GREYS = """() => Array.from(document.querySelectorAll('.ndl-terms canvas'), canvas => Array.from(
-    canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data.filter((_, i) => i % 4 === 0)))"""
+    assert shown("Y") == layer(X[None])[0].tolist() and not one.errors
 
 
 def test_the_sums_of_terms_of_chapter_22(visit):
-    """Errors, numbers stored and pictures, for every picture and R, by keyboard."""
+    """Errors and numbers stored, for every picture and R, by keyboard."""
     one = visit()
     page = one.go("notebooks/22_approximation.html")
     figure = page.locator(".ndl-terms")
@@ -555,14 +510,10 @@ def test_the_sums_of_terms_of_chapter_22(visit):
         for R in range(1, 9):
             said = figure.get_by_role("status").inner_text()
             nearest = ndlinear.nearest_kronecker(picture, (4, 4), (4, 4), R)[1]
-            errors = [nearest, (s[R:].norm() / s.norm()).item()]
             found = [float(number) for number in re.findall(r"\d\.\d\d", said)]
+            errors = [nearest, (s[R:].norm() / s.norm()).item()]
             assert found == pytest.approx(errors, abs=0.006), (name, said)
             assert f"stores {R * 32} numbers; the picture has {picture.numel()}" in said
-            whole, *fits = torch.tensor(page.evaluate(GREYS))
-            for fit, error in zip(fits, errors):
-                apart = (fit - whole).abs().max()
-                assert apart <= 2 if error < 1e-3 else apart > 2
             page.keyboard.press("ArrowRight")
     assert not one.errors
 
@@ -589,14 +540,10 @@ def test_the_order_of_modes_of_chapter_12(visit):
         order = list(range(len(D)))
         check_one_order(figure, D, H, order)
         figure.get_by_role("button", name="mode 1 later").focus()
-        for place in range(len(D) - 1):
-            page.keyboard.press("Enter")
-            order[place], order[place + 1] = order[place + 1], order[place]
-            check_one_order(figure, D, H, order)
-        page.keyboard.press("Enter")  # at the end already
+        page.keyboard.press("Enter")
+        check_one_order(figure, D, H, [1, 0, *order[2:]])
+        rows.nth(1).drag_to(rows.first)
         check_one_order(figure, D, H, order)
-        rows.last.drag_to(rows.first)
-        check_one_order(figure, D, H, range(len(D)))
         figure.get_by_role("button", name="Cheapest order").click()
         check_one_order(figure, D, H, ndlinear.cheapest_order(D, H))
     assert not one.errors
@@ -619,58 +566,42 @@ def test_the_pixels_of_chapter_34_are_shuffled_with_the_keyboard(visit):
     assert len(set(map(tuple, pictures))) == len(pictures) == 17
     assert len({tuple(sorted(picture)) for picture in pictures}) == 1, "a pixel is lost"
     figure.get_by_role("button", name="Put back").click()
-    assert slider.input_value() == "0" and said.inner_text().startswith("0 of 64")
-    assert not one.errors
+    assert said.inner_text().startswith("0 of 64") and not one.errors
 
 
 def test_a_figure_can_be_enlarged(visit):
     page = visit(has_touch=True).go("notebooks/23_entropy.html")
-    page.set_viewport_size({"width": 390, "height": 844})
+    page.set_viewport_size(PHONE)
     image, dialog = page.locator(".ndl-figure img").first, page.locator(".ndl-dialog")
     before = image.bounding_box()["width"]
     image.tap()
     assert dialog.locator("img").bounding_box()["width"] > 1.5 * before
-    assert dialog.locator("img").get_attribute("alt") == image.get_attribute("alt")
     page.keyboard.press("Escape")
     assert not dialog.is_visible()
-    button = page.get_by_role("button", name="Enlarge the figure").first
-    button.focus()
+    page.get_by_role("button", name="Enlarge the figure").first.focus()
     page.keyboard.press("Enter")
     assert dialog.is_visible()
-    page.get_by_role("button", name="Close the figure").click()
-    assert not dialog.is_visible()
-    assert button.evaluate("b => b === document.activeElement")
 
 
-VERDICT = "the verdict of the claim that the link names"
-PREVIEWS = [
-    ("notebooks/11_kronecker.html", "article a[href$='#thm-11-3']", "Theorem 11.3: three ranks"),
-    ("notebooks/20_capacity.html", "article a.ndl-term", ""),
-    ("book/corrections.html", ".ndl-log a.ndl-id", VERDICT),
-    ("book/index.html", ".ndl-chapters a", "10 · "),
-]
-
-
-@pytest.mark.parametrize(("name", "link", "words"), PREVIEWS)
-def test_links_show_what_they_lead_to(visit, name, link, words):
+def test_links_show_what_they_lead_to(visit):
+    """With the pointer a theorem, with the keyboard the verdict of a claim."""
     one = visit()
-    page = one.go(name)
-    target, preview = page.locator(link).first, page.locator(".ndl-preview")
-    if words is VERDICT:
-        words = ledger.outcome(ledger.claim(target.inner_text().strip()))
-    target.hover()
+    page = one.go("notebooks/11_kronecker.html")
+    preview = page.locator(".ndl-preview")
+    page.locator("article a[href$='#thm-11-3']").first.hover()
     preview.wait_for()
-    assert words in preview.inner_text() and "\\(" not in preview.inner_text()
-    preview.hover()
-    page.wait_for_timeout(400)
-    assert preview.is_visible(), "the pointer may move into it"
+    said = preview.inner_text()
+    assert "Theorem 11.3: three ranks" in said and "\\(" not in said
     page.keyboard.press("Escape")
-    assert not preview.is_visible() and not one.errors and not one.outside
+    assert not preview.is_visible()
+    page = one.go("book/corrections.html")
+    target = page.locator(".ndl-log a.ndl-id").first
     target.focus()
     page.keyboard.press("Shift+Tab")
     page.keyboard.press("Tab")
     preview.wait_for()
-    assert target.get_attribute("aria-describedby") == "ndl-preview"
+    assert ledger.outcome(ledger.claim(target.inner_text().strip())) in preview.inner_text()
+    assert target.get_attribute("aria-describedby") == "ndl-preview" and not one.errors
 
 
 def rows_shown(page) -> list[str]:
@@ -678,59 +609,36 @@ def rows_shown(page) -> list[str]:
     return page.eval_on_selector_all(".ndl-ledger tbody tr", shown)
 
 
-def test_claims_table_filters(visit):
+def test_claims_table_filters_and_sorts_and_shows_25_rows_at_a_time(visit):
     page = visit().go("book/claims.html")
     claims = ledger.claims()
-    assert rows_shown(page) == [claim["id"] for claim in claims]
-    page.select_option("select[name=verdict]", "refuted")
-    assert rows_shown(page) == [claim["id"] for claim in claims if claim.get("ground") == "refuted"]
-    assert "verdict=refuted" in page.url
-    page.select_option("select[name=kind]", "theorem")
-    both = [c["id"] for c in claims if c.get("ground") == "refuted" and c["kind"] == "theorem"]
-    assert rows_shown(page) == both and f"{len(both)} of 177" in page.inner_text(".ndl-status")
-    page.click("button[type=reset]")
-    page.wait_for_function("document.querySelector('.ndl-status').textContent === '177 claims'")
-    page.fill("input[name=text]", "LORA qwen")
-    shown = rows_shown(page)
-    assert 0 < len(shown) < 177
-    assert all("qwen" in page.inner_text(f"[id='{row}']").lower() for row in shown)
-    page.fill("input[name=text]", "no such words")
-    assert rows_shown(page) == [] and "0 of 177" in page.inner_text(".ndl-status")
-
-
-def test_claims_table_shows_25_rows_at_a_time(visit):
-    page = visit().go("book/claims.html")
+    ids = [claim["id"] for claim in claims]
+    assert rows_shown(page) == ids
     rows = page.locator(".ndl-ledger tbody tr:visible")
     assert rows.count() == 25
     page.get_by_role("button", name="Show 25 more").click()
     assert rows.count() == 50
-    assert page.evaluate("document.activeElement.textContent") == ledger.claims()[25]["id"]
-    fits = "table => table.scrollWidth <= table.parentElement.clientWidth"
-    assert page.locator(".ndl-ledger").evaluate(fits)
-    page.select_option("select[name=verdict]", "holds")
-    assert rows.count() == 25
-    page.get_by_role("button", name=re.compile(r"Show all \d")).click()
-    assert rows.count() == ledger.tally(ledger.claims())["holds"]
+    assert page.evaluate("document.activeElement.textContent") == ids[25]
+    header = page.locator(".ndl-ledger th").nth(1)
+    header.locator("button").focus()
+    for key, direction in (("Enter", "ascending"), ("Space", "descending")):
+        page.keyboard.press(key)
+        assert header.get_attribute("aria-sort") == direction
+        assert rows_shown(page) == sorted(ids, reverse=key == "Space")
+    page.click("button[type=reset]")
+    page.select_option("select[name=verdict]", "refuted")
+    page.select_option("select[name=kind]", "theorem")
+    both = [c["id"] for c in claims if c.get("ground") == "refuted" and c["kind"] == "theorem"]
+    assert sorted(rows_shown(page)) == sorted(both) and "verdict=refuted" in page.url
+    assert f"{len(both)} of 177" in page.inner_text(".ndl-status")
+    page.click("button[type=reset]")
+    page.fill("input[name=text]", "LORA qwen")
+    page.wait_for_function("!document.querySelector('.ndl-status').textContent.startsWith('177')")
+    shown = rows_shown(page)
+    assert shown and all("qwen" in page.inner_text(f"[id='{row}']").lower() for row in shown)
     page.emulate_media(media="print")
     page.goto(page.url.partition("?")[0])
     assert rows.count() == 177, "paper has no button"
-
-
-def test_claims_table_sorts_with_the_keyboard(visit):
-    page = visit().go("book/claims.html")
-    ids = [claim["id"] for claim in ledger.claims()]
-    header = page.locator(".ndl-ledger th").nth(1)
-    header.locator("button").focus()
-    page.keyboard.press("Enter")
-    assert header.get_attribute("aria-sort") == "ascending" and rows_shown(page) == sorted(ids)
-    page.keyboard.press("Space")
-    assert header.get_attribute("aria-sort") == "descending"
-    assert rows_shown(page) == sorted(ids, reverse=True)
-    page.locator(".ndl-ledger th button").first.click()
-    assert header.get_attribute("aria-sort") is None
-    cells = page.locator(".ndl-ledger tbody td[data-sort]")
-    ranks = cells.evaluate_all("all => all.map(one => Number(one.dataset.sort))")
-    assert len(ranks) == 177 and ranks == sorted(ranks)
 
 
 def test_claims_table_without_scripts(visit):
@@ -738,12 +646,11 @@ def test_claims_table_without_scripts(visit):
     one.page.goto(one.site + "book/claims.html")
     assert one.page.locator(".ndl-ledger tbody tr:visible").count() == 177
     assert not one.page.locator(".ndl-filter").is_visible()
-    assert not one.page.locator(".ndl-ledger th button").count()
 
 
 def test_the_address_of_the_claims_table_chooses_what_is_shown(visit):
     one = visit()
-    for ending in ("#%E0%A4%A", "#claim-%ZZ", "?verdict=nonsense#no"):
+    for ending in ("#%E0%A4%A", "?verdict=nonsense#no"):
         page = one.go(f"book/claims.html{ending}")
         assert page.inner_text(".ndl-status") == "177 claims"
     chosen = [claim["id"] for claim in ledger.claims() if claim.get("direction_only")]
