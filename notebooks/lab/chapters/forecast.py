@@ -9,12 +9,10 @@ to 1 on the rows that the scaler has seen.
 from __future__ import annotations
 
 import functools
-import math
 
 import numpy as np
 import pandas as pd
 import torch
-from scipy.special import stdtrit
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -23,14 +21,13 @@ from ndlinear import NdLinear
 from .. import models
 from ..data import load
 from ..modes import LabError
-from ..stats import all_of, at_least, differences, interval, p_below, summary
+from ..stats import all_of, at_least, differences, interval, p_below
 from ..train.loop import Split, seed_everything
 
 STEPS = 24
 HORIZON = 12
 CHANNELS = 6  # the loads, without the oil temperature
 PENALTIES = (1e-6, 1e-4, 1e-2, 1.0, 100.0)
-MANY_SEEDS = 1000
 
 
 # ---------------------------------------------------------------------------- windows and protocols
@@ -108,22 +105,18 @@ def shared(train: Tensor, held: Tensor, length: int = 36) -> Tensor:
 class Attention(models.EncoderLayer):
     """The encoder layer of `lab.models` with dropout, read at its last position.
 
-    One layer whose last position alone is read needs its queries and its block there only.
-    ``everywhere`` computes all positions nevertheless: the same function for a block that acts on
-    each position by itself, and needed for one that mixes them. The attention is written out, so
-    that `lab.train.many` can map it over members.
+    One layer whose last position alone is read needs its queries, and a block that acts on each
+    position by itself, there only. The attention is written out, so that `lab.train.many` can map
+    it over members.
     """
 
-    def __init__(
-        self, width: int, heads: int, block: nn.Module, dropout: float, everywhere: bool = False
-    ):
+    def __init__(self, width: int, heads: int, block: nn.Module, dropout: float):
         super().__init__(width, heads, block)
         self.drop = nn.Dropout(dropout)
-        self.everywhere = everywhere
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, steps, width) -> (B, width)."""
-        asks = x if self.everywhere else x[:, -1:]
+        asks = x[:, -1:]
         x = self.norms[0](asks + self.drop(self.attend(asks, x)))
         return self.norms[1](x + self.drop(self.block(x)))[:, -1]
 
@@ -159,11 +152,6 @@ class Transformer(nn.Module):
         return self.out(self.layer(self.embed(x)))
 
 
-def between(first: nn.Module, act: nn.Module, dropout: float, last: nn.Module) -> nn.Sequential:
-    """A block with dropout after its activation."""
-    return nn.Sequential(first, act, nn.Dropout(dropout), last)
-
-
 def column(width: int, hidden: int) -> tuple[nn.Module, nn.Module]:
     """NdLinear (width, 1) -> (hidden, 1), and back, as maps of the last axis."""
     return tuple(
@@ -172,63 +160,52 @@ def column(width: int, hidden: int) -> tuple[nn.Module, nn.Module]:
     )
 
 
-def transformer(arm: str, everywhere: bool = False) -> Transformer:
+def transformer(arm: str) -> Transformer:
     """The Transformer of each arm; width 32, two heads, GELU, dropout 0.1.
 
-    "dense" has a block of 2,048 units, "dense-width" of 32; "ndlinear" is (32, 1) -> (32, 1)
-    twice; "ndlinear-modes" is (24, 32) -> (24, 32) twice, over time and channels.
+    "dense" has a block of 2,048 units, "dense-width" of 32; "ndlinear" is (32, 1) -> (32, 1) twice.
     """
     width, dropout = 32, 0.1
-    dense = {"dense": 2048, "dense-width": width}
-    if arm in dense:
-        first, last = nn.Linear(width, dense[arm]), nn.Linear(dense[arm], width)
-    elif arm == "ndlinear-modes":
-        first, last = (NdLinear((STEPS, width), (STEPS, width)) for _ in range(2))
+    units = {"dense": 2048, "dense-width": width}
+    if arm in units:
+        first, last = nn.Linear(width, units[arm]), nn.Linear(units[arm], width)
     elif arm == "ndlinear":
         first, last = column(width, width)
     else:
         raise LabError(f"no Transformer of the arm {arm!r}")
-    block = between(first, nn.GELU(), dropout, last)
-    everywhere = everywhere or arm == "ndlinear-modes"
-    return Transformer(CHANNELS, Attention(width, 2, block, dropout, everywhere))
+    block = nn.Sequential(first, nn.GELU(), nn.Dropout(dropout), last)
+    return Transformer(CHANNELS, Attention(width, 2, block, dropout))
 
 
 class Recurrent(models.Recurrent):
     """(B, steps, channels) -> (B, horizon): `lab.models.Recurrent` with the recurrence written out,
-    so that `lab.train.many` can map it over members. ``every``: the head gets the states of all steps,
-    (B, steps, hidden), not the last one."""
-
-    def __init__(self, channels: int, hidden: int, head: nn.Module, every: bool = False):
-        super().__init__(channels, hidden, head)
-        self.every = every
+    so that `lab.train.many` can map it over members."""
 
     def forward(self, x: Tensor) -> Tensor:
         own = self.rnn
         steps = F.linear(x, own.weight_ih_l0, own.bias_ih_l0 + own.bias_hh_l0).unbind(1)
-        states = [steps[0].tanh()]
+        state = steps[0].tanh()
         for step in steps[1:]:
-            states.append((step + F.linear(states[-1], own.weight_hh_l0)).tanh())
-        return self.head(torch.stack(states, 1) if self.every else states[-1])
+            state = (step + F.linear(state, own.weight_hh_l0)).tanh()
+        return self.head(state)
 
 
 def recurrent(arm: str) -> nn.Module:
-    """The RNN of each arm; one layer, ReLU and dropout 0.3 in the head.
+    """The RNN of each arm; one layer, whose last state is read, ReLU and dropout 0.3 in the head.
 
     "dense" has 96 units, "dense-width" and "ndlinear" 64, the width whose NdLinear count is the
-    printed one; the last state is read; "ndlinear-paper" is "ndlinear" initialised as the paper's
-    text says. "ndlinear-modes" reads the 24 states of 64 units: (24, 64) -> (12, 24) -> (12, 1).
+    printed one; "ndlinear-paper" is "ndlinear" initialised as the paper's text says; "linear-head"
+    has 96 units and one linear layer behind them.
     """
-    if arm in ("dense", "dense-width", "ndlinear", "ndlinear-paper"):
-        hidden = 96 if arm == "dense" else 64
-        method = "NdLinear" if arm.startswith("nd") else "Linear"
-        layer = functools.partial(NdLinear, init="paper" if arm == "ndlinear-paper" else "linear")
-        head = models.recurrent(method, CHANNELS, hidden, layer=layer).head
-        return Recurrent(CHANNELS, hidden, head)
-    if arm == "ndlinear-modes":
-        first, last = NdLinear((STEPS, 64), (HORIZON, 24)), NdLinear((HORIZON, 24), (HORIZON, 1))
-        head = nn.Sequential(between(first, nn.ReLU(), 0.3, last), nn.Flatten())
-        return Recurrent(CHANNELS, 64, head, every=True)
-    raise LabError(f"no RNN of the arm {arm!r}")
+    if arm == "linear-head":
+        return Recurrent(CHANNELS, 96, nn.Linear(96, HORIZON))
+    if arm not in ("dense", "dense-width", "ndlinear", "ndlinear-paper"):
+        raise LabError(f"no RNN of the arm {arm!r}")
+    hidden = 96 if arm == "dense" else 64
+    method = "NdLinear" if arm.startswith("nd") else "Linear"
+    layer = functools.partial(NdLinear, init="paper" if arm == "ndlinear-paper" else "linear")
+    head = models.recurrent(method, CHANNELS, hidden, layer=layer).head
+    return Recurrent(CHANNELS, hidden, head)
 
 
 @torch.no_grad()
@@ -242,44 +219,25 @@ def starts_dead(arm: str, seed: int, x: Tensor) -> bool:
 
 
 # -------------------------------------------------------------------------------- without a network
-class Constant(nn.Module):
-    """The mean of the training targets, for each of the steps ahead: (B, ...) -> (B, 12)."""
+def without_network(name: str, data: Split) -> Tensor:
+    """Forecasts (n, 12) of the test windows, whose inputs hold the target's own past (``history``).
 
-    def __init__(self, data: Split):
-        super().__init__()
-        self.mean = nn.Parameter(data.train[1].mean(0), requires_grad=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mean.expand(len(x), -1)
-
-
-class LastValue(nn.Module):
-    """The last known oil temperature, for all steps ahead: (B, 24, 7) -> (B, 12). It needs
-    ``history``."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        if x.shape[-1] != 7:
-            raise LabError(
-                "the last value needs the target's past, the 7th column; "
-                f"the inputs have {x.shape[-1]}"
-            )
-        return x[:, -1:, -1].expand(-1, HORIZON)
-
-
-def without_network(name: str, data: Split) -> nn.Module:
-    """ "mean", "linear" (ridge regression on the window), or "last value", which needs ``history``."""
+    "mean": the mean of the training targets. "last value": the last known oil temperature, for all
+    steps ahead. "linear": `ridge` on the whole window.
+    """
+    x = data.test[0]
+    if name == "mean":
+        return data.train[1].mean(0).expand(len(x), -1)
     if name == "last value":
-        return LastValue()
-    makers = {"mean": Constant, "linear": ridge}
-    if name not in makers:
-        raise LabError(f"{name!r} is not one of {', '.join(makers)}, last value")
-    return makers[name](data)
+        return x[:, -1:, -1].expand(-1, HORIZON)
+    if name == "linear":
+        return ridge(data)
+    raise LabError(f"{name!r} is not one of mean, last value, linear")
 
 
-def ridge(data: Split, penalties=PENALTIES) -> nn.Sequential:
-    """One affine map of the whole window, fitted in closed form: the sum of squares plus a penalty
-    times that of the weights, the intercept not counted; the penalty with the lowest validation
-    error."""
+def ridge(data: Split, penalties=PENALTIES) -> Tensor:
+    """Forecasts (n, 12) of the test windows by one affine map, fitted in closed form: the sum of squares plus a penalty times
+    that of the weights, the intercept not counted; the penalty with the lowest validation error."""
     x, y = (part.flatten(1).double() for part in data.train)
     centre, middle = x.mean(0), y.mean(0)
     gram, cross = (x - centre).T @ (x - centre), (x - centre).T @ (y - middle)
@@ -288,11 +246,7 @@ def ridge(data: Split, penalties=PENALTIES) -> nn.Sequential:
         weight = torch.linalg.solve(gram + penalty * torch.eye(len(gram), dtype=gram.dtype), cross)
         forecast = (data.val[0].flatten(1) - centre) @ weight + middle
         found[F.mse_loss(forecast, data.val[1].double()).item()] = weight
-    best = found[min(found)]
-    linear = nn.Linear(*best.shape)
-    linear.weight.data = best.T.float()
-    linear.bias.data = (middle - centre @ best).float()
-    return nn.Sequential(nn.Flatten(), linear)
+    return ((data.test[0].flatten(1) - centre) @ found[min(found)] + middle).float()
 
 
 # ----------------------------------------------------------------------------------- what is judged
@@ -317,14 +271,12 @@ def reduction(
     return 1 - np.exp(mean), 1 - np.exp(high), 1 - np.exp(low)
 
 
-def reductions(
-    runs: pd.DataFrame, protocol: str, arm="ndlinear", than="dense", level=0.95
-) -> dict[tuple, tuple]:
+def reductions(runs: pd.DataFrame, protocol: str, level: float = 0.95) -> dict[tuple, tuple]:
     """`reduction` for every family and set of a protocol, RNN first: (family, set, metric) ->
     (share, low, high)."""
     part = runs[runs["protocol"] == protocol].set_index(["family", "dataset"]).sort_index()
     keys = [(*cell, metric) for cell in dict.fromkeys(part.index) for metric in ("mse", "mae")]
-    return {(f, d, m): reduction(part.loc[(f, d)], m, arm, than, level) for f, d, m in keys}
+    return {(f, d, m): reduction(part.loc[(f, d)], m, level=level) for f, d, m in keys}
 
 
 def p_value(runs: pd.DataFrame, metric: str, arms: list[str], least: float = 0.0) -> float:
@@ -336,66 +288,11 @@ def p_value(runs: pd.DataFrame, metric: str, arms: list[str], least: float = 0.0
     return max(p_below(values, -np.log1p(-least)) for values in found)
 
 
-def seeds_needed(
-    runs: pd.DataFrame, metric: str, arm: str, least: float, level: float = 0.95
-) -> int | None:
-    """How many seeds it would take until the interval of the reduction by an arm ended at ``least``.
-
-    Mean and spread over seeds are taken to stay what they are; None if `MANY_SEEDS` would not be enough.
-    """
-    logs = -np.log(ratios(runs, metric, arm))
-    distance = abs(logs.mean() + np.log1p(-least))
-    for seeds in range(2, MANY_SEEDS + 1):
-        if stdtrit(seeds - 1, 0.5 + level / 2) * logs.std(ddof=1) / math.sqrt(seeds) <= distance:
-            return seeds
-    return None
-
-
 def reduces(found: dict[str, tuple[float, float, float]], printed: dict[str, float]) -> bool | None:
     """Whether every reduction is at least half the printed one: True if all intervals are, False if one is wholly below."""
     return all_of(*[at_least(value, printed[metric] / 2) for metric, value in found.items()])
 
 
-# --------------------------------------------------------------------------------------------------- tables and figures
 def share(reduction: tuple[float, float, float]) -> str:
     """A reduction with its interval in percent: "27% [1%, 46%]"."""
     return "{:.0%} [{:.0%}, {:.0%}]".format(*reduction).replace("-", "−")
-
-
-def beside(runs: pd.DataFrame, printed: pd.DataFrame, protocol: str, metric: str) -> pd.DataFrame:
-    """The paper's table, row by row, with the mean and interval of the recorded errors beside each
-    printed one.
-
-    Args:
-        printed: columns "Linear" and "NdLinear", indexed by model, set and metric.
-    """
-    ours = runs[(runs["protocol"] == protocol) & runs["model"].isin(["dense", "ndlinear"])]
-    by = ["family", "dataset", "model"]
-    ours = summary(ours, by, metric).set_index(by)
-    rows = []
-    for family, dataset in sorted({(f, d) for f, d, _ in ours.index}):
-        row = {"model": family, "set": dataset}
-        for method, arm in (("Linear", "dense"), ("NdLinear", "ndlinear")):
-            row[f"printed {method}"] = printed[method][(family, dataset, metric)]
-            for end in ("", "_low", "_high"):
-                row[f"ours {method}{end}"] = ours.loc[(family, dataset, arm), f"{metric}{end}"]
-        rows.append(row)
-    return pd.DataFrame(rows)
-
-
-def reduction_table(found: dict[str, dict], printed: pd.DataFrame) -> pd.DataFrame:
-    """The reductions of every family, set and metric: as printed, then one column for each protocol of ``found``."""
-    rows = [
-        {"model": family, "set": dataset, "metric": metric.upper()}
-        | {"printed": f"{printed['reduction'][family, dataset, metric]:.1%}"}
-        | {protocol: share(values[family, dataset, metric]) for protocol, values in found.items()}
-        for family, dataset, metric in next(iter(found.values()))
-    ]
-    return pd.DataFrame(rows)
-
-
-def last_look(*looks: pd.DataFrame) -> pd.DataFrame:
-    """Of several runs, in the order in which they were made, the rows of the last one that has a protocol, family and set."""
-    cell = ["protocol", "family", "dataset"]
-    rows = pd.concat([look.assign(look=at) for at, look in enumerate(looks)], ignore_index=True)
-    return rows[rows["look"] == rows.groupby(cell)["look"].transform("max")].drop(columns="look")
