@@ -159,25 +159,24 @@ def compare(
     for kind in kinds:
         make[kind] = functools.partial(swap, model, layers, kind, share=share, axes=axes)
     with torch.random.fork_rng(devices=[]):
-        nets = {kind: one() for kind, one in make.items()}
-    if all(nets[kind] is None for kind in kinds):
+        sizes = {kind: _size(one()) for kind, one in make.items()}
+    if all(sizes[kind] is None for kind in kinds):
         raise ValueError(f"no kind of layer fits into {share:g} of the weights: give more")
     rows: list[dict] = []
     own = None
-    for kind, net in bar(list(nets.items()), "compare", progress):
+    for kind, size in bar(list(sizes.items()), "compare", progress):
         row = {"layer": kind}
-        if net is not None:
+        if size is not None:
             rate, losses, seconds = _trained(make[kind], train, rates, seeds)
             own = losses if own is None else own  # those of the model as it is, which comes first
-            row |= {"parameters": sum(p.numel() for p in net.parameters())}
-            row |= {"multiply-adds": _macs(net), "ms a step": 1e3 * seconds, "rate": rate}
+            row |= size | {"ms a step": 1e3 * seconds, "rate": rate}
             row |= dict(zip(("loss", "low", "high"), _interval(losses)))
             if kind != AS_IT_IS:
                 ends = "difference", "difference low", "difference high"
                 with np.errstate(invalid="ignore"):  # infinity less infinity is no number
                     row |= dict(zip(ends, _interval(losses - own)))
         rows.append(row)
-    return pd.DataFrame(rows)
+    return pd.DataFrame(rows).astype(dict.fromkeys(("parameters", "multiply-adds"), "Int64"))
 
 
 def _check(kinds, rates, seeds) -> None:
@@ -204,13 +203,13 @@ def _training(make, train: Train, rate: float, seed: int) -> tuple[float, float]
     steps: list[tuple[object, float]] = []
 
     def note(optimiser, *_):
-        if torch.cuda.is_available():
+        if torch.cuda.is_initialized():
             torch.cuda.synchronize()
         steps.append((optimiser, time.perf_counter()))
 
     hook = register_optimizer_step_post_hook(note)
     try:
-        with torch.random.fork_rng():
+        with torch.random.fork_rng(range(torch.cuda.device_count())):
             torch.manual_seed(seed)
             loss = train(make(), rate)
     finally:
@@ -232,8 +231,11 @@ def _interval(values: np.ndarray) -> tuple[float, float, float]:
     return float(values.mean()), float(values.mean() - half), float(values.mean() + half)
 
 
-def _macs(net: nn.Module) -> int:
-    """Multiply-adds of the linear layers for one row of their inputs."""
+def _size(net: nn.Module | None) -> dict[str, int] | None:
+    """Parameters, and multiply-adds of the linear layers for one row of their inputs."""
+    if net is None:
+        return None
     structured = [m for m in net.modules() if hasattr(m, "multiply_adds")]
-    dense = [seen.layer for seen in linear_layers(net)]
-    return sum(m.multiply_adds() for m in structured) + sum(m.weight.numel() for m in dense)
+    macs = sum(m.multiply_adds() for m in structured)
+    macs += sum(seen.layer.weight.numel() for seen in linear_layers(net))
+    return {"parameters": sum(p.numel() for p in net.parameters()), "multiply-adds": macs}

@@ -15,8 +15,9 @@ NdLinear with two modes.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -286,27 +287,23 @@ def spread(n: int, modes: int) -> Shape:
     return min(each, key=sum)
 
 
-def folding(inputs: int, outputs: int, modes: int = 2) -> Folding | None:
-    """Modes as equal as possible, paired so that the weights are fewest; None where one would have length one."""
-    dims, hidden = spread(inputs, modes), spread(outputs, modes)[::-1]
+def folding(inputs: int, outputs: int) -> Folding | None:
+    """Two modes, nearly square, paired so that the weights are fewest; None where one would have length one."""
+    dims, hidden = near_square(inputs), near_square(outputs)[::-1]
     return None if 1 in (*dims, *hidden) else (dims, hidden)
 
 
-def _pairs(inputs: int, outputs: int) -> list[Folding]:
-    """All ways to make two modes of the inputs and two of the outputs, none of length one."""
-    sides = divisors(inputs), divisors(outputs)
-    return [((a, inputs // a), (c, outputs // c)) for a in sides[0] for c in sides[1]]
-
-
-# ------------------------------------------------------------------------------------------------- a layer of a given cost
-class Asked(NamedTuple):
-    """What `build` is asked for; ``most`` is without biases."""
-
-    inputs: int
-    outputs: int
-    most: int
-    bias: bool
-    folding: Folding | None
+# ------------------------------------------------------------------------------------------------- a layer of a given size
+KINDS = (
+    "dense",
+    "low-rank",
+    "bottleneck",
+    "blocks",
+    "monarch",
+    "blast",
+    "ndlinear",
+    "ndlinear-sum",
+)
 
 
 def build(
@@ -333,8 +330,49 @@ def build(
         raise ValueError(f"kind must be one of {', '.join(map(repr, KINDS))}, got {kind!r}")
     if folding and tuple(map(math.prod, folding)) != (inputs, outputs):
         raise ValueError(f"folding {folding} has other sizes than {inputs} -> {outputs}")
-    asked = Asked(inputs, outputs, most - bias * outputs, bias, folding)
-    return KINDS[kind](asked) if asked.most > 0 else None
+    every = _sizes(kind, inputs, outputs, folding)
+    fits = [size for size in every if size.weights <= most - bias * outputs]
+    if not fits:
+        return None
+    _, make, sizes = max(fits, key=lambda size: size.weights)
+    return make(*sizes, bias=bias)
+
+
+class Size(NamedTuple):
+    """Weights of a layer, and what makes it."""
+
+    weights: int
+    make: type[Structured]
+    sizes: tuple
+
+
+def _sizes(kind: str, inputs: int, outputs: int, folded: Folding | None) -> Iterator[Size]:
+    """All sizes of a kind of layer."""
+    dense, both, least = inputs * outputs, inputs + outputs, min(inputs, outputs)
+    common = divisors(math.gcd(inputs, outputs))
+    if kind == "dense":
+        yield Size(dense, Dense, (inputs, outputs))
+    elif kind in ("low-rank", "bottleneck"):
+        make = LowRank if kind == "low-rank" else Bottleneck
+        for rank in range(1, least + 1):
+            yield Size(rank * both, make, (inputs, outputs, rank))
+    elif kind == "blocks":
+        for blocks in common:
+            yield Size(dense // blocks, BlockDiagonal, (inputs, outputs, blocks))
+    elif kind == "blast":
+        for blocks in [b for b in common if b <= 4][-1:]:
+            for rank in range(1, least + 1):
+                yield Size(rank * (both + blocks**2), Blast, (inputs, outputs, rank, blocks))
+    elif kind == "monarch":
+        for m, a in itertools.product(divisors(inputs), divisors(outputs)):
+            n, c = inputs // m, outputs // a
+            yield Size(m * a * (n + c), BlockTensorTrain, ((m, n), (a, c)))
+    elif folded := folded or folding(inputs, outputs):
+        one = count_parameters(*folded, bias=False)
+        enough = dense // max(d * h for d, h in zip(*folded))  # so many terms are every matrix
+        as_dear = dense // count_macs(*folded, cheapest_order(*folded))
+        terms = [1] if kind == "ndlinear" else range(2, min(enough, as_dear) + 1)
+        yield from (Size(n * one, Kronecker, (*folded, n)) for n in terms)
 
 
 def narrow(inputs: int, outputs: int, most: int, hidden: int = 1) -> int:
@@ -348,66 +386,3 @@ def narrow(inputs: int, outputs: int, most: int, hidden: int = 1) -> int:
     if not square:
         return left // linear
     return (math.isqrt(linear**2 + 4 * square * left) - linear) // (2 * square)
-
-
-def _dense(asked: Asked) -> Structured | None:
-    inputs, outputs = asked.inputs, asked.outputs
-    return Dense(inputs, outputs, asked.bias) if inputs * outputs <= asked.most else None
-
-
-def _low_rank(asked: Asked, kind: type[LowRank] = LowRank) -> Structured | None:
-    inputs, outputs = asked.inputs, asked.outputs
-    rank = min(asked.most // (inputs + outputs), inputs, outputs)
-    return kind(inputs, outputs, rank, asked.bias) if rank else None
-
-
-def _blocks(asked: Asked) -> Structured | None:
-    inputs, outputs = asked.inputs, asked.outputs
-    for blocks in divisors(math.gcd(inputs, outputs)):
-        if inputs * outputs // blocks <= asked.most:
-            return BlockDiagonal(inputs, outputs, blocks, asked.bias)
-    return None
-
-
-def _blast(asked: Asked) -> Structured | None:
-    inputs, outputs = asked.inputs, asked.outputs
-    blocks = max((b for b in divisors(math.gcd(inputs, outputs)) if b <= 4), default=0)
-    rank = asked.most // (inputs + outputs + blocks**2)
-    return Blast(inputs, outputs, rank, blocks, asked.bias) if blocks and rank else None
-
-
-def _monarch(asked: Asked) -> Structured | None:
-    pairs = _pairs(asked.inputs, asked.outputs)
-    sizes = [(m * a * (n + c), (m, n), (a, c)) for (m, n), (a, c) in pairs]
-    fits = [found for found in sizes if found[0] <= asked.most]
-    return BlockTensorTrain(*max(fits)[1:], bias=asked.bias) if fits else None
-
-
-def _kronecker(asked: Asked) -> Structured | None:
-    found = asked.folding or folding(asked.inputs, asked.outputs)
-    if found is None or count_parameters(*found, bias=False) > asked.most:
-        return None
-    return Kronecker(*found, bias=asked.bias)
-
-
-def _sum(asked: Asked) -> Structured | None:
-    found = asked.folding or folding(asked.inputs, asked.outputs)
-    if found is None:
-        return None
-    dense = asked.inputs * asked.outputs
-    enough = dense // max(d * h for d, h in zip(*found))  # so many terms are every matrix
-    as_dear = dense // count_macs(*found, cheapest_order(*found))
-    terms = min(enough, as_dear, asked.most // count_parameters(*found, bias=False))
-    return Kronecker(*found, terms, asked.bias) if terms > 1 else None
-
-
-KINDS: dict[str, Callable[[Asked], Structured | None]] = {
-    "dense": _dense,
-    "low-rank": _low_rank,
-    "bottleneck": functools.partial(_low_rank, kind=Bottleneck),  # low rank with a nonlinearity
-    "blocks": _blocks,
-    "monarch": _monarch,
-    "blast": _blast,
-    "ndlinear": _kronecker,
-    "ndlinear-sum": _sum,
-}
