@@ -88,7 +88,9 @@ def test_rows_that_run_again_show_what_acts_late(
     record, taken_down, monkeypatch, tmp_path, change, apart
 ):
     record("smoke", trained(late=1.1))  # a golden file does not see it
-    monkeypatch.setenv("NDL_AGAIN", json.dumps({"made-up": GRID[:1]}))
+    listed = tmp_path / "asked"
+    listed.write_text(json.dumps({"made-up": GRID[:1]}))
+    monkeypatch.setenv("NDL_AGAIN", str(listed))
     monkeypatch.setenv("NDL_AGAIN_TO", str(tmp_path / "again"))
     with pytest.raises(SystemExit):  # no further experiment is asked for
         record("replay", trained(**change))

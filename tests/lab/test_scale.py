@@ -73,11 +73,13 @@ def test_rows_of_a_whole_grid_run_again_too(results, monkeypatch, tmp_path_facto
     target = tmp_path_factory.mktemp("again") / "rows"
     monkeypatch.setenv("NDL_MODE", "replay")
     monkeypatch.setenv("NDL_AGAIN_TO", str(target))
-    monkeypatch.setenv("NDL_AGAIN", json.dumps({"large": grid(3)[1:2], "other": grid(1)}))
+    listed = target.with_name("asked")
+    monkeypatch.setenv("NDL_AGAIN", str(listed))
+    listed.write_text(json.dumps({"large": grid(3)[1:2], "other": grid(1)}))
     assert decides(), "another experiment is still to come"
     pair = json.loads(target.read_text())
     assert pair["recorded"]["config"] == grid(3)[1] and pair["again"]["metrics"] == {"y": 2.0}
-    monkeypatch.setenv("NDL_AGAIN", json.dumps({"large": grid(3)[1:2]}))
+    listed.write_text(json.dumps({"large": grid(3)[1:2]}))
     with pytest.raises(SystemExit):
         decides()
 

@@ -215,11 +215,12 @@ def _smoke_grid(grid: list[dict], overrides: dict, seeds: int) -> list[dict]:
 
 
 def _run_again(experiment: Experiment, rows: list[dict]) -> None:
-    """For `lab again`: run the groups of some recorded rows once more, and write what came out to NDL_AGAIN_TO.
+    """For `lab again`: run the groups of the rows that the file NDL_AGAIN lists once more, and write what came out to NDL_AGAIN_TO.
 
     The notebook ends with the last experiment of which rows were asked for.
     """
-    asked = json.loads(os.environ.get("NDL_AGAIN", "{}"))
+    listed = pathlib.Path(os.environ.get("NDL_AGAIN", os.devnull))
+    asked = json.loads(listed.read_text(encoding="utf-8") or "{}")
     recorded = {row["key"]: row for row in rows}
     wanted = recorded.keys() & set(map(canonical, asked.get(experiment.name, [])))
     for group in groups([row["config"] for row in rows] if wanted else [], experiment.together):
@@ -234,7 +235,7 @@ def _run_again(experiment: Experiment, rows: list[dict]) -> None:
     if wanted:
         left = [c for c in asked.pop(experiment.name) if canonical(c) not in wanted]
         asked |= {experiment.name: left} if left else {}
-        os.environ["NDL_AGAIN"] = json.dumps(asked)
+        listed.write_text(json.dumps(asked), encoding="utf-8")
         if not asked:
             raise SystemExit(0)
 

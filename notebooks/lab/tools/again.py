@@ -127,7 +127,9 @@ def run(chosen: dict[str, list[dict]]) -> list[dict]:
     with tempfile.TemporaryDirectory() as folder:
         target = pathlib.Path(folder, "again.jsonl")
         for path, asked in notebooks.items():
-            settings = {"NDL_AGAIN": json.dumps(asked), "NDL_AGAIN_TO": str(target)}
+            listed = pathlib.Path(folder, "asked.json")
+            listed.write_text(json.dumps(asked), encoding="utf-8")
+            settings = {"NDL_AGAIN": str(listed), "NDL_AGAIN_TO": str(target)}
             if scripts.run(path, "replay", OMP_NUM_THREADS="1", **settings):
                 raise LabError(f"{modes.slug(path)} fails in replay, see above")
         lines = target.read_text(encoding="utf-8").splitlines() if target.is_file() else []
