@@ -11,7 +11,7 @@ import pytest
 import torch
 from lab import LabError, modes, released
 from lab.chapters import behaviour, two_processes
-from lab.chapters.behaviour import Outcome, Wrong, judge, refuses, same
+from lab.chapters.behaviour import Outcome, judge, refuses
 
 import ndlinear
 
@@ -94,15 +94,6 @@ def test_outcomes():
     assert found.startswith("ValueError: first x") and len(found) < 170
     with pytest.raises(LabError):  # a missing library is not the layer's error
         judge(lambda c: lab.require("no_such_library"), int)
-
-
-def test_same():
-    x = torch.tensor([1.0, 100.0])
-    same(x + 1e-3, x, tol=1e-4)  # relative to the largest entry
-    same(torch.empty(0, 2), torch.empty(0, 2))
-    for one, other in ((x[:1], x), (x + 1e-3, x), (x * torch.nan, x), (x[:0], x[:0, None])):
-        with pytest.raises(Wrong):
-            same(one, other)
 
 
 def test_refuses():

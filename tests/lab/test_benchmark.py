@@ -3,19 +3,16 @@
 import itertools
 import math
 
-import lab
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 import scipy.stats
 import torch
-from lab.benchmark import models, pages, protocol, reading
+from lab.benchmark import models, protocol, reading
 from lab.benchmark.models import NONE, QUARTER, SMALL, Shape
-from lab.data.with_axes import CONTROLS, SETS, Table
+from lab.data.with_axes import Table
 from lab.modes import LabError
 from lab.stats import interval, pooled
-from torch.nn import functional as F
 
 from ndlinear import NdLinearSum
 from ndlinear_guide.rates import rates
@@ -132,49 +129,6 @@ def test_rates_grow_at_the_end_where_the_best_one_lies_and_no_further(best, extr
     assert sorted(found["lr"].unique()) == sorted([*protocol.RATES, *extra])
     grid = protocol.tested([cell], found)
     assert [c["lr"] for c in grid] == [best] * 10 and [c["seed"] for c in grid] == list(range(10))
-
-
-def test_trials_and_runs_train_what_they_say():
-    """The run of a cut at a rate is a plain training of one network, and its test is that of the look with the lowest loss."""
-    trainer = protocol.Trainer(lambda name, cut=0: TABLE)
-    cell = dict(zip(protocol.CELL, ("digits", "large", "narrow", SMALL, "in place")))
-    config = cell | {"lr": 3e-3, "steps": 20, "seed": 2}
-    found = trainer.runs([config | {"seed": 1}, config])[1]
-    split = protocol.sample(TABLE, "large", "in place", 2)
-    lab.seed_everything(2)
-    net = trainer.make(config)
-    adam = torch.optim.Adam(net.parameters(), 3e-3)
-    order, losses = torch.Generator().manual_seed(2), []
-    passes = (torch.randperm(240, generator=order).split(32)[:7] for _ in itertools.count())
-    for index in itertools.islice(itertools.chain.from_iterable(passes), 20):
-        adam.zero_grad()
-        F.cross_entropy(net(split.train[0][index]), split.train[1][index]).backward()
-        adam.step()
-        losses.append([F.cross_entropy(net(x), y).item() for x, y in (split.val, split.test)])
-    looks = [n for n in protocol.LOOKS if n < 20] + [20]
-    at = min(looks, key=lambda n: losses[n - 1][0])
-    metrics = found["metrics"]
-    assert metrics["best_step"] == at
-    assert [metrics["val_loss"], metrics["test_loss"]] == pytest.approx(losses[at - 1], rel=1e-3)
-    tries = trainer.trials([cell | {"rates": [1e-3, 3e-3], "steps": 20, "seed": 2}])[0]
-    assert not any("test" in name for name in tries["metrics"] if name != "tested")
-    assert [p["step"] for p in tries["curve"]] == looks
-    lowest = min(p["val_loss_2"] for p in tries["curve"])
-    assert tries["metrics"]["val_loss_2"] == pytest.approx(lowest, rel=1e-3)
-
-
-def test_every_layer_stands_on_every_set_that_it_fits():
-    grid = protocol.cells(protocol.EVERY, "small")
-    assert {c["data"] for c in grid} == {*SETS, *CONTROLS} and len(SETS) == 24
-    assert len({tuple(c.values()) for c in grid}) == len(grid)
-    for name, (kind, budget) in itertools.product(protocol.EVERY, BUILT):
-        own = [
-            c["order"] for c in grid if [c["data"], c["layer"], c["budget"]] == [name, kind, budget]
-        ]
-        both = ["in place", "permuted"][: 1 + (kind == models.OURS.get(budget))]
-        assert own == (both if protocol.fits(kind, name, budget) else [])
-    convolved = {c["data"] for c in grid if c["layer"] == "convolution"}
-    assert convolved == {name for name, each in SETS.items() if each.neighbours}
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
@@ -302,44 +256,3 @@ def test_a_race_is_compared_with_always_narrowing_in_the_same_cuts(made):
     assert cell["mean"].item() == pytest.approx(np.mean(d))
     means = raced.loc[raced["size"] == "both", "mean"]
     assert reading.pays(raced) == pytest.approx([*np.exp(interval(means))])
-
-
-def cells_of(ran, budget):
-    """The mean logarithm of the test losses, a row for each set and size, a column for each layer in reach of a budget."""
-    own = ran[ran["budget"].isin([budget, NONE]) & (ran["order"] == "in place")]
-    own = own[own["data"].isin(SETS)].assign(log=np.log(own["test_loss"]))
-    most = own["data"].map(lambda name: models.allowed(protocol.shape_of(name), budget))
-    own = own[own["parameters"] <= most]
-    return own.pivot_table(index=["data", "size"], columns="layer", values="log")
-
-
-def test_leaders_are_the_lowest_of_each_cell(made):
-    found = reading.leaders(reading.Rows(*made), SMALL).set_index("layer")
-    firsts = cells_of(made[1], SMALL).idxmin(axis=1).value_counts() / 48
-    assert found["best"].to_dict() == pytest.approx(
-        firsts.reindex(found.index, fill_value=0).to_dict()
-    )
-    assert (found["near"] >= found["best"]).all() and (found["best_low"] <= found["best"]).all()
-
-
-# ---------------------------------------------------------------------------------------------------------------- pages
-def test_layers_whose_loss_is_higher_than_ours_lie_to_the_right(made):
-    axis = plt.figure().subplots()
-    rows = reading.Rows(*made)
-    pages.draw_layers(axis, rows, SMALL)
-    answer = reading.answer(reading.against(rows, SMALL, "low-rank"))
-    names = [text.get_text().partition(" (")[0] for text in axis.get_yticklabels()]
-    height = axis.get_yticks()[names.index("low rank")]
-    (mean,) = [
-        line.get_xdata()[0]
-        for line in axis.lines
-        if line.get_markersize() == 8 and line.get_ydata()[0] == height
-    ]
-    assert mean == pytest.approx(1 / answer["ratio"])
-    assert axis.get_xlabel() == "test loss / that of NdLinear (right: NdLinear is better)"
-
-
-def test_the_lowest_mean_loss_of_a_kind_is_that_of_a_model_that_fits_all_its_sets(made):
-    names = pages.of_kinds()["spectra"]
-    means = cells_of(made[1], QUARTER).loc[names].dropna(axis=1).mean()
-    assert pages.lowest(reading.Rows(*made), names, QUARTER) == means.idxmin()

@@ -1,4 +1,4 @@
-"""Chapter 42's classifiers: the short cuts are the plain modules, the arms have the sizes they claim, data are scaled as they say."""
+"""Chapter 42: the short cuts are the plain modules, who sees the order of time, multiply-adds by formula."""
 
 import math
 
@@ -7,7 +7,6 @@ import pytest
 import torch
 from lab import models
 from lab.chapters import classifiers
-from lab.data import Data
 from torch.nn import functional as F
 
 from ndlinear import NdLinear
@@ -48,33 +47,6 @@ def test_the_fast_classifier_is_the_plain_one(dataset, arm):
         assert torch.allclose(ours.grad, theirs.grad, atol=1e-9)
 
 
-@pytest.mark.parametrize("dataset", [name for name in classifiers.SETS if "part" not in name])
-def test_sizes_of_the_arms(dataset):
-    row = classifiers.SETS[dataset][1]
-    size = {arm: models.size(classifiers.build(dataset, arm, 140)) for arm in classifiers.ARMS}
-    for arm, method in (("base", "Base Model"), ("base*", "Base Model*"), ("ndlinear", "NdLinear")):
-        assert size[arm] == models.size(models.series_classifier(row, method))
-    assert size["learned"] == size["ndlinear"]
-    assert size["folded"] < size["base*"] and size["time"] <= size["base"]
-    width = models.UCR[row][1]
-    larger = (classifiers.two_axes(140, width) + 1, width)
-    more = NdLinear((140, width), larger), NdLinear(larger, (140, width))
-    assert sum(map(models.size, more)) > models.size(classifiers.block("base", width, 8, 140))
-
-
-def test_what_sees_the_order_of_time():
-    x = torch.randn(3, 20, 1).double()
-    for arm in classifiers.ARMS:
-        net = classifiers.build("ECG5000", arm, 20).double()
-        assert torch.allclose(net(x), net(x.flip(1))) == (arm != "time")
-        placed = classifiers.build("ECG5000", arm, 20, positions=True).double()
-        assert not torch.allclose(placed(x), placed(x.flip(1)))
-        assert models.size(placed) == models.size(net)
-    table = classifiers.sines(50, 8)
-    expected = [math.sin(7 / 1e4 ** (2 / 8)), math.cos(7 / 1e4 ** (2 / 8))]
-    assert table.shape == (50, 8) and table[7, 2:4].tolist() == pytest.approx(expected, abs=1e-5)
-
-
 def test_multiply_adds_are_those_of_the_formula():
     steps, d = 30, 32
     net = classifiers.build("ECG5000", "base", steps, layer=models.Cheapest)
@@ -90,21 +62,14 @@ def test_multiply_adds_are_those_of_the_formula():
     assert classifiers.cost("ECGFiveDays", "folded") == around + 2 * steps * (4 * 4 * 8 + 8 * 4 * 8)
 
 
-def test_the_stand_in_for_heartbeat_holds_out_a_fifth_and_averages_over_time(monkeypatch):
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(50, 2, 54)), (np.arange(50) % 5 == 0).astype(int)
-    data = Data("heartbeat", x, y, ("a", "b"), "", False, {"train": slice(0, 50)}, "")
-    monkeypatch.setattr(classifiers, "load", lambda name: data)
-    parts, others = (classifiers.parts("Heartbeat, training part", seed) for seed in (3, 4))
-    sizes = {name: np.bincount(part[1]).tolist() for name, part in parts.items()}
-    assert sizes == {"train": [32, 8], "test": [8, 2]}
-    assert not torch.equal(parts["test"][0], others["test"][0])
-    pairs = (x[..., ::2] + x[..., 1::2]) / 2
-    (found, classes), (held, held_classes) = parts["train"], parts["test"]
-    assert found.mean((0, 1)).abs().max() < 1e-5
-    origins = []
-    for series, label in zip(torch.cat([found, held]), torch.cat([classes, held_classes])):
-        fits = [np.corrcoef(series[:, 0], pairs[i, 0])[0, 1] for i in range(50)]
-        origins.append(int(np.argmax(fits)))
-        assert max(fits) > 1 - 1e-6 and y[origins[-1]] == int(label)
-    assert sorted(origins) == list(range(50)), "each case is in one part"
+def test_what_sees_the_order_of_time():
+    x = torch.randn(3, 20, 1).double()
+    for arm in classifiers.ARMS:
+        net = classifiers.build("ECG5000", arm, 20).double()
+        assert torch.allclose(net(x), net(x.flip(1))) == (arm != "time")
+        placed = classifiers.build("ECG5000", arm, 20, positions=True).double()
+        assert not torch.allclose(placed(x), placed(x.flip(1)))
+        assert models.size(placed) == models.size(net)
+    table = classifiers.sines(50, 8)
+    expected = [math.sin(7 / 1e4 ** (2 / 8)), math.cos(7 / 1e4 ** (2 / 8))]
+    assert table.shape == (50, 8) and table[7, 2:4].tolist() == pytest.approx(expected, abs=1e-5)

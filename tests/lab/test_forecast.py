@@ -1,4 +1,4 @@
-"""Forecasting: windows against plain loops, protocols without and with leak, networks against PyTorch's own layers."""
+"""Forecasting: protocols without and with leak against plain loops, the Transformer as a formula, what is judged."""
 
 import math
 
@@ -9,7 +9,7 @@ import torch
 from lab import models
 from lab.chapters import forecast
 from lab.modes import LabError
-from lab.train import Split, seed_everything
+from lab.train import Split
 from scipy import stats as scipy_stats
 from torch import nn
 from torch.nn import functional as F
@@ -24,28 +24,13 @@ def table():
     return np.random.default_rng(0).normal(size=(400, 7)).cumsum(0)
 
 
-def test_scaled_columns_run_from_0_to_1_on_the_rows_that_were_seen(table):
-    scaled = forecast.scale(table, slice(0, 240))
-    assert np.allclose(scaled[:240].min(0), 0) and np.allclose(scaled[:240].max(0), 1)
-    assert scaled[240:].max() > 1 or scaled[240:].min() < 0
-    assert np.isfinite(forecast.scale(np.ones((5, 2)), slice(None))).all()  # constant columns
-
-
-@pytest.mark.parametrize(("every", "history"), [(1, False), (3, True)])
-def test_windows_against_plain_loops(table, every, history):
-    x, y = forecast.windows(table, every, history)
-    starts = range(0, 400 - 35, every)
-    assert x.shape == (len(starts), 24, 7 if history else 6) and y.shape == (len(starts), 12)
-    for n, i in enumerate(starts):
-        assert np.allclose(x[n], table[i : i + 24, : 7 if history else 6], rtol=1e-5)
-        assert np.allclose(y[n], table[i + 24 : i + 36, 6], rtol=1e-5)
-
-
-def test_too_few_rows_and_unknown_protocols_are_refused(table):
+def test_too_few_rows_and_unknown_names_are_refused(table):
     with pytest.raises(LabError, match="35 rows"):
         forecast.windows(table[:35])
     with pytest.raises(LabError, match="no protocol"):
         forecast.split("random", table, 0, 1)
+    with pytest.raises(LabError, match="not one of"):
+        forecast.without_network("oracle", forecast.split("shuffled", table, 0, 1))
 
 
 def outer_maps(module):
@@ -84,21 +69,6 @@ def test_transformers_are_the_formula_with_dropout_of_a_tenth(arm, training):
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("arm", ARMS)
-@pytest.mark.parametrize("training", [True, False])
-def test_recurrent_networks_are_the_formula_with_dropout_of_three_tenths(arm, training):
-    net, x = forecast.recurrent(arm).train(training), torch.randn(3, 24, 6)
-    torch.manual_seed(1)
-    found = net(x)
-    torch.manual_seed(1)
-    states, _ = net.rnn(x)
-    first, last = outer_maps(net.head)
-    inner = states[:, -1]
-    inner = first(inner[..., None] if arm == "ndlinear" else inner).clamp_min(0)
-    out = last(F.dropout(inner, 0.3, training))
-    torch.testing.assert_close(found, out.reshape(3, 12), rtol=1e-4, atol=1e-5)
-
-
 def test_shuffled_is_this_permutation_of_the_windows(table):
     scaled = (table - table.min(0)) / (table.max(0) - table.min(0))
     starts = range(0, 400 - 36, 2)  # the last window is left out
@@ -134,18 +104,6 @@ def test_counts():
             make("other")
 
 
-def test_a_low_shared_bias_switches_all_units_off():
-    x = torch.rand(50, 24, 6)
-    dead = {seed for seed in range(12) if forecast.starts_dead("ndlinear", seed, x)}
-    assert 0 < len(dead) < 12
-    for seed in range(12):
-        seed_everything(seed)
-        net = forecast.recurrent("ndlinear").eval()
-        states = net.rnn(x)[0][:, -1]
-        (W, w), (b, c) = net.head[1].weights, net.head[1].biases
-        assert bool((((states @ W.T + b) * w + c) <= 0).all()) == (seed in dead)
-
-
 def test_ridge_is_least_squares_with_rows_for_the_penalty():
     x, y = torch.randn(200, 24, 6).double() + 2, torch.randn(200, 12).double() + 3
     data = Split(*[(x.float(), y.float())] * 3)
@@ -154,21 +112,6 @@ def test_ridge_is_least_squares_with_rows_for_the_penalty():
     targets = torch.cat([y - y.mean(0), torch.zeros(144, 12).double()])
     expected = (flat - flat.mean(0)) @ torch.linalg.lstsq(rows, targets).solution + y.mean(0)
     assert torch.allclose(forecast.ridge(data, penalties=(70.0,)).double(), expected, atol=1e-4)
-
-
-def test_the_penalty_of_ridge_comes_from_validation():
-    x, w = torch.randn(900, 24, 6), torch.randn(144, 12)
-    y = x.flatten(1) @ w + 3 + 0.1 * torch.randn(900, 12)
-    held = x[500:700], y[500:700]
-    data = Split((x[:500], y[:500]), held, held)
-
-    def error(*penalties):
-        return F.mse_loss(forecast.ridge(data, penalties), held[1]).item()
-
-    alone = [error(p) for p in (1e4, 1e-6, 100.0)]
-    assert error(1e4, 1e-6, 100.0) == min(alone) < max(alone)
-    with pytest.raises(LabError, match="not one of"):
-        forecast.without_network("oracle", data)
 
 
 def test_reductions_are_paired_ratios():

@@ -192,8 +192,3 @@ def test_a_configuration_that_the_golden_file_does_not_know_is_refused(record, t
     golden.write("made-up", known | {"values": known["values"][:-1]})
     with pytest.raises(RecordError, match=r"is new.*make golden"):
         record("smoke", trained())
-
-
-def test_every_record_has_a_golden_file_and_each_its_rows():
-    names = {p.stem for p in modes.RESULTS.glob("*.jsonl")} - {"notebook-times"}
-    assert names <= {p.stem for p in (modes.RESULTS / "golden").glob("*.json")}

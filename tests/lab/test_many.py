@@ -4,7 +4,7 @@ import pytest
 import torch
 from lab.modes import LabError
 from lab.train.loop import seed_everything
-from lab.train.many import Adam, Plan, draws, fit, shared
+from lab.train.many import Plan, fit
 from torch import nn
 from torch.nn import functional as F
 
@@ -104,14 +104,6 @@ def test_a_member_stops_after_its_patience_and_keeps_its_best_weights():
     assert stop["loss"] == pytest.approx(16, rel=0.01) and end["loss"] > 25**2
 
 
-def test_every_sample_comes_once_in_an_epoch_and_steps_leave_the_rest_out():
-    orders = [torch.Generator().manual_seed(seed) for seed in (0, 1)]
-    epoch = torch.cat(list(draws(10, Plan(epochs=1, batch=4), orders)), 1)
-    assert epoch.sort().values.tolist() == [list(range(10))] * 2 and not epoch[0].equal(epoch[1])
-    sizes = [index.shape[1] for index in draws(10, Plan(steps=5, batch=4), orders)]
-    assert sizes == [4] * 5
-
-
 def test_what_cannot_be_trained_is_refused():
     data = {"train": parts(), "val": parts(20)}
     how = {"epochs": 3, "batch": 16, "lr": 1e30}
@@ -121,31 +113,3 @@ def test_what_cannot_be_trained_is_refused():
     assert not torch.isfinite(torch.tensor(found.curves[0][-1]["train_loss"]))
     with pytest.raises(LabError, match="buffers"):
         fit(lambda: nn.BatchNorm1d(4), {"train": parts()[0]}, Plan(1), seeds=(0,), loss=F.mse_loss)
-
-
-def test_members_with_factors_on_their_rates_train_as_they_would_alone_at_these_rates():
-    data, val = parts()[0], parts(20)[0]
-    plan = Plan(epochs=3, batch=16, lr=0.01, optimiser=Adam, each=(1.0, 5.0))
-    found = fit(made, {"train": data, "val": val}, plan, seeds=(3, 3), loss=F.mse_loss)
-    for i, lr in enumerate((0.01, 0.05)):
-        wanted = plain(Plan(epochs=3, batch=16, lr=lr), data, val, 3)
-        losses = [point["val_loss"] for point in found.curves[i]]
-        assert losses == pytest.approx(wanted, rel=1e-4)
-
-
-def test_equal_parts_are_kept_once_and_given_to_those_whose_they_are():
-    one, other = parts(6)
-    found = shared([one, other, one], 3)
-    assert found.x.shape == (2, 6, 4) and found.count == 6
-    x, y = found.take(torch.tensor([[0, 2], [1, 1], [5, 4]]))
-    assert torch.equal(x[0], one[0][[0, 2]]) and torch.equal(x[1], other[0][[1, 1]])
-    assert torch.equal(y[2], one[1][[5, 4]])
-    with pytest.raises(LabError, match="2 parts for 3 members"):
-        shared([one, other], 3)
-
-
-def test_looks_at_named_steps_and_at_the_end():
-    data = {"train": parts(), "val": parts(20)}
-    plan = Plan(steps=9, batch=16, looks=(2, 5, 40))
-    found = fit(made, data, plan, seeds=(0, 1), loss=F.mse_loss)
-    assert [point["step"] for point in found.curves[1]] == [2, 5, 9]

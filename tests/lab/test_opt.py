@@ -26,19 +26,6 @@ def test_the_blocks_have_the_released_shares():
     assert count["released"] == count["ndlinear"] == count["dense-width"] + 25 == 4_304_393
 
 
-def test_further_blocks_have_the_sizes_that_they_are_to_have():
-    blocks = {arm: opt.block(SIZE, arm) for arm in opt.FURTHER}
-    count = {arm: sum(p.numel() for p in block.parameters()) for arm, block in blocks.items()}
-    factors = 6 * 12 + 8 * 16
-    assert count["axes"] == 2 * factors + 4 * 48 + 48
-    assert count["squared"] == 2 * 48 * 192 + 5 * 48
-    assert count["tiny"] == 97 * 6 + 48 <= count["axes"] < 97 * 7 + 48
-    x, squared = torch.randn(3, 5, 48), blocks["squared"]
-    assert all(block(x).shape == x.shape for block in blocks.values())
-    wanted = squared.fc2(squared.fc1(x).clamp_min(0) ** 2)
-    assert torch.allclose(squared(x), wanted, atol=1e-6)
-
-
 # ------------------------------------------------------------------------------------------- answers by log-likelihood
 class Bigram(nn.Module):
     """Logits of the next token that depend on the last token alone: scores can be computed by hand."""
@@ -78,22 +65,6 @@ def test_the_share_of_right_answers_by_each_rule(context):
         right = [rule_by_hand(model, each, rule, context) == each.right for each in asked]
         assert found[rule] == pytest.approx(sum(right) / 30)
     assert len(set(found.values())) > 1  # the rules differ, so that a mixed-up one would show
-
-
-def test_questions_are_put_as_the_released_script_puts_them(monkeypatch):
-    monkeypatch.setenv("NDL_MODE", "smoke")
-    opt.questions.cache_clear()
-    copa = opt.questions("copa", 2)
-    assert len(copa) == 2 and [q.right for q in copa] == [0, 1]
-    assert copa[0].prompt.startswith(
-        "Premise: It rained.\nQuestion: What is the effect?\nOptions:\n1. It"
-    )
-    assert copa[0].prompt.endswith("is ") and copa[0].candidates == ("It was wet.", "It sang.")
-    assert opt.questions("cb")[1].candidates[1] == "Contradiction"
-    assert [q.right for q in opt.questions("cb", 3)] == [0, 1, 2]
-    metrics = opt.all_tasks(Bigram(), BPE([]), 20, 4)
-    assert set(metrics) == {f"{t}_{r}" for t in ("copa", "cb", "piqa") for r in opt.RULES}
-    opt.questions.cache_clear()
 
 
 # ----------------------------------------------------------------------------------------------------------- questions

