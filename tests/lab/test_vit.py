@@ -95,7 +95,6 @@ def test_parameters_dropout_and_tokens_are_those_of_the_release():
 
 
 def test_a_teacher_that_is_not_known_is_refused():
-    assert vit.answers("none", "cifar10", 100) is None
     with pytest.raises(modes.LabError, match="'cnn' is not one of 'trained'"):
         vit.answers("cnn", "cifar10", 100)
 
@@ -134,8 +133,7 @@ def test_the_loss_is_half_labels_and_half_teacher():
     plain = -np.log(softmax(own.numpy())[range(4), labels.numpy()]).mean()
     p, q = softmax(said.numpy() / 3), softmax(imitated.numpy() / 3)
     apart = 9 * (p * np.log(p / q)).sum() / 4
-    assert vit.distilled((own, imitated), labels, None).item() == pytest.approx(plain)
-    both = vit.distilled((own, imitated), labels, said).item()
+    both = vit.distilled((own, imitated), (labels, said)).item()
     assert both == pytest.approx(0.5 * plain + 0.5 * apart)
 
 
@@ -147,17 +145,12 @@ def test_the_rate_rises_for_ten_steps_and_falls_along_half_a_cosine():
     assert vit.schedule(1, 5) == 0.1  # a training shorter than the start
 
 
-def test_a_mirrored_picture_gets_the_answer_for_the_mirrored_picture(monkeypatch):
-    net, images = small_student(), torch.randn(4, 3, 8, 8)
-    soft, labels = torch.randn(2, 4, 5), torch.arange(4)
-    seen = []
-    monkeypatch.setattr(vit, "half", lambda model: seen.append)
-    monkeypatch.setattr(vit, "distilled", lambda out, y, said: (y, said))
+def test_a_mirrored_picture_gets_the_answer_for_the_mirrored_picture():
+    images, soft, labels = torch.randn(4, 3, 8, 8), torch.randn(2, 4, 5), torch.arange(4)
     index, mirrored = torch.tensor([2, 0]), torch.tensor([True, False])
-    y, said = vit._loss(net, (images, labels, soft), index, mirrored)
-    assert torch.equal(seen[0][0], images[2].flip(-1)) and torch.equal(seen[0][1], images[0])
+    seen, (y, said) = vit.batch_of((images, labels, soft), index, mirrored)
+    assert torch.equal(seen[0], images[2].flip(-1)) and torch.equal(seen[1], images[0])
     assert torch.equal(said, torch.stack([soft[1, 2], soft[0, 0]])) and y.tolist() == [2, 0]
-    assert vit._loss(net, (images, labels, None), index, mirrored)[1] is None
 
 
 def test_a_student_trains_the_same_whether_its_teacher_was_at_hand_or_not(stand_in):

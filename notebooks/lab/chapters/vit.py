@@ -26,7 +26,7 @@ from ..train.scores import accuracy, top_five
 DROPOUT, DROPOUT_OF_EMBEDDING = 0.1, 0.3  # as in the released script
 TEMPERATURE, ALPHA = 3, 0.5  # the same
 WEIGHT_DECAY, WARM_UP = 1e-4, 10  # the same; steps
-TEACHERS = ("trained", "random head", "none", "vit-b-16")
+TEACHERS = ("trained", "random head", "vit-b-16")
 
 
 # ------------------------------------------------------------------------------------- the student
@@ -231,29 +231,27 @@ def released_teacher(name: str, images: int) -> Tensor:
     return _answers(teacher, pictures(name, images).train[0], side=224)
 
 
-def answers(teacher: str, name: str, images: int) -> Tensor | None:
-    """What a teacher says to the training pictures: (2, n, classes) logits, or None without one."""
+def answers(teacher: str, name: str, images: int) -> Tensor:
+    """What a teacher says to the training pictures and their mirror images: (2, n, classes) logits."""
     if teacher not in TEACHERS:
         raise LabError(f"teacher {teacher!r} is not one of {', '.join(map(repr, TEACHERS))}")
-    if teacher == "none":
-        return None
     if teacher == "vit-b-16":
         return released_teacher(name, images)
     return taught(name, images)[teacher]
 
 
 # ------------------------------------------------------------------------------------ the training
-def distilled(out: tuple[Tensor, Tensor], labels: Tensor, soft: Tensor | None) -> Tensor:
+def distilled(out: tuple[Tensor, Tensor], wanted: tuple[Tensor, Tensor]) -> Tensor:
     """The released loss: cross-entropy of the class token and, half and half, the divergence of the
-    distillation token's answer from the teacher's at a temperature."""
-    own, imitated = out
-    plain = F.cross_entropy(own, labels)
-    if soft is None:
-        return plain
+    distillation token's answer from the teacher's at a temperature.
+
+    ``wanted``: labels, and the teacher's logits.
+    """
+    (own, imitated), (labels, soft) = out, wanted
     student = F.log_softmax(imitated / TEMPERATURE, dim=-1)
     teacher = F.softmax(soft / TEMPERATURE, dim=-1)
     apart = F.kl_div(student, teacher, reduction="batchmean") * TEMPERATURE**2
-    return (1 - ALPHA) * plain + ALPHA * apart
+    return (1 - ALPHA) * F.cross_entropy(own, labels) + ALPHA * apart
 
 
 def schedule(step: int, steps: int) -> float:
@@ -267,7 +265,7 @@ def schedule(step: int, steps: int) -> float:
 def train(
     student: Student,
     split: loop.Split,
-    soft: Tensor | None,
+    soft: Tensor,
     *,
     epochs: int,
     lr: float,
@@ -285,7 +283,7 @@ def train(
     """
     device = loop.default_device()
     student.to(device)
-    data = [None if part is None else part.to(device) for part in (*split.train, soft)]
+    data = [part.to(device) for part in (*split.train, soft)]
     updates = torch.optim.AdamW(student.parameters(), lr=lr, weight_decay=WEIGHT_DECAY)
     steps = epochs * math.ceil(len(data[0]) / batch)
     rate = torch.optim.lr_scheduler.LambdaLR(updates, lambda now: schedule(now, steps))
@@ -295,25 +293,27 @@ def train(
         total = torch.zeros((), device=device)
         for index in loop.batches(len(data[0]), batch, order):
             mirrored = torch.rand(len(index), generator=order) < 0.5
-            value = _loss(student, data, index.to(device), mirrored.to(device))
-            updates.zero_grad(set_to_none=True)
-            value.backward()
-            updates.step()
+            pair = batch_of(data, index.to(device), mirrored.to(device))
+            value = loop.step(answering(student), *pair, distilled, updates)
             rate.step()
-            total += value.detach() * len(index)
+            total += value * len(index)
         loop.check_finite(float(total), now, lr)
         found = {f"val_{name}": value for name, value in evaluate(student, split.val).items()}
         curve.append({"epoch": now, "train_loss": float(total) / len(data[0])} | found)
     return curve
 
 
-def _loss(student: Student, data, index: Tensor, mirrored: Tensor) -> Tensor:
-    """Loss of a batch, some of its pictures mirrored: the teacher answers for what the student
-    sees."""
+def batch_of(data, index: Tensor, mirrored: Tensor) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+    """Pictures, some of them mirrored, and what `distilled` wants: the teacher answers for what the
+    student sees."""
     x, y, soft = data
     images = torch.where(mirrored[:, None, None, None], x[index].flip(-1), x[index])
-    said = None if soft is None else soft[mirrored.long(), index]
-    return distilled(half(student)(resized(images, student.side)), y[index], said)
+    return images, (y[index], soft[mirrored.long(), index])
+
+
+def answering(student: Student) -> Callable:
+    """Pictures of any size -> the student's answer."""
+    return lambda images: half(student)(resized(images, student.side))
 
 
 def evaluate(student: Student, part: tuple[Tensor, Tensor], batch: int = 500) -> dict[str, float]:
@@ -321,11 +321,7 @@ def evaluate(student: Student, part: tuple[Tensor, Tensor], batch: int = 500) ->
     device = next(student.parameters()).device
     part = tuple(tensor.to(device) for tensor in part)
     functions = {"accuracy": accuracy, "top_five": top_five}
-
-    def logits(images: Tensor) -> Tensor:
-        return half(student)(resized(images, student.side))
-
-    return loop.evaluate(student, part, F.cross_entropy, functions, batch, logits)
+    return loop.evaluate(student, part, F.cross_entropy, functions, batch, answering(student))
 
 
 def fitted(student: Student, c: dict) -> tuple[list[dict[str, float]], loop.Split]:
@@ -340,7 +336,7 @@ def fitted(student: Student, c: dict) -> tuple[list[dict[str, float]], loop.Spli
 def tested(student: Student, split: loop.Split, c: dict) -> dict[str, float]:
     """Scores on the official test part, and the accuracy there of a teacher that was made here."""
     found = {f"test_{name}": value for name, value in evaluate(student, split.test).items()}
-    if c["teacher"] in ("none", "vit-b-16"):
+    if c["teacher"] == "vit-b-16":
         return found
     accuracies = taught(c["data"], c["images"])
     return found | {"teacher_accuracy": float(accuracies[f"{c['teacher']}, accuracy"])}
