@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import copy
 import functools
-import itertools
 import math
+from collections import OrderedDict
 from collections.abc import Callable
 
 import torch
@@ -111,7 +111,7 @@ class DiT(nn.Module):
 
     Args:
         side, channels: of the pictures. patch: side of a token's square. classes: without "no class", the last row of the table.
-        variances: also predict variances, as the public checkpoints do; twice the channels come out.
+        variances: also predict variances, as the public checkpoints do; twice the channels come out. Nothing here trains that.
         inside: number of a block -> its MLP, (B, tokens, width) -> the same, or None for ratio 4.
     """
 
@@ -203,11 +203,6 @@ def noisy(x: Tensor, t: Tensor, noise: Tensor) -> Tensor:
     return kept.sqrt() * x + (1 - kept).sqrt() * noise
 
 
-def noise_in(model: DiT, x: Tensor, t: Tensor, y: Tensor) -> Tensor:
-    """The noise that the model finds in pictures."""
-    return model(x, t, y)[:, : model.channels]
-
-
 def train(
     model: DiT,
     pictures: tuple[Tensor, Tensor],
@@ -217,15 +212,14 @@ def train(
     batch: int,
     seed: int,
     decay: float,
-    unlabelled: float = 0.1,
 ) -> tuple[DiT, list[dict[str, float]]]:
-    """Train with AdamW on the squared error of the noise, as the released code does.
+    """Train with AdamW on the squared error of the noise, as the released code does; a tenth of the
+    samples have "no class" in place of theirs.
 
     Args:
         pictures: (n, channels, side, side) in [-1, 1], and classes. Batches are drawn with replacement.
         seed: of pictures, times, noise and dropped classes, so that models of one seed see the same.
         decay: of the moving average of the weights.
-        unlabelled: share of the samples whose class is replaced by "no class".
 
     Returns:
         A copy of the model with the averaged weights, and the mean training loss of each tenth.
@@ -240,42 +234,40 @@ def train(
         index = torch.randint(len(x), (batch,), generator=draw)
         t = torch.randint(TIMES, (batch,), generator=draw)
         noise = torch.randn(batch, *x.shape[1:], generator=draw)
-        dropped = torch.rand(batch, generator=draw) < unlabelled
+        dropped = torch.rand(batch, generator=draw) < 0.1
         labels = torch.where(dropped, model.classes, y[index])
         seen = noisy(x[index], t, noise), t, labels
-        losses.append(loop.step(lambda each: noise_in(model, *each), seen, noise, F.mse_loss, adam))
+        losses.append(loop.step(lambda each: model(*each), seen, noise, F.mse_loss, adam))
         with torch.no_grad():
             torch._foreach_lerp_(slow, weights, 1 - decay)
-    return averaged, _tenths(torch.stack(losses).tolist(), lr)
+    return averaged, _tenths(torch.stack(losses), lr)
 
 
-def _tenths(losses: list[float], lr: float) -> list[dict[str, float]]:
+def _tenths(losses: Tensor, lr: float) -> list[dict[str, float]]:
     """Means over ten equal parts of a training."""
-    edges = [round(k * len(losses) / 10) for k in range(11)]
-    curve = []
-    for low, high in itertools.pairwise(edges):
-        if high > low:
-            mean = sum(losses[low:high]) / (high - low)
-            loop.check_finite(mean, high, lr)
-            curve.append({"step": high, "train_loss": float(f"{mean:.5g}")})
+    curve, step = [], 0
+    for part in losses.tensor_split(10):
+        if len(part):
+            step += len(part)
+            mean = float(part.double().mean())
+            loop.check_finite(mean, step, lr)
+            curve.append({"step": step, "train_loss": float(f"{mean:.5g}")})
     return curve
 
 
 @torch.no_grad()
-def fixed_loss(
-    model: DiT, pictures: tuple[Tensor, Tensor], draws: int = 20, seed: int = 0
-) -> float:
+def fixed_loss(model: DiT, pictures: tuple[Tensor, Tensor], draws: int = 20) -> float:
     """Mean squared error of the noise in pictures, always at the same times and with the same noise.
 
     Each picture is used ``draws`` times; the times of one picture are spread evenly over all 1,000.
     """
     x, y = pictures
-    draw = torch.Generator().manual_seed(seed)
+    draw = torch.Generator().manual_seed(0)
     total = 0.0
     for k in range(draws):
         t = ((torch.rand(len(x), generator=draw) + k) * TIMES / draws).long()
         noise = torch.randn(x.shape, generator=draw)
-        total += F.mse_loss(noise_in(model, noisy(x, t, noise), t, y), noise).item()
+        total += F.mse_loss(model(noisy(x, t, noise), t, y), noise).item()
     return total / draws
 
 
@@ -294,7 +286,7 @@ def sample(
     made = []
     for x, y in zip(begin.split(batch), labels.split(batch)):
         for k, t in enumerate(times):
-            noise = noise_in(model, x, torch.full_like(y, t), y)
+            noise = model(x, torch.full_like(y, t), y)
             clean = ((x - math.sqrt(1 - kept[k]) * noise) / math.sqrt(kept[k])).clamp(-1, 1)
             noise = (x - math.sqrt(kept[k]) * clean) / math.sqrt(1 - kept[k])
             x = math.sqrt(kept[k + 1]) * clean + math.sqrt(1 - kept[k + 1]) * noise
@@ -314,40 +306,30 @@ def pictures() -> loop.Split:
     return data.split(x, found.y, seed=0, parts=parts, standardise="none")
 
 
-class Classifier(nn.Module):
-    """Three convolutions, a mean over the picture, 64 features, ten classes."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(
-            nn.Conv2d(1, 32, 3, padding=1),
-            nn.ReLU(),
-            nn.Conv2d(32, 64, 3, padding=1),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-            nn.Conv2d(64, 64, 3, padding=1),
-            nn.ReLU(),
-            nn.AdaptiveAvgPool2d(1),
-            nn.Flatten(),
-        )
-        self.last = nn.Linear(64, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.body(x))
-
-
 @functools.cache
-def classifier(epochs: int) -> Classifier:
-    """The network whose features and answers measure samples, trained on the training pictures."""
+def classifier(epochs: int) -> nn.Sequential:
+    """The network whose features and answers measure samples, trained on the training pictures: its
+    ``body`` gives 64 features, its ``last`` layer ten classes."""
     loop.seed_everything(0)
-    model = Classifier()
+    body = nn.Sequential(
+        nn.Conv2d(1, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(32, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(64, 64, 3, padding=1),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+    )
+    model = nn.Sequential(OrderedDict(body=body, last=nn.Linear(64, 10)))
     setting = {"epochs": epochs, "lr": 2e-3, "batch_size": 64, "seed": 0}
     loop.train_epochs(model, pictures().train, loss=F.cross_entropy, **setting)
     return model.eval()
 
 
 @torch.no_grad()
-def features(judge: Classifier, x: Tensor) -> Tensor:
+def features(judge: nn.Sequential, x: Tensor) -> Tensor:
     """(n, 64) features of pictures, in float64."""
     return loop.predict(judge.body, x, batch=1024).double()
 
@@ -403,11 +385,6 @@ def judged(made: list[Tensor], labels: Tensor, epochs: int) -> dict[str, float]:
         "agreement": (answers == labels.repeat(len(made))).double().mean().item(),
         **neighbourhoods(real[: len(labels)], sets[0]),
     }
-
-
-def in_turn(count: int, classes: int = 10) -> Tensor:
-    """The classes one after the other, until there are ``count``."""
-    return torch.arange(count) % classes
 
 
 def as_text(digits: Tensor) -> list[str]:
