@@ -3,7 +3,6 @@
 import base64
 import io
 import itertools
-import json
 import random
 import re
 import sys
@@ -34,13 +33,6 @@ def test_modes(monkeypatch):
     monkeypatch.setenv("NDL_MODE", "fast")
     with pytest.raises(LabError, match="replay, smoke, full"):
         lab.mode()
-
-
-def test_facts_are_numbers_of_the_paper():
-    assert lab.fact("app_bias", width=16, bias="false", metric="params") == 36
-    rows = lab.facts("app_bias", metric="test_mse", width=[16, 32])
-    assert len(rows) == 4 and rows["value"].between(0, 1).all() and rows["std"].notna().all()
-    assert lab.setting("radius_bump", "epochs") == 4000
 
 
 @pytest.mark.parametrize(
@@ -220,17 +212,6 @@ def test_notebooks_get_html_that_is_escaped(jupyter):
     assert jupyter[1] == "*hello*"
 
 
-def test_an_interactive_figure_has_data_and_a_sentence(jupyter, capsys, monkeypatch):
-    values = {"input": [[1.5]], "note": "a < 'b' & \"c\""}
-    lab.interactive("steps", values, "See <above>.")
-    page = BeautifulSoup(jupyter[0], "html.parser").div
-    assert page["data-script"] == "steps" and page.text == "See <above>."
-    assert json.loads(page["data-values"]) == values
-    monkeypatch.setattr(sys.modules["IPython"], "get_ipython", lambda: None)
-    lab.interactive("steps", {}, "See above.")
-    assert capsys.readouterr().out == "See above.\n" and len(jupyter) == 1
-
-
 def test_notebooks_draw_svg_the_same_each_time(monkeypatch, tmp_path):
     from IPython.core.interactiveshell import InteractiveShell
     from matplotlib_inline.config import InlineBackend
@@ -250,11 +231,6 @@ def test_notebooks_draw_svg_the_same_each_time(monkeypatch, tmp_path):
         assert shell.display_formatter.formatters["image/png"](figure) is None
     finally:
         InlineBackend.clear_instance()
-
-
-def test_words_of_an_interval_a_value_and_nothing():
-    assert lab.words((1, 0.5, 1.5)) == "+1.0 [+0.5, +1.5]"
-    assert lab.words(2, "{:.2f}") == "2.00" and lab.words(None) == ""
 
 
 def test_numbers_in_tables_do_not_break_over_lines(jupyter):
