@@ -14,7 +14,7 @@ import time
 import nbformat
 from jupyter_cache import get_cache
 from jupyter_cache.base import CacheBundleIn
-from lab.page.facts import read_yaml
+from lab.modes import read_yaml
 from lab.page.ledger import belongs
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError

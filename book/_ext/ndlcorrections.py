@@ -7,7 +7,7 @@ import collections
 import datetime
 import pathlib
 
-from lab.page.facts import read_yaml
+from lab.modes import read_yaml
 from lab.page.ledger import VERDICTS, chapter_of
 from lab.page.show import cells, grid
 from ndltables import badge, cell_link, escape

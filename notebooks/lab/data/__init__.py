@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..modes import LabError, mode
-from . import bundled, ett, images, novels, questions, series, tables, texts
+from . import registry
 from .files import (
     LEFT_ALONE,
     NOT_KEPT,
@@ -33,11 +33,7 @@ from .files import (
 )
 from .splits import official, split
 
-SOURCES: dict[str, Source] = {
-    source.name: source
-    for family in (bundled, ett, images, novels, questions, series, tables, texts)
-    for source in family.SOURCES
-}
+SOURCES: dict[str, Source] = registry.sources()
 
 
 @dataclass(frozen=True)
@@ -102,6 +98,8 @@ def _compare(layout: Layout, raw: Raw) -> None:
             raise DataError(f"the {part} part is {found}, expected {shape}")
         if counts is None:
             continue
+        if isinstance(counts, int):
+            counts = (counts,) * len(raw.names)
         cases = np.bincount(raw.y[index], minlength=len(raw.names)).tolist()
         if _differ(cases, counts):
             raise DataError(f"cases per class in the {part} part are {cases}, expected {[*counts]}")

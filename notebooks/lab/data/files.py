@@ -64,17 +64,14 @@ class File:
 
 
 @functools.cache
-def _checksums() -> dict[str, dict[str, str]]:
-    """The rows of files.csv by the names of the files."""
+def known() -> dict[str, File]:
+    """The files of files.csv by their names."""
     text = pathlib.Path(__file__).with_name("files.csv").read_text(encoding="utf-8")
-    return {row["name"]: row for row in csv.DictReader(text.splitlines())}
-
-
-def known(name: str, url: str = "", by_hand: str = "") -> File:
-    """A file whose size and checksums stand in files.csv."""
-    row = _checksums()[name]
-    size = int(row["bytes"]) if row["bytes"] else None
-    return File(name, url, size, row["sha256"], row["md5"], by_hand)
+    found = {}
+    for row in csv.DictReader(text.splitlines()):
+        size = row.pop("bytes")
+        found[row["name"]] = File(size=int(size) if size else None, **row)
+    return found
 
 
 @dataclass(frozen=True)
@@ -93,8 +90,8 @@ class Layout:
 
     Args:
         read: contents of the files, in order -> `Raw`.
-        expect: part of the data -> (shape, cases per class in the order of the labels; None where there are no classes).
-            None in place of a number: any number.
+        expect: part of the data -> (shape, cases per class in the order of the labels; one number where every class has as
+            many; None where there are no classes). None in place of a number: any number.
         content: checksum of the arrays, where the values are known; it is checked where the files have no published checksum,
             and names the form in which recorded runs had the data.
         note: what a reader must know about this form of the data (what is exact, partial or missing).
@@ -102,7 +99,7 @@ class Layout:
 
     files: tuple[File, ...]
     read: Callable[..., Raw]
-    expect: dict[str, tuple[Numbers, Numbers | None]] = field(default_factory=dict)
+    expect: dict[str, tuple[Numbers, Numbers | int | None]] = field(default_factory=dict)
     note: str = ""
     content: str = ""
 

@@ -6,21 +6,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .files import DataError, File, Layout, Raw, Source, known
+from .files import DataError, Raw
 
-COMMIT = "143e601875d70e195f2cc5ebd8b034609271194d"
-ADDRESS = f"https://raw.githubusercontent.com/computationalstylistics/100_english_novels/{COMMIT}"
-TRAIN = """
-Anon_Clara_1864 Barclay_Ladies_1917 Bennet_Babylon_1902 Blackmore_Erema_1877 Braddon_Audley_1862
-Burnett_Garden_1911 Cbronte_Jane_1847 Chesterton_Innocence_1911 Conrad_Almayer_1895
-Corelli_Innocent_1914 Dickens_Bleak_1853 Doyle_Hound_1902 Eliot_Adam_1859 Ford_Girl_1907
-Forster_Angels_1905 Galsworthy_Man_1906 Gaskell_Lovers_1863 Gissing_Unclassed_1884
-Haggard_Mines_1885 Hardy_Jude_1895 James_Ambassadors_1903 Kipling_Captains_1896
-Lawrence_Peacock_1911 Lee_Albany_1884 Lytton_Kenelm_1873 Meredith_Feverel_1859 Morris_Roots_1890
-Schreiner_Farm_1883 Thackeray_Esmond_1852 Trollope_Angel_1881 Ward_Ashe_1905 Wcollins_Basil_1852
-Woolf_Lighthouse_1927 Barclay_Postern_1911 Bennet_Helen_1910
-""".split()  # noqa: SIM905
-VALID = ["Stevenson_Arrow_1888", "Gaskell_Ruth_1855", "Chesterton_Thursday_1908"]
 BREAK = "\f"  # begins a novel
 BLANK = "\n\n"  # between paragraphs
 
@@ -51,10 +38,10 @@ def _text(content: bytes) -> str:
     return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 
-def read_novels(*contents: bytes) -> Raw:
-    """A file for each novel, in the order of `TRAIN` and `VALID`."""
+def read_novels(*contents: bytes, train: int) -> Raw:
+    """A file for each novel; the first ``train`` of them are the training part."""
     found = [_text(content) for content in contents]
-    return _raw(found[: len(TRAIN)], found[len(TRAIN) :])
+    return _raw(found[:train], found[train:])
 
 
 def read_joined(train: bytes, valid: bytes) -> Raw:
@@ -75,38 +62,6 @@ def _made_up(seed: int, sentences: int) -> str:
     return "\n\n".join(lines)
 
 
-def stand_in() -> Raw:
-    return read_novels(*(_made_up(i, 40).encode() for i in range(len(TRAIN) + len(VALID))))
-
-
-_EXPECT = {"train": ((48_502,), None), "valid": ((5_949,), None)}
-_NOTE = "35 novels to train on and three held out, chosen by title; a paragraph a case."
-
-SOURCES = (
-    Source(
-        "novels",
-        "38 English novels, 1847 to 1928, as plain text",
-        "https://github.com/computationalstylistics/100_english_novels",
-        "not stated; the works are in the public domain",
-        (
-            Layout(
-                tuple(
-                    File(f"text/novels/{title}.txt", f"{ADDRESS}/corpus/{title}.txt")
-                    for title in (*TRAIN, *VALID)
-                ),
-                read_novels,
-                _EXPECT,
-                _NOTE,
-                "7bf0ca96b5cd9c7f",
-            ),
-            Layout(
-                tuple(known(f"text/novels/novels_{part}.txt") for part in ("train", "valid")),
-                read_joined,
-                _EXPECT,
-                _NOTE + " The same texts, joined to two files.",
-                "7bf0ca96b5cd9c7f",
-            ),
-        ),
-        stand_in,
-    ),
-)
+def stand_in(train: int, valid: int) -> Raw:
+    made = [_made_up(i, 40).encode() for i in range(train + valid)]
+    return read_novels(*made, train=train)

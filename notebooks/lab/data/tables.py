@@ -7,7 +7,7 @@ import io
 import numpy as np
 import pandas as pd
 
-from .files import DataError, File, Layout, Raw, Source
+from .files import DataError, Raw
 
 CARDIO = (
     *("age", "gender", "height", "weight", "ap_hi", "ap_lo"),
@@ -77,64 +77,3 @@ def food_stand_in() -> Raw:
     frame.insert(0, "ID", [f"{i:04X}" for i in range(n)])
     frame.insert(14, "", np.nan)
     return read_food(frame.to_csv(index=False, na_rep="N/A").encode())
-
-
-_CARDIO = "https://www.kaggle.com/datasets/sulianova/cardiovascular-disease-dataset"
-_FOOD = "https://www.kaggle.com/datasets/willianoliveiragibin/food-delivery-time"
-
-
-def _file(name: str, copy: str, original: str, page: str) -> File:
-    by_hand = f"get {original} from {page} (an account is needed)"
-    return File(f"tabular/{name}", f"https://raw.githubusercontent.com/{copy}", by_hand=by_hand)
-
-
-SOURCES = (
-    Source(
-        "cardio",
-        "Cardiovascular disease: 70,000 patients, 11 features, 2 classes",
-        _CARDIO,
-        "not stated",
-        (
-            Layout(
-                (
-                    _file(
-                        "cardio_train.csv",
-                        "caravanuden/cardio/173b356aa308fc9806d0191f67d9421a9f0bee92/cardio_train.csv",
-                        "cardio_train.csv",
-                        _CARDIO,
-                    ),
-                ),
-                read_cardio,
-                {"whole": ((70_000, 11), None)},
-                "All 70,000 rows, outliers included, from a public copy (the publisher's page asks for an account).",
-                "bc2b0082ad20083e",
-            ),
-        ),
-        cardio_stand_in,
-    ),
-    Source(
-        "food-delivery",
-        "Food delivery time: 14 features, minutes",
-        _FOOD,
-        "not stated",
-        (
-            Layout(
-                (
-                    _file(
-                        "food_delivery_time.csv",
-                        "Krzysztof-1/Modelling-Food-Delivery-Time/56d642063d097d70ac44a3c5ed0f3cb52d2162ed"
-                        "/data/Food_Time_Data_Set.csv",
-                        "Food_Time_Data_Set.csv",
-                        _FOOD,
-                    ),
-                ),
-                read_food,
-                {"whole": ((9035, 14), None)},
-                "9,035 of 10,000 rows: those with a missing value are dropped, and the four text columns are numbered from 0 in "
-                "alphabetical order; the paper states neither. The file is identified by its name and its 14 features.",
-                "acebffccdc65e9a2",
-            ),
-        ),
-        food_stand_in,
-    ),
-)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable
 
 import numpy as np
 import pandas as pd
 
-from .files import DataError, File, Layout, Raw, Source, known
+from .files import DataError, Raw
 
 
 def _tsv(content: bytes, **how) -> pd.DataFrame:
@@ -76,7 +75,7 @@ def sst2_stand_in() -> Raw:
 # ------------------------------------------------------------------------------------------------------------------ CoLA
 COLA = ("source", "label", "mark", "sentence")
 COLA_NAMES = ("unacceptable", "acceptable")
-COLA_PARTS = {"train": "in_domain_train", "dev_in": "in_domain_dev", "dev_out": "out_of_domain_dev"}
+COLA_PARTS = ("train", "dev_in", "dev_out")
 
 
 def read_cola(*contents: bytes) -> Raw:
@@ -91,6 +90,10 @@ def _cola(parts: list[tuple[list[str], list]]) -> Raw:
     raw = _raw(dict(zip(COLA_PARTS, parts)), COLA_NAMES)
     raw.splits["dev"] = slice(raw.splits["dev_in"].start, raw.splits["dev_out"].stop)
     return raw
+
+
+def cola_stand_in() -> Raw:
+    return _cola(_made_up())
 
 
 # ------------------------------------------------------------------------------------------------------------ WikiText-2
@@ -110,87 +113,3 @@ def read_wikitext(*contents: bytes) -> Raw:
 def wikitext_stand_in() -> Raw:
     texts = ["".join(f" {s} <unk> \n \n" for s in sentences) for sentences, _ in _made_up()]
     return read_wikitext(*(text.encode() for text in texts))
-
-
-# ---------------------------------------------------------------------------------------------------------- the registry
-def _copies(folder: str, ending: str, parts: Iterable[str], address: str) -> tuple[File, ...]:
-    """Copies of a set's parts, as a repository has them at a fixed commit."""
-    at = f"https://raw.githubusercontent.com/{address}"
-    return tuple(known(f"text/{folder}/{p}.{ending}", f"{at}/{p}.{ending}") for p in parts)
-
-
-SOURCES = (
-    Source(
-        "sst2",
-        "SST-2: sentences of film reviews, negative or positive",
-        "https://nlp.stanford.edu/sentiment/ (as in GLUE, https://gluebenchmark.com)",
-        "not stated",
-        (
-            Layout(
-                _copies(
-                    "SST-2",
-                    "tsv",
-                    SST2_PARTS,
-                    "awake020/pytorch_Bert_sst2/ce2ab1719d32182e6233b24b2de246bd32814fde/SST-2",
-                ),
-                read_sst2,
-                {
-                    "train": ((67_349,), (29_780, 37_569)),
-                    "dev": ((872,), (428, 444)),
-                    "test": ((1821,), (912, 909)),
-                },
-                "A public copy of the same three parts in another order; its test labels are those of the original treebank.",
-                "cfaa936d17298217",
-            ),
-        ),
-        sst2_stand_in,
-    ),
-    Source(
-        "cola",
-        "CoLA: sentences from linguistics books, grammatically acceptable or not",
-        "https://nyu-mll.github.io/CoLA/",
-        "excerpts of published works under fair use, as the authors state",
-        (
-            Layout(
-                _copies(
-                    "CoLA",
-                    "tsv",
-                    COLA_PARTS.values(),
-                    "nyu-mll/CoLA-baselines/dd095d3646ed05a315280aaa8ed4ec84ba435b3e"
-                    "/acceptability_corpus/cola_public/raw",
-                ),
-                read_cola,
-                {
-                    "train": ((8551,), (None, None)),
-                    "dev_in": ((527,), (None, None)),
-                    "dev_out": ((516,), (None, None)),
-                },
-                "The authors' files; the labels of the test part are not public, so scores are those on the dev part.",
-                "852f4a5666c32fa9",
-            ),
-        ),
-        lambda: _cola(_made_up()),
-    ),
-    Source(
-        "wikitext2",
-        "WikiText-2, version 1: Wikipedia articles as tokens, rare words as <unk>",
-        "https://arxiv.org/abs/1609.07843",
-        "CC BY-SA (Wikipedia)",
-        (
-            Layout(
-                _copies(
-                    "wikitext-2",
-                    "txt",
-                    WIKI_PARTS,
-                    "pytorch/examples/77f55b912142e11fcfdf5b530231fb9c52f181e8"
-                    "/word_language_model/data/wikitext-2",
-                ),
-                read_wikitext,
-                {"train": ((36_718,), None), "valid": ((3760,), None), "test": ((4358,), None)},
-                "Public copies of the publisher's three files.",
-                "a9563626ec7280d7",
-            ),
-        ),
-        wikitext_stand_in,
-    ),
-)

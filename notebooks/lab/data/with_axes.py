@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..models import cnn_features
-from . import load
+from . import load, registry
 
 CLIP = 5.0  # standardised entries are cut off here
 
@@ -201,51 +201,13 @@ class Set(NamedTuple):
     neighbours: int = 0
 
 
-def _pictures(data: str, words: str) -> dict[str, Set]:
-    """The four forms of a set of colour pictures."""
-    return {
-        f"{data} grey": Set(f"16×16 pixels, {words}", "pictures", data, (16, 16), 10, 2),
-        f"{data} colour": Set(
-            f"3 colours × 8×8 pixels, {words}", "pictures", data, (3, 8, 8), 10, 2
-        ),
-        f"{data} patches": Set(f"16 patches × 48 values, {words}", "patches", data, (16, 48), 10),
-        f"{data} features": Set(f"64 channels × 4×4, {words}", "features", data, (64, 4, 4), 10, 2),
-    }
+def _declared(group: str) -> dict[str, Set]:
+    found = registry.declared()[group]
+    return {name: Set(**told | {"axes": tuple(told["axes"])}) for name, told in found.items()}
 
 
-def _spectra(data: str, words: str, times: int, classes: int) -> dict[str, Set]:
-    about = f"{times} times × 17 frequencies, {words}"
-    return {f"{data} spectra": Set(about, "spectra", data, (times, 17), classes, 2)}
-
-
-SETS = {
-    "digits": Set("8×8 pixels, handwritten digits", "pictures", "digits", (8, 8), 10, 2),
-    **_pictures("cifar10", "CIFAR-10"),
-    **_pictures("cifar100", "ten classes of CIFAR-100"),
-    "racketsports": Set("30 times × 6 sensors, rackets", "sensors", "racketsports", (30, 6), 4, 1),
-    "japanesevowels": Set(
-        "25 times × 12 coefficients, voices", "sensors", "japanesevowels", (25, 12), 9, 1
-    ),
-    "heartbeat": Set("27 times × 61 frequencies, hearts", "spectra", "heartbeat", (27, 61), 2, 2),
-    **_spectra("ecg5000", "heart beats", 19, 5),
-    **_spectra("ecgfivedays", "heart beats", 18, 2),
-    **_spectra("chlorineconcentration", "chlorine in water", 23, 3),
-    **_spectra("osuleaf", "outlines of leaves", 25, 6),
-    **{
-        data: Set("24 times × 7 sensors, power transformer", "forecasts", data, (24, 7), 7, 1)
-        for data in ("etth1", "etth2", "ettm1", "ettm2")
-    },
-    "sst2": Set("16 tokens × 32 features, on films", "text", "sst2", (16, 32), 2, 1),
-    "cola": Set("16 tokens × 32 features, linguists'", "text", "cola", (16, 32), 2, 1),
-    "letters": Set("27×27 letter pairs, novels", "counts", "novels", (27, 27), 10),
-    "breast-cancer": Set(
-        "3 statistics × 10 measures, cells", "measures", "breast-cancer", (3, 10), 2
-    ),
-}
-CONTROLS = {  # the answer about their axes is known
-    "teacher 1": Set("one Kronecker product", "control", "", (8, 8), 1),
-    "turned": Set("no structure, turned for each cut", "control", "", (8, 8), 1),
-}
+SETS = _declared("tables")
+CONTROLS = _declared("controls")  # the answer about their axes is known
 SENTENCES = ("sst2", "cola")  # they need an encoder: `tokens`
 
 

@@ -8,8 +8,7 @@ import re
 from collections.abc import Iterator
 
 from .. import modes, reads
-from ..modes import PAPER, LabError, mode
-from .facts import read_yaml
+from ..modes import PAPER, LabError, mode, read_yaml
 from .show import put, say
 
 SIGNS = {

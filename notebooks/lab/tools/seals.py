@@ -10,8 +10,7 @@ import hashlib
 import json
 import re
 
-from ..modes import PAPER, LabError
-from ..page.facts import read_yaml
+from ..modes import PAPER, LabError, read_yaml
 from ..page.ledger import claims
 from ..page.quote import bare
 from ..records import golden
