@@ -7,6 +7,7 @@ import pytest
 import torch
 from lab import models
 from lab.chapters import classifiers
+from lab.data import Data
 from torch.nn import functional as F
 
 from ndlinear import NdLinear
@@ -73,3 +74,23 @@ def test_what_sees_the_order_of_time():
     table = classifiers.sines(50, 8)
     expected = [math.sin(7 / 1e4 ** (2 / 8)), math.cos(7 / 1e4 ** (2 / 8))]
     assert table.shape == (50, 8) and table[7, 2:4].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_the_stand_in_for_heartbeat_holds_out_a_fifth_and_averages_over_time(monkeypatch):
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(50, 2, 54)), (np.arange(50) % 5 == 0).astype(int)
+    data = Data("heartbeat", x, y, ("a", "b"), "", False, {"train": slice(0, 50)}, "")
+    monkeypatch.setattr(classifiers, "load", lambda name: data)
+    parts, others = (classifiers.parts("Heartbeat, training part", seed) for seed in (3, 4))
+    sizes = {name: np.bincount(part[1]).tolist() for name, part in parts.items()}
+    assert sizes == {"train": [32, 8], "test": [8, 2]}
+    assert not torch.equal(parts["test"][0], others["test"][0])
+    pairs = (x[..., ::2] + x[..., 1::2]) / 2
+    (found, classes), (held, held_classes) = parts["train"], parts["test"]
+    assert found.mean((0, 1)).abs().max() < 1e-5
+    origins = []
+    for series, label in zip(torch.cat([found, held]), torch.cat([classes, held_classes])):
+        fits = [np.corrcoef(series[:, 0], pairs[i, 0])[0, 1] for i in range(50)]
+        origins.append(int(np.argmax(fits)))
+        assert max(fits) > 1 - 1e-6 and y[origins[-1]] == int(label)
+    assert sorted(origins) == list(range(50)), "each case is in one part"

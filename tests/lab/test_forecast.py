@@ -9,7 +9,7 @@ import torch
 from lab import models
 from lab.chapters import forecast
 from lab.modes import LabError
-from lab.train import Split
+from lab.train import Split, seed_everything
 from scipy import stats as scipy_stats
 from torch import nn
 from torch.nn import functional as F
@@ -102,6 +102,18 @@ def test_counts():
     for make in (forecast.transformer, forecast.recurrent):
         with pytest.raises(LabError, match="of the arm"):
             make("other")
+
+
+def test_a_low_shared_bias_switches_all_units_off():
+    x = torch.rand(50, 24, 6)
+    dead = {seed for seed in range(12) if forecast.starts_dead("ndlinear", seed, x)}
+    assert 0 < len(dead) < 12
+    for seed in range(12):
+        seed_everything(seed)
+        net = forecast.recurrent("ndlinear").eval()
+        states = net.rnn(x)[0][:, -1]
+        (W, w), (b, c) = net.head[1].weights, net.head[1].biases
+        assert bool((((states @ W.T + b) * w + c) <= 0).all()) == (seed in dead)
 
 
 def test_ridge_is_least_squares_with_rows_for_the_penalty():
