@@ -281,7 +281,6 @@ def fine_tune(
     *,
     steps: int,
     lr: float,
-    head_lr: float | None = None,
 ) -> list[float]:
     """Train what is trainable for a fixed number of steps; the last weights stay in the model.
 
@@ -290,17 +289,12 @@ def fine_tune(
 
     Args:
         batches: as many as there are steps, or more. loss: batch -> its mean loss.
-        head_lr: rate of the parameters whose names begin with "head.".
 
     Returns:
         The loss before each step.
     """
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    head = [p for name, p in named if name.startswith("head.")]
-    rest = [p for name, p in named if not name.startswith("head.")]
-    rates = [(head, lr if head_lr is None else head_lr), (rest, lr)]
-    groups = [{"params": group, "lr": rate} for group, rate in rates if group]
-    adam = torch.optim.AdamW(groups, weight_decay=0.01)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    adam = torch.optim.AdamW(trained, lr=lr, weight_decay=0.01)
     warm = max(1, steps // 20)
     rate = torch.optim.lr_scheduler.LambdaLR(
         adam, lambda now: min((now + 1) / warm, (steps - now) / steps)
@@ -311,7 +305,7 @@ def fine_tune(
         adam.zero_grad(set_to_none=True)
         value = loss(batch)
         value.backward()
-        nn.utils.clip_grad_norm_(head + rest, 1.0)
+        nn.utils.clip_grad_norm_(trained, 1.0)
         adam.step()
         rate.step()
         losses.append(float(value.detach()))
