@@ -52,8 +52,6 @@ def all_reduce_seconds(nbytes: float, workers: int, link: Link) -> float:
 
 CLUSTERS = {  # processes and link; from data sheets, as evidence 61 says
     "8 GPUs, one node": (8, Link(3e-6, 450e9)),
-    "64 GPUs": (64, Link(1e-5, 50e9)),
-    "1,024 GPUs": (1024, Link(1e-5, 50e9)),
     "8 on gigabit Ethernet": (8, Link(5e-5, 0.125e9)),
 }
 
