@@ -161,6 +161,24 @@ def network(head: nn.Module) -> nn.Sequential:
 
 
 # ------------------------------------------------------------------------------------- the training
+def forward(model: nn.Module, images: Tensor) -> Tensor:
+    """Logits in float32, computed under autocast to bfloat16 from images in the memory format
+    channels_last."""
+    images = images.contiguous(memory_format=torch.channels_last)
+    with torch.autocast(images.device.type, torch.bfloat16):
+        out = model(images)
+    return out.float()
+
+
+def evaluate(model: nn.Module, data: tuple[Tensor, Tensor], batch: int = 500) -> dict[str, float]:
+    """Accuracy, share with the class among the five largest logits (Acc@5) and loss, in the precision of `forward`."""
+    device = next(model.parameters()).device
+    part = tuple(tensor.to(device) for tensor in data)
+    functions = {"accuracy": accuracy, "top_five": top_five}
+    logits = functools.partial(forward, model)
+    return loop.evaluate(model, part, F.cross_entropy, functions, batch, logits)
+
+
 def quick_network(head: nn.Module) -> nn.Sequential:
     """The function of `network`, from the same start: each pooling stands in front of its ReLU.
 
@@ -177,25 +195,47 @@ def quick_network(head: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Sequential(*swapped), head)
 
 
-def in_memory(data: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Pictures (n, 32, 32, 3) in bfloat16, channels last, and classes: rounded and reordered once, not
-    in each batch."""
+def in_memory(
+    data: tuple[Tensor, Tensor], device: str | torch.device | None = None
+) -> tuple[Tensor, Tensor]:
+    """Pictures (n, 32, 32, 3) in bfloat16, channels last, and classes, on the device.
+
+    `forward` rounds each batch to bfloat16 and reorders it; here that is done once.
+    """
     images, classes = data
-    return images.to(torch.bfloat16).permute(0, 2, 3, 1).contiguous(), classes
+    place = loop.default_device(device)
+    rounded = images.to(torch.bfloat16).permute(0, 2, 3, 1).contiguous()
+    return rounded.to(place), classes.to(place)
 
 
-class FromMemory(nn.Module):
-    """A network that takes pictures of `in_memory`, (B, 32, 32, 3): logits in float32, computed under
-    autocast to bfloat16."""
+def train_quickly(
+    model: nn.Module,
+    data: tuple[Tensor, Tensor],
+    *,
+    epochs: int,
+    lr: float,
+    batch_size: int,
+    seed: int,
+) -> list[dict[str, float]]:
+    """Train in place with Adam and cross-entropy in the precision of `forward`, on pictures of `in_memory`.
 
-    def __init__(self, net: nn.Module):
-        super().__init__()
-        self.net = net.to(memory_format=torch.channels_last)
+    Returns the training loss of every epoch. The caller seeds the initial weights; ``seed`` gives the order of the batches.
+    """
+    images, classes = data
+    model.to(images.device, memory_format=torch.channels_last).train()
+    adam = torch.optim.Adam(model.parameters(), lr=lr, fused=True)
+    order = torch.Generator().manual_seed(seed)
 
-    def forward(self, images: Tensor) -> Tensor:
-        with torch.autocast(images.device.type, torch.bfloat16):
-            out = self.net(images.permute(0, 3, 1, 2))
-        return out.float()
+    def logits(batch: Tensor) -> Tensor:
+        return forward(model, batch.permute(0, 3, 1, 2))
+
+    curve = []
+    for now in range(1, epochs + 1):
+        steps = loop.epoch(logits, (images, classes), F.cross_entropy, adam, order, batch_size)
+        mean_loss = float(sum(value * size for value, size in steps)) / len(images)
+        loop.check_finite(mean_loss, now, lr)
+        curve.append({"epoch": now, "train_loss": mean_loss})
+    return curve
 
 
 def run_quickly(
@@ -208,33 +248,40 @@ def run_quickly(
     batch_size: int,
     seed: int,
 ) -> dict:
-    """One row of a record: `quick_network` with this head, trained with Adam and cross-entropy on ``part``
-    and tested on ``test``.
+    """One row of a record: `quick_network` with this head, trained on ``part`` by `train_quickly` and tested on ``test``.
 
     Args:
         part, test: pictures and classes, as `pictures` and `held_out` give them.
         seed: the initial weights, those of the head first, and the order of the batches.
 
     Returns:
-        ``metrics`` (the loss, the accuracy and the share with the class among the five largest logits,
-            Acc@5, of the test part, and the last training loss), ``curve``, ``parameters`` and ``macs``
-            of one picture.
+        ``metrics`` (`evaluate` with test_ in front of each name, and the last training loss),
+            ``curve``, ``parameters`` and ``macs`` of one picture.
     """
     loop.seed_everything(seed)
-    device = loop.default_device()
-    model = FromMemory(quick_network(make_head())).to(device)
-    how = {"epochs": epochs, "lr": lr, "batch_size": batch_size, "seed": seed}
-    curve = loop.train_epochs(model, in_memory(part), loss=F.cross_entropy, **how)
-    tested = tuple(tensor.to(device) for tensor in in_memory(test))
-    scores = {"accuracy": accuracy, "top_five": top_five}
-    found = loop.evaluate(model, tested, F.cross_entropy, scores, batch=500)
-    found = {f"test_{name}": value for name, value in found.items()}
+    model = quick_network(make_head())
+    curve = train_quickly(
+        model, in_memory(part), epochs=epochs, lr=lr, batch_size=batch_size, seed=seed
+    )
+    found = {f"test_{name}": value for name, value in evaluate(model, test).items()}
+    one = test[0][:1].to(next(model.parameters()).device)
     return {
         "metrics": found | {"train_loss": curve[-1]["train_loss"]},
         "curve": curve,
         "parameters": size(model),
-        "macs": count_macs(model, tested[0][:1]),
+        "macs": count_macs(model, one),
     }
+
+
+class FromMemory(nn.Module):
+    """A network that takes pictures of `in_memory`, (B, 32, 32, 3), in the precision of `forward`: for `lab.fit`."""
+
+    def __init__(self, net: nn.Module):
+        super().__init__()
+        self.net = net.to(memory_format=torch.channels_last)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return forward(self.net, images.permute(0, 3, 1, 2))
 
 
 # ----------------------------------------------------------------------------------------- the cost
