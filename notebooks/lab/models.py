@@ -3,13 +3,12 @@ give its printed counts.
 
 Chapter 70 counts them; the experiments of the chapters 3x and 4x train those that are small. The
 settings come from the text of the paper, from its released code, or, where neither says, from the
-printed counts; each docstring says which. Large models (`opt`, `decoder`) are bodies to be
+printed counts; each docstring says which. Large models (`opt`, `decoder`, `dit`) are bodies to be
 counted: build them under ``torch.device("meta")``, they hold no numbers and have no forward pass.
 """
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from collections.abc import Iterable
@@ -18,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ndlinear import NdLinear, cheapest_order
+from ndlinear import NdLinear, cheapest_order, mode_product
 
 
 def size(model: nn.Module) -> int:
@@ -26,17 +25,24 @@ def size(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-# Algorithm 1 mode after mode, as the released package does it, whatever it costs
-as_released = functools.partial(NdLinear, execution="sequential")
+class AsReleased(NdLinear):
+    """NdLinear executed as the released package does: mode after mode in the defined order,
+    whatever it costs."""
+
+    steps = property(lambda self: self.order)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for k in self.steps:
+            mode = self.align_layers[k]
+            x = mode_product(x, mode.weight, k - len(self.order), mode.bias)
+        return x
 
 
-def cheapest(
-    input_dims: tuple[int, int], hidden_size: tuple[int, int], bias: bool = True
-) -> NdLinear:
-    """Algorithm 1 in the cheaper order of its two modes, to be counted; the biases are those of that
-    order."""
-    forwards = cheapest_order(input_dims, hidden_size) == (0, 1)
-    return as_released(input_dims, hidden_size, forwards, bias)
+class Cheapest(AsReleased):
+    """The same modes one after the other in the cheapest order, to be counted; the biases are those
+    of that order."""
+
+    steps = property(lambda self: cheapest_order(self.input_dims, self.hidden_size))
 
 
 # ----------------------------------------------------------------------- image classification (CNN)
@@ -64,6 +70,13 @@ class CPLinear(nn.Module):
         return F.linear(x, (self.left * self.weights) @ self.right.T, self.bias)
 
 
+def tt_ranks(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
+    """Ranks of a tensor train of this shape, cut at ``most``: none can exceed the sizes on its left
+    or on its right."""
+    cuts = range(len(sizes) + 1)
+    return tuple(min(most, math.prod(sizes[:k]), math.prod(sizes[k:])) for k in cuts)
+
+
 class TTLinear(nn.Module):
     """A dense map whose weight, as a tensor of axes (H, D), is a tensor train, rebuilt core by core
     at every call."""
@@ -71,9 +84,7 @@ class TTLinear(nn.Module):
     def __init__(self, input_dims: tuple[int, ...], hidden_size: tuple[int, ...], rank: int):
         super().__init__()
         axes = (*hidden_size, *input_dims)
-        # no rank can exceed the sizes on its left or on its right
-        cuts = range(len(axes) + 1)
-        ranks = [min(rank, math.prod(axes[:k]), math.prod(axes[k:])) for k in cuts]
+        ranks = tt_ranks(axes, rank)
         shapes = zip(ranks[:-1], axes, ranks[1:])
         self.cores = nn.ParameterList(
             torch.randn(*shape) / math.sqrt(shape[0] * shape[1]) for shape in shapes
@@ -377,3 +388,43 @@ class LoRA(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base_layer(x) + self.up(self.down(x))
+
+
+def apply_lora(model: nn.Module, rank: int, targets=TARGETS) -> nn.Module:
+    """Freeze the model and put a `LoRA` in place of each linear layer with one of these names;
+    returns the model."""
+    model.requires_grad_(False)
+    for parent in list(model.modules()):
+        for name, child in list(parent.named_children()):
+            if name in targets and isinstance(child, nn.Linear):
+                setattr(parent, name, LoRA(child, rank))
+    return model
+
+
+def dit(nd_blocks: int = 0) -> nn.ModuleDict:
+    """DiT-XL/2 on latents of 4 x 32 x 32 and 1,000 classes, its positions fixed.
+
+    ``nd_blocks``: so many of its 28 blocks have NdLinear (width, 1) -> (width, 1) twice in place of
+    the MLP of four widths, and so has the timestep embedder, if there are any.
+    """
+    width = 1152
+    time = mlp(256, width, width)
+    if nd_blocks:
+        time = nn.ModuleList([NdLinear((256, 1), (width, 1)), NdLinear((width, 1), (width, 1))])
+
+    def block(k):
+        inside = feed_forward(width, width, 1) if k < nd_blocks else feed_forward(width, 4 * width)
+        attention = nn.MultiheadAttention(width, 16)
+        return nn.ModuleDict(
+            {"attention": attention, "block": inside, "modulation": nn.Linear(width, 6 * width)}
+        )
+
+    body = {
+        "patches": nn.Conv2d(4, width, 2, stride=2),
+        "time": time,
+        "labels": nn.Embedding(1001, width),
+        "blocks": nn.ModuleList(block(k) for k in range(28)),
+        "modulation": nn.Linear(width, 2 * width),
+        "out": nn.Linear(width, 2 * 2 * 8),
+    }
+    return nn.ModuleDict(body)

@@ -50,11 +50,11 @@ def test_the_fast_classifier_is_the_plain_one(dataset, arm):
 
 def test_multiply_adds_are_those_of_the_formula():
     steps, d = 30, 32
-    net = classifiers.build("ECG5000", "base", steps, layer=models.cheapest)
+    net = classifiers.build("ECG5000", "base", steps, layer=models.Cheapest)
     expected = steps * (d + 4 * d * d + 8 * d * d) + 2 * steps * steps * d + d * 6
     assert classifiers.macs(net, steps) == expected
     assert torch.backends.mha.get_fastpath_enabled()
-    short = classifiers.build("ECG5000", "ndlinear", steps, layer=models.cheapest)
+    short = classifiers.build("ECG5000", "ndlinear", steps, layer=models.Cheapest)
     block = steps * (2 * d * d + 2 * d * 32)
     assert classifiers.macs(short, steps) == expected - steps * 8 * d * d + block
     d, steps, r = 16, 136, classifiers.two_axes(136, 16)

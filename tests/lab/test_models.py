@@ -6,7 +6,7 @@ import lab
 import pytest
 import torch
 from lab import models
-from lab.models import size
+from lab.models import AsReleased, size
 from torch import nn
 
 import ndlinear
@@ -125,14 +125,24 @@ def test_tt_layer_is_a_tensor_train_whose_ranks_are_cut_where_a_matrix_is_narrow
     assert torch.allclose(layer(x), x @ weight.T + layer.bias)
 
 
-def test_algorithm_1_is_counted_in_its_order_and_in_the_cheaper_one():
+def test_cheapest_order_is_counted():
     shapes = (2800, 8), (768, 1)
-    costs = [ndlinear.count_macs(*shapes, order) for order in ((0, 1), (1, 0))]
     with torch.device("meta"):
-        x = torch.empty(1, *shapes[0])
-        layers = [models.as_released(*shapes, outer) for outer in (True, False)]
-        layers.append(models.cheapest(*shapes))
-        assert [lab.count_macs(layer, x) for layer in layers] == [*costs, min(costs)]
+        macs = lab.count_macs(models.Cheapest(*shapes), torch.empty(1, 2800, 8))
+    assert macs == min(ndlinear.count_macs(*shapes, order) for order in ((0, 1), (1, 0)))
+
+
+@pytest.mark.parametrize("outer", [True, False])
+def test_as_released_is_the_same_function_at_the_defined_cost(outer):
+    shapes = (2800, 8), (768, 1)
+    with torch.device("meta"):
+        sample, layer = torch.empty(1, *shapes[0]), AsReleased(*shapes, outer)
+    order = (0, 1) if outer else (1, 0)
+    assert lab.count_macs(layer, sample) == ndlinear.count_macs(*shapes, order)
+    small, x = AsReleased((4, 5, 3), (3, 6, 2), outer).double(), torch.randn(7, 4, 5, 3).double()
+    other = NdLinear((4, 5, 3), (3, 6, 2), outer).double()
+    other.load_state_dict(small.state_dict())
+    assert torch.allclose(small(x), other(x))
 
 
 def test_encoder_layer_is_that_of_torch():
@@ -145,3 +155,10 @@ def test_encoder_layer_is_that_of_torch():
         mine.load_state_dict(source.state_dict())
     x = torch.randn(2, 7, width)
     assert torch.allclose(ours(x), theirs(x), atol=1e-6)
+
+
+def test_the_unused_block_of_the_forecaster_gets_no_gradient():
+    net = models.forecaster("NdLinear")
+    net(torch.randn(2, 24, 6)).sum().backward()
+    reached = sum(p.numel() for p in net.parameters() if p.grad is not None)
+    assert reached == size(net) - (33 * 2048 + 2049 * 32) == 7_088

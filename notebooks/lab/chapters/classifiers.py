@@ -183,7 +183,7 @@ def build(
     """The classifier of an arm for a data set: sizes of `models.UCR`, one output more than there are classes.
 
     ``layer``: the same from plain modules, without short cuts and positions, this layer in place of NdLinear: to compare
-    with, and (`models.cheapest`) to count.
+    with, and (`models.Cheapest`) to count.
     """
     _, row, classes = SETS[dataset]
     printed, width, _, terms = models.UCR[row]
@@ -210,7 +210,7 @@ def cost(dataset: str, arm: str) -> int:
     """Multiply-adds of one case, NdLinear in its cheapest order, whatever the engine of the layer
     makes of it."""
     steps = STEPS[dataset]
-    return macs(build(dataset, arm, steps, layer=models.cheapest), steps)
+    return macs(build(dataset, arm, steps, layer=models.Cheapest), steps)
 
 
 # -------------------------------------------------------------------------------- data and scores

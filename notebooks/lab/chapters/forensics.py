@@ -12,7 +12,7 @@ from ndlinear_lora import apply_ndlinear_lora
 
 from .. import models
 from ..counts import count_macs, operations, sizes
-from ..models import as_released, size
+from ..models import AsReleased, size
 from ..modes import LabError
 from ..page.facts import fact, facts
 from ..page.ledger import claim
@@ -216,17 +216,17 @@ RADIUS = "radius_010", "radius_020", "radius_030"
 
 
 def rebuilt() -> Sheet:
-    """Every count that a table prints but those of DiT, beside that of the network that we build for it."""
+    """Every count that a table prints, beside that of the network that we build for it."""
     sheet = Sheet()
     with torch.device("meta"):  # shapes without numbers
-        for enter in (_radius_bump, _heads, _series, _forecasters, _cifar, _opt, _adapters):
+        for enter in (_radius_bump, _heads, _series, _forecasters, _cifar, _opt, _adapters, _dit):
             enter(sheet.add)
     return sheet
 
 
 def _radius_bump(add) -> None:
     for c in facts("radius_010", metric="params").itertuples():
-        net = models.radius_mlp(c.method, int(c.width), int(c.depth), layer=as_released)
+        net = models.radius_mlp(c.method, int(c.width), int(c.depth), layer=AsReleased)
         forward = 2 * count_macs(net, torch.zeros(1, 10))
         how = f"width {c.width}, depth {c.depth}"
         key = {"method": c.method, "width": c.width, "depth": c.depth}
@@ -282,10 +282,10 @@ def _cifar(add) -> None:
     for method, head in (("Linear", "dense"), ("NdLinear", "ndlinear")):
         for n in (10, 100):
             where = {"dataset": f"CIFAR-{n}", "method": method}
-            net, judged = models.cnn(head, n, layer=as_released), f"cnn-cifar{n}-params"
+            net, judged = models.cnn(head, n, layer=AsReleased), f"cnn-cifar{n}-params"
             add("cnn_image_classify", size(net), f"{n} classes", judged, **where)
     for hidden in ("128,4,4", "256,2,2"):
-        net = models.cnn("ndlinear", 100, hidden=sizes(hidden), layer=as_released)
+        net = models.cnn("ndlinear", 100, hidden=sizes(hidden), layer=AsReleased)
         for metric, departs in (("params", ""), ("flops", units)):
             count = size(net) if metric == "params" else operations(net, images)
             where = {"departs": departs, "hidden_size": hidden}
@@ -296,7 +296,7 @@ def _cifar(add) -> None:
         ("TRL/TCL", "cp", None, "4096 x 4096 as CP of rank 64", "no classifier"),
         ("TT", "tt", 100, "4096 x 4096 as tensor train of rank 64", ""),
     ):
-        net = models.cnn(head, classes, layer=as_released)
+        net = models.cnn(head, classes, layer=AsReleased)
         judged = "cnn-cifar100-params" if method == "NdLinear" else "structured-params"
         add("trl_tcl", size(net), how, judged, departs=departs, method=method)
         work, where = operations(net, images), {"departs": units, "method": method}
@@ -323,14 +323,20 @@ def adapted(name: str, bias: bool = False) -> int:
 def _adapters(add) -> None:
     departs = "no biases; the released adapter has them"
     for name, judged in (("Qwen3-1.7B", "lora-params-qwen"), ("LLaMA3-8B", "lora-params-llama")):
-        layers = models.decoder(**models.DECODERS[name]).named_modules()
-        maps = [layer for path, layer in layers if path.endswith(models.TARGETS)]
         for rank in (4, 8):
-            count = sum(rank * (m.in_features + m.out_features) for m in maps)
+            net = models.apply_lora(models.decoder(**models.DECODERS[name]), rank)
             where = {"model": name, "rank": rank}
-            add("ndlinear_lora", count, f"rank {rank}", "lora-params-baseline", **where)
+            add("ndlinear_lora", size(net), f"rank {rank}", "lora-params-baseline", **where)
         where = {"model": name, "rank": "", "departs": departs}
         add("ndlinear_lora", adapted(name), "near-square factors", judged, **where)
+
+
+def _dit(add) -> None:
+    part = "some blocks; the released code replaces all or none"
+    for variant, blocks, departs in (("674M", 0, ""), ("619M", 7, part), ("563M", 14, part)):
+        net = models.dit(blocks)
+        how = f"(1152, 1) twice in {blocks} of 28 blocks"
+        add("fid_scores", size(net), how, "dit-params", departs=departs, variant=variant)
 
 
 # ------------------------------------------------------------------------------------------------------ released shapes
