@@ -56,6 +56,7 @@ def forward(book: pathlib.Path) -> None:
     moved = {name: modes.lecture(name) for name in modes.MERGED}
     pages = {f"notebooks/{old}": f"{new}.html" for old, new in moved.items() if new != old}
     pages |= {"book/deviations": "claims.html", "book/status": "report.html"}
+    pages |= {"notebooks/evidence/13_memory": "12_cost_and_order.html"}
     pages |= {"notebooks/evidence/62_scaling": "61_overhead.html"}
     pages |= {"notebooks/evidence/65_race": "64_benchmark.html"}
     pages |= {"notebooks/evidence/72_should_you_use_it": "../72_should_you_use_it.html"}
