@@ -4,7 +4,6 @@ import itertools
 import math
 
 import pytest
-import torch
 from lab.chapters import capacity
 
 
@@ -40,22 +39,3 @@ def test_two_axes_are_exact_and_one_long_axis_tends_to_two():
         assert capacity.effective((2, d)) == d + 1
     ratios = [capacity.upper((4, d)) / d for d in (10**3, 10**4, 10**5)]
     assert ratios == sorted(ratios, reverse=True) and 2 < ratios[-1] < 2.1
-
-
-@pytest.mark.parametrize(
-    ("dims", "hidden"), [((3, 3), (2, 2)), ((5, 4), (2, 9)), ((6, 3, 3), (6, 2, 2)), ((4,), (7,))]
-)
-def test_tucker_parameters_are_the_rank_of_the_jacobian(dims, hidden):
-    sizes = [math.prod(hidden), *(d * h for d, h in zip(dims, hidden))]
-
-    def functional(theta):
-        core, *factors = theta.split(sizes)
-        tensor = core.reshape(hidden)
-        for k, (factor, d, h) in enumerate(zip(factors, dims, hidden)):
-            moved = torch.tensordot(tensor, factor.reshape(d, h), dims=([k], [1]))
-            tensor = moved.movedim(-1, k)
-        return tensor.flatten()
-
-    theta = torch.randn(sum(sizes), dtype=torch.float64)
-    rank = torch.linalg.matrix_rank(torch.func.jacrev(functional)(theta)).item()
-    assert capacity.tucker_parameters(dims, hidden) == rank

@@ -60,26 +60,6 @@ def long_axis(d: int, others: int, degree: int) -> int:
     )
 
 
-def tucker_ranks(dims: Sequence[int], hidden: Sequence[int]) -> tuple[int, ...]:
-    """r_k = min(D_k, H_k), lowered where necessary to at most the product of the others."""
-    ranks = [min(d, h) for d, h in zip(dims, hidden)]
-    for k in range(len(ranks)):
-        ranks[k] = min(ranks[k], math.prod(ranks[:k] + ranks[k + 1 :]))
-    return tuple(ranks)
-
-
-def tucker_parameters(dims: Sequence[int], hidden: Sequence[int]) -> int:
-    """P' = prod r_k + sum r_k (D_k - r_k): a core and, below an identity, the free rows of each factor."""
-    ranks = tucker_ranks(dims, hidden)
-    return math.prod(ranks) + sum(r * (d - r) for d, r in zip(dims, ranks))
-
-
-def tucker_upper(dims: Sequence[int], hidden: Sequence[int]) -> int:
-    """The smaller of prod D_k and the largest m with 2^m <= (4 e (N + 1) m / P')^P'."""
-    p, degree = tucker_parameters(dims, hidden), len(dims) + 1
-    return min(math.prod(dims), largest(lambda m: warren_bits(m, p, degree), p))
-
-
 def warren(shape: Sequence[int]) -> int:
     """Largest m with 2^m <= (4 e N m / P)^P."""
     return largest(lambda m: warren_bits(m, effective(shape), len(shape)), effective(shape))
