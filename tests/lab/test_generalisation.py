@@ -9,18 +9,6 @@ import torch
 from lab.chapters import generalisation as axes
 
 
-def test_spectral_norm_of_three_axes_is_reached():
-    """By search over angles, and of a sum of orthogonal terms."""
-    tensor = np.random.default_rng(2).standard_normal((1, 2, 2, 2))
-    angles = np.linspace(0, np.pi, 181)
-    units = np.stack([np.cos(angles), np.sin(angles)])
-    best = np.abs(np.einsum("ijk,ia,jb,kc->abc", tensor[0], units, units, units)).max()
-    assert axes.spectral(tensor)[0] == pytest.approx(best, rel=1e-3)
-    turns = [np.linalg.qr(np.random.default_rng(n).standard_normal((n, 3)))[0] for n in (3, 4, 5)]
-    orthogonal = np.einsum("r,ir,jr,kr->ijk", [3.0, 2.0, 0.5], *turns)
-    assert axes.spectral(orthogonal[None])[0] == pytest.approx(3)
-
-
 def test_axis_gain_is_the_quotient_over_all_signs():
     x = np.random.default_rng(3).standard_normal((8, 3, 5))
     signs = np.array(list(itertools.product((-1.0, 1.0), repeat=8)))

@@ -12,57 +12,29 @@ from ..data import load
 
 
 # ------------------------------------------------------------------------------------------------------------ two norms
-def frobenius(tensors: np.ndarray) -> np.ndarray:
-    """(n, D_1, ..., D_N) -> (n,): the square root of the sum of squares, the supremum over the dense unit ball."""
-    return np.sqrt(np.square(tensors).reshape(len(tensors), -1).sum(1))
+def frobenius(matrices: np.ndarray) -> np.ndarray:
+    """(n, D_1, D_2) -> (n,): the square root of the sum of squares, the supremum over the dense unit ball."""
+    return np.linalg.norm(matrices, axis=(1, 2))
 
 
-def spectral(tensors: np.ndarray) -> np.ndarray:
-    """(n, D_1, ..., D_N) -> (n,): the largest <w_1 o ... o w_N, T> over unit vectors w_k.
-
-    For N = 2 the largest singular value. For N > 2, where the value is NP-hard in general, the one that alternating maximisation
-    reaches from the leading singular vectors of the unfoldings: a lower bound.
-    """
-    if tensors.ndim == 3:
-        return np.linalg.svd(tensors, compute_uv=False)[:, 0]
-    unfolded = [_unfold(tensors, k) for k in range(tensors.ndim - 1)]
-    vectors = [np.linalg.eigh(u @ u.transpose(0, 2, 1))[1][:, :, -1] for u in unfolded]
-    for _ in range(30):
-        for k in range(len(vectors)):
-            best = _contract(tensors, vectors, k)
-            norms = np.linalg.norm(best, axis=1)
-            vectors[k] = best / np.maximum(norms, 1e-300)[:, None]
-    return norms
-
-
-def _unfold(tensors: np.ndarray, k: int) -> np.ndarray:
-    """(n, D_1, ..., D_N) -> (n, D_k, product of the other sizes)."""
-    moved = np.moveaxis(tensors, k + 1, 1)
-    return moved.reshape(*moved.shape[:2], -1)
-
-
-def _contract(tensors: np.ndarray, vectors: list[np.ndarray], skip: int) -> np.ndarray:
-    """(n, D_skip): the tensors contracted with all vectors but one."""
-    for k in reversed(range(len(vectors))):
-        if k != skip:
-            moved = np.moveaxis(tensors, k + 1, -1)
-            tensors = np.einsum("n...d,nd->n...", moved, vectors[k])
-    return tensors
+def spectral(matrices: np.ndarray) -> np.ndarray:
+    """(n, D_1, D_2) -> (n,): the largest singular value, the supremum over outer products of unit vectors."""
+    return np.linalg.norm(matrices, 2, axis=(1, 2))
 
 
 # ------------------------------------------------------------------------------------- numbers to look at before training
 def weighted_sums(x: np.ndarray, weights: np.ndarray) -> np.ndarray:
-    """x (m, D_1, ..., D_N), weights (draws, m) -> (draws, D_1, ..., D_N): sum_i weights[i] x_i."""
+    """x (m, D_1, D_2), weights (draws, m) -> (draws, D_1, D_2): sum_i weights[i] x_i."""
     return np.tensordot(weights, x, axes=1)
 
 
 def centred(x: np.ndarray) -> np.ndarray:
-    """Inputs (m, D_1, ..., D_N) in float64, less their mean."""
+    """Inputs (m, ...) in float64, less their mean."""
     return np.asarray(x, float) - np.mean(x, axis=0, dtype=float)
 
 
 def axis_gain(x: np.ndarray, draws: int = 200, seed: int = 0) -> float:
-    """How many times smaller the complexity of a linear class on inputs (m, D_1, ..., D_N) is if its weights are outer products.
+    """How many times smaller the complexity of a linear class on inputs (m, D_1, D_2) is if its weights are outer products.
 
     It is E|S|_Frobenius / E|S|_spectral for S = sum_i s_i (x_i - mean) with random signs s_i, ``draws`` times.
     """
@@ -82,9 +54,8 @@ def ceiling(x: np.ndarray) -> float:
 
 
 def covariances(x: np.ndarray) -> list[np.ndarray]:
-    """The covariance along each axis of centred inputs (m, D_1, ..., D_N): N matrices (D_k, D_k), averaged over the rest."""
-    unfolded = [_unfold(x, k) for k in range(x.ndim - 1)]
-    return [np.einsum("nij,nkj->ik", u, u) / len(x) for u in unfolded]
+    """The covariances (D_1, D_1) and (D_2, D_2) along the axes of centred inputs (m, D_1, D_2)."""
+    return [np.einsum(axes, x, x) / len(x) for axes in ("nij,nkj->ik", "nij,nik->jk")]
 
 
 def whiten(x: np.ndarray, floor: float = 0.02) -> np.ndarray:
@@ -92,15 +63,16 @@ def whiten(x: np.ndarray, floor: float = 0.02) -> np.ndarray:
 
     This is a mode-wise map, so outer products stay outer products: it changes the ruler, not the family.
     """
-    for k, covariance in enumerate(covariances(x)):
+    roots = []
+    for covariance in covariances(x):
         values, basis = np.linalg.eigh(covariance)
         scale = 1 / np.sqrt(np.maximum(values, 0) + floor * values.mean())
-        x = np.moveaxis(np.moveaxis(x, k + 1, -1) @ ((basis * scale) @ basis.T), -1, k + 1)
-    return x
+        roots.append((basis * scale) @ basis.T)
+    return roots[0] @ x @ roots[1]
 
 
 def label_gain(x: np.ndarray, y: np.ndarray, draws: int = 200, seed: int = 0) -> float:
-    """Do labels (m,) of inputs (m, D_1, ..., D_N) speak through the axes? Above one: more than shuffled labels do.
+    """Do labels (m,) of inputs (m, D_1, D_2) speak through the axes? Above one: more than shuffled labels do.
 
     S_y = sum_i (y_i - mean) x_i on whitened axes: its spectral norm over that for shuffled labels, over the same for the Frobenius
     norm.
