@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import json
+import random
 
 import pytest
 import torch
@@ -49,7 +50,7 @@ def x():
     return torch.randn(3, 5, 64, generator=torch.Generator().manual_seed(0))
 
 
-def test_zero_at_start_and_only_the_adapters_are_trained(x):
+def test_zero_at_start_then_the_function_of_ndlinear_lora(x):
     config = NdLinearConfig(target_modules=["0", "2"], lora_alpha=2.0)
     model, plain = peft.get_peft_model(base(), config), base()
     assert torch.equal(model(x), plain(x))
@@ -58,18 +59,13 @@ def test_zero_at_start_and_only_the_adapters_are_trained(x):
     model(x).square().mean().backward()
     assert all(p.grad.any() == ("lora_second" in name) for name, p in trained.items())
     stirred(model, "default", 0)
-    assert not torch.allclose(model(x), plain(x), atol=1e-3)
-    with model.disable_adapter():
-        assert torch.equal(model(x), plain(x))
-
-
-def test_the_same_function_as_ndlinear_lora(x):
-    model = adapted()
     ours = ndlinear_lora.apply_ndlinear_lora(base(), ["0", "2"], alpha=2.0)
     for name in ("0", "2"):
         state = model.get_submodule(f"base_model.model.{name}").layers["default"].state_dict()
         ours.get_submodule(f"{name}.adapter").load_state_dict(state)
-    torch.testing.assert_close(model(x), ours(x), atol=1e-5, rtol=1e-5)
+    assert alike(model(x), ours(x)) and not torch.allclose(model(x), plain(x), atol=1e-3)
+    with model.disable_adapter():
+        assert torch.equal(model(x), plain(x))
 
 
 @pytest.mark.parametrize("low", [False, True])
@@ -98,10 +94,9 @@ def test_plain_peft_refuses_the_file_in_words(low, tmp_path):
     ours = adapted()
     with pytest.raises(TypeError, match=r"ndlinear_peft\.load"):
         ours.load_adapter(tmp_path, "second")
-
-
-def test_load_refuses_an_ordinary_file_in_words(tmp_path):
-    peft.get_peft_model(base(), peft.LoraConfig(target_modules=["0"])).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="cannot stand on a layer that has a LoRA already"):
+        beside.add_adapter("third", NdLinearConfig(target_modules=["0"]))
+    beside.save_pretrained(tmp_path)
     with pytest.raises(ValueError, match="holds no NdLinear adapter"):
         load(base(), tmp_path)
 
@@ -130,16 +125,18 @@ def test_adapters_are_not_added_up_to_one(kind, x, tmp_path):
     assert list(model.peft_config) == ["default", "second"] and alike(model(x), y)
 
 
-def test_a_half_precision_base_has_float32_adapters_that_keep_their_dtype(x, tmp_path):
+def test_a_half_precision_base_has_adapters_of_float32_or_of_its_dtype(x, tmp_path):
     model = adapted(base(torch.bfloat16))
     dtypes = {p.dtype for n, p in model.named_parameters() if "lora_" in n}
     assert dtypes == {torch.float32} and model(x.bfloat16()).dtype == torch.bfloat16
     model.save_pretrained(tmp_path)
     assert torch.equal(load(base(torch.bfloat16), tmp_path)(x.bfloat16()), model(x.bfloat16()))
-    half = peft.get_peft_model(
-        base(torch.bfloat16), NdLinearConfig(target_modules=["0"]), autocast_adapter_dtype=False
-    )
-    assert half.base_model.model[0].layers["default"].weights[0].dtype == torch.bfloat16
+    for autocast, dtype in ((True, torch.float32), (False, torch.bfloat16)):
+        config, how = NdLinearConfig(target_modules=["0"]), {"autocast_adapter_dtype": autocast}
+        made = peft.get_peft_model(base(torch.bfloat16), config, **how)
+        load(made, tmp_path, "second", **how)
+        for adapter in made.base_model.model[0].layers.values():
+            assert adapter.weights[0].dtype == dtype
 
 
 def test_merge_into_whole_numbers_is_refused():
@@ -148,18 +145,6 @@ def test_merge_into_whole_numbers_is_refused():
     model.base_model.model[0].base_layer.weight = nn.Parameter(whole, requires_grad=False)
     with pytest.raises(TypeError, match="cannot be merged into quantised weights"):
         model.merge_adapter()
-
-
-def test_scales(x):
-    model = adapted()
-    layer, y = model.base_model.model[0], model(x)
-    layer.scale_layer(3.0)
-    assert layer.scaling["default"] == 6.0 and not torch.equal(model(x), y)
-    layer.unscale_layer(3.0)
-    layer.set_scale("default", 2.0)
-    assert layer.scaling["default"] == 4.0
-    layer.unscale_layer()
-    assert torch.equal(model(x), y)
 
 
 @pytest.mark.parametrize(
@@ -173,16 +158,15 @@ def test_scales(x):
         ({"alora_invocation_tokens": [1]}, "has no alora_invocation_tokens"),
         ({"eva_config": peft.EvaConfig()}, "has no eva_config"),
         ({"rank_pattern": {"0": 2}}, "has no rank_pattern"),
+        ({"lora_alpha": float("nan")}, "lora_alpha of adapter default is nan"),
+        ({"alpha_pattern": {"2": 1e400}}, "lora_alpha of adapter default is inf"),
+        ({"target_modules": ["4"]}, r"needs a torch.nn.Linear, not torch.*\.Conv1d: leave it out"),
     ],
 )
-def test_what_low_rank_alone_has_is_refused(options, words):
-    with pytest.raises(ValueError, match=words):
-        NdLinearConfig(target_modules=["0"], **options)
-
-
-def test_other_layers_are_refused():
-    with pytest.raises(TypeError, match=r"not torch.*\.Conv1d: leave it out"):
-        peft.get_peft_model(nn.Sequential(nn.Conv1d(4, 4, 1)), NdLinearConfig(target_modules=["0"]))
+def test_what_low_rank_alone_has_and_other_layers_are_refused(options, words):
+    model = base().append(nn.Conv1d(4, 4, 1))
+    with pytest.raises((ValueError, TypeError), match=words):
+        peft.get_peft_model(model, NdLinearConfig(**{"target_modules": ["0", "2"]} | options))
 
 
 def test_patterns_dropout_and_a_copy(x):
@@ -213,16 +197,6 @@ def test_a_conv1d_of_transformers(x):
         torch.testing.assert_close(model(x), plain(x), atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.parametrize("autocast", [False, True])
-def test_an_adapter_loaded_beside_another_has_the_dtype_that_was_asked_for(autocast, tmp_path):
-    adapted().save_pretrained(tmp_path)
-    model = adapted(base(torch.bfloat16))
-    load(model, tmp_path, "second", autocast_adapter_dtype=autocast)
-    wanted = torch.float32 if autocast else torch.bfloat16
-    second = model.base_model.model[0].layers["second"].weights
-    assert {weight.dtype for weight in second} == {wanted}
-
-
 # ------------------------------------------------------------------------------------------ merged in part, and rescaled
 @pytest.fixture
 def both(x, tmp_path):
@@ -234,63 +208,61 @@ def both(x, tmp_path):
     return model, model(x)
 
 
-def test_adapters_merged_in_part_still_act_together(both, x):
-    model, y = both
-    model.merge_adapter(adapter_names=["default"])
-    torch.testing.assert_close(model(x), y, atol=1e-4, rtol=1e-4)
-    model.merge_adapter()
-    torch.testing.assert_close(model(x), y, atol=1e-4, rtol=1e-4)
-    model.unmerge_adapter()
-    torch.testing.assert_close(model(x), y, atol=1e-4, rtol=1e-4)
-    with model.disable_adapter():
-        torch.testing.assert_close(model(x), base()(x), atol=1e-4, rtol=1e-4)
-    model.merge_adapter(adapter_names=["second"])
-    unloaded = model.merge_and_unload(safe_merge=True)
-    torch.testing.assert_close(unloaded(x), y, atol=1e-4, rtol=1e-4)
-    assert type(unloaded[0]) is nn.Linear
+def layers_of(model):
+    return (model.base_model.model[0], model.base_model.model[2])
 
 
-CHANGES = {
-    "scale_layer": lambda layer: layer.scale_layer(2.0),
-    "unscale_layer": lambda layer: layer.unscale_layer(4.0),
-    "set_scale": lambda layer: layer.set_scale("default", 3.0),
+def for_all(change):
+    return lambda model: [change(layer) for layer in layers_of(model)]
+
+
+SCALES = {  # what changes the function
+    "scale_layer": for_all(lambda layer: layer.scale_layer(2.0)),
+    "unscale_layer": for_all(lambda layer: layer.unscale_layer(4.0)),
+    "set_scale": for_all(lambda layer: layer.set_scale("default", 3.0)),
+    "back": for_all(lambda layer: layer.unscale_layer()),
+}
+MERGES = {  # what does not
+    "one": lambda model: model.merge_adapter(adapter_names=["default"]),
+    "other": lambda model: model.merge_adapter(adapter_names=["second"]),
+    "all": lambda model: model.merge_adapter(),
+    "none": lambda model: model.unmerge_adapter(),
 }
 
 
-@pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("merged", [["default"], ["default", "second"]])
-def test_a_scale_changed_while_merged_acts_and_unmerges(change, merged, both, x):
+@pytest.mark.filterwarnings("ignore:Already")
+@pytest.mark.parametrize("seed", range(8))
+def test_scales_changed_while_adapters_are_merged_in_part_act_and_unmerge(seed, both, x):
+    """Six steps drawn at random, beside a twin that is never merged; at the end all is taken out, or added for good."""
     model, _ = both
-    other = copy.deepcopy(model)
-    model.merge_adapter(adapter_names=merged)
-    for one in (model, other):
-        for layer in (one.base_model.model[0], one.base_model.model[2]):
-            CHANGES[change](layer)
-    wanted = other(x)
-    torch.testing.assert_close(model(x), wanted, atol=1e-4, rtol=1e-4)
-    unloaded = copy.deepcopy(model).merge_and_unload()
-    torch.testing.assert_close(unloaded(x), wanted, atol=1e-4, rtol=1e-4)
-    model.unmerge_adapter()
-    torch.testing.assert_close(model(x), wanted, atol=1e-4, rtol=1e-4)
-    with model.disable_adapter():
-        torch.testing.assert_close(model(x), base()(x), atol=1e-4, rtol=1e-4)
-
-
-def test_what_is_taken_out_is_what_was_merged(both, x):
-    """Also if the adapter was changed in between."""
-    model, _ = both
+    twin, draw = copy.deepcopy(model), random.Random(seed)
+    for name in [draw.choice([*SCALES, *MERGES]) for _ in range(6)] + ["scale_layer", "one"]:
+        for change in SCALES, MERGES:
+            if name in change:
+                change[name](model)
+        if name in SCALES:
+            SCALES[name](twin)
+        torch.testing.assert_close(model(x), twin(x), atol=1e-3, rtol=1e-3)
+    unloaded = copy.deepcopy(model).merge_and_unload(safe_merge=True)
+    torch.testing.assert_close(unloaded(x), twin(x), atol=1e-3, rtol=1e-3)
+    assert type(unloaded[0]) is nn.Linear
     model.merge_adapter()
-    stirred(model, "default", 5)
-    model.unmerge_adapter()
+    stirred(model, "default", 5)  # what is taken out is what was merged
+    if seed % 2:
+        model.unmerge_adapter()
     with model.disable_adapter():
-        torch.testing.assert_close(model(x), base()(x), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(model(x), base()(x), atol=1e-3, rtol=1e-3)
 
 
-def test_rescale_adapter_scale_of_peft(x):
+def test_scales_as_peft_s_helper_changes_them(x):
     from peft.helpers import rescale_adapter_scale
 
     model = adapted()
-    y, plain = model.base_model.model[0](x), base()[0](x)
+    layer, y, plain = model.base_model.model[0], model.base_model.model[0](x), base()[0](x)
+    for change, factor in (("scale_layer", 6.0), ("set_scale", 6.0), ("unscale_layer", 2 / 3)):
+        getattr(layer, change)(*(["default"] if change == "set_scale" else []), 3.0)
+        assert layer.scaling == {"default": pytest.approx(factor)}
+        layer.unscale_layer()
     for merge in (lambda: None, model.merge_adapter):
         merge()
         with rescale_adapter_scale(model, 0.5):
@@ -335,12 +307,6 @@ def test_a_configuration_can_be_copied(copied, x):
         dataclasses.replace(first, use_dora=True)
 
 
-def test_on_a_layer_with_lora_it_is_refused_in_words():
-    model = peft.get_peft_model(base(), peft.LoraConfig(target_modules=["0"]))
-    with pytest.raises(ValueError, match="cannot stand on a layer that has a LoRA already"):
-        model.add_adapter("second", NdLinearConfig(target_modules=["0"]))
-
-
 @pytest.mark.parametrize("start", [ndlinear_peft.START, ndlinear_peft.START.partition(";")[0]])
 def test_files_of_all_versions_are_read(start, x, tmp_path):
     model = adapted()
@@ -348,12 +314,6 @@ def test_files_of_all_versions_are_read(start, x, tmp_path):
     config = json.loads((tmp_path / "adapter_config.json").read_text())
     (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"init_lora_weights": start}))
     assert alike(load(base(), tmp_path)(x), model(x))
-
-
-@pytest.mark.parametrize("options", [{"lora_alpha": float("nan")}, {"alpha_pattern": {"2": 1e400}}])
-def test_a_scale_that_is_not_finite_is_refused(options):
-    with pytest.raises(ValueError, match=r"lora_alpha of adapter default is (nan|inf)"):
-        peft.get_peft_model(base(), NdLinearConfig(target_modules=["0", "2"], **options))
 
 
 def test_sharded_layers_are_refused(one_process):
