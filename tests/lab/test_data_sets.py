@@ -1,43 +1,67 @@
-"""Data sets: each format is read exactly, damage of any kind is refused, nothing is overwritten; official splits.
+"""Data sets: each format is read exactly, damage is refused, and every set has its stand-in; how files come is in test_data.py.
 
 What a reader makes of the real files, where they are, is held fast by the checksums of the values.
 """
 
-import dataclasses
-import functools
-import hashlib
 import io
-import lzma
 import pickle
 import tarfile
 import zipfile
 
 import numpy as np
 import pytest
-from lab import LabError, data
+from lab import data
 from lab.data import DataError, files, images, questions, series, tables, texts
 from PIL import Image
 
-# ------------------------------------------------------------------------------------------ small files of each format
-TS = """#Hervé, in another encoding
-@problemName Tiny
-@timeStamps false
-@univariate false
-@classLabel true 10 9
-@data
-1,2,3:-4,5e-1,6:10.0
-7,8,9:1,1,1:9
-"""
+
+# ------------------------------------------------------------------------------------------------------------- every set
+def test_something_proves_the_content_of_every_file():
+    """A form without files comes with a library, and needs no stand-in."""
+    for source in data.SOURCES.values():
+        for layout in source.layouts:
+            assert bool(layout.files) == bool(source.stand_in)
+            assert layout.expect or all(file.sums for file in layout.files)
+    with pytest.raises(DataError, match="no data set 'mnist'; there are: digits"):
+        data.load("mnist")
 
 
-def archive(name, content=TS):
-    packed = io.BytesIO()
-    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
-        for part in ("TRAIN", "TEST"):
-            file.writestr(f"{name}/{name}_{part}.ts", content)
-    return packed.getvalue()
+@pytest.mark.parametrize("name", data.SOURCES)
+def test_smoke_reads_no_file_and_says_so(monkeypatch, capsys, name):
+    monkeypatch.setenv("NDL_MODE", "smoke")
+    monkeypatch.setenv("NDL_DATA", "/nowhere")
+    data._load.cache_clear()
+    loaded = data.load(name)
+    said = [loaded.stand_in, "stand-in" in capsys.readouterr().out, "stand-in" in loaded.note]
+    assert said == [data.SOURCES[name].stand_in is not None] * 3
+    data._load.cache_clear()
+    assert loaded.checksum == data.load(name).checksum == data.checksum(name), "seeded"
+    assert not any(a.flags.writeable for a in (loaded.x, loaded.y) if a is not None)
+    for part, (shape, _) in data.SOURCES[name].layouts[0].expect.items():
+        assert loaded.x[loaded.splits.get(part, slice(None))].ndim == len(shape)
 
 
+def test_the_note_of_recorded_runs_is_found_by_their_checksum(monkeypatch):
+    monkeypatch.setenv("NDL_DATA", "/nowhere")
+    assert "20,000 of the 50,000" in data.note("cifar10", "e8b9705f227dd0fa")
+    assert "not in the registry" in data.note("cifar10", "0" * 16)
+
+
+@pytest.mark.parametrize("name", [n for n, source in data.SOURCES.items() if source.stand_in])
+def test_the_real_files_are_read_where_this_machine_has_them(name, monkeypatch):
+    """Shapes, classes and values of every set that lies in NDL_DATA (or in the user's cache folder) are those expected."""
+    source = data.SOURCES[name]
+    if not any(all(map(files.find, layout.files)) for layout in source.layouts):
+        pytest.skip(f"{name} is not in {data.folder()}")
+    monkeypatch.setenv("NDL_MODE", "replay")
+    data._load.cache_clear()
+    read = data.load(name)
+    data._load.cache_clear()
+    assert not read.stand_in
+    assert data.note(name, read.checksum) in {layout.note for layout in source.layouts}
+
+
+# ---------------------------------------------------------------------------------------------------- CIFAR, independently
 def npz(**arrays):
     file = io.BytesIO()
     np.savez(file, **arrays)
@@ -73,193 +97,10 @@ def strips(seed, step=1):
     return npz(webp=webp, offsets=offsets, labels=y, step=np.uint8(step), classes=names)
 
 
-SERIES = np.arange(24, dtype=np.float32).reshape(4, 1, 6)
-CARDIO = ";".join(("id", *tables.CARDIO, "cardio\n"))
-CONTENTS = {  # a set and the number of its form -> small files in that format
-    ("lsst", 0): lambda: (archive("LSST"),),
-    ("ecg5000", 1): lambda: (
-        npz(X_train=SERIES, y_train=[1, 2, 1, 2], X_test=SERIES[:2], y_test=[2, 1]),
-    ),
-    ("cifar10", 0): lambda: (cifar(),),
-    ("cifar10", 1): lambda: (strips(0), strips(1)),
-    ("cardio", 0): lambda: ((CARDIO + f"7;{'1;' * 11}0\n8;{'2.5;' * 11}1\n").encode(),),
-    ("novels", 1): lambda: (b"One.\n\nTwo.\n\fThree.", b"Four."),
-}
-
-
-@functools.cache
-def contents(*form):
-    return CONTENTS[form]()
-
-
-def small(form, how="checksum", url="http://127.0.0.1:9/none"):
-    """The set in the one form, with the checksums and counts of the small files in place of the real ones; what they hold."""
-    source = data.SOURCES[form[0]]
-    layout = source.layouts[form[1]]
-    raw = layout.read(*contents(*form))
-    found = [
-        dataclasses.replace(
-            file,
-            url=f"{url}/{file.name.replace('/', '_')}",
-            size=len(content) if how == "checksum" else None,
-            sha256=hashlib.sha256(content).hexdigest() if how == "checksum" else "",
-            md5=hashlib.md5(content).hexdigest() if how == "checksum" and file.md5 else "",
-        )
-        for file, content in zip(layout.files, contents(*form))
-    ]
-    expect = {part: (raw.x[index].shape, None) for part, index in raw.splits.items()}
-    digest = "" if how == "checksum" else data._digest(raw)
-    layout = dataclasses.replace(layout, files=tuple(found), expect=expect, content=digest)
-    return dataclasses.replace(source, layouts=(layout,)), raw
-
-
-def put(folder, source, contents, pack=""):
-    places = []
-    for file, content in zip(source.layouts[0].files, contents):
-        place = folder / (file.name + pack)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(lzma.compress(content) if pack else content)
-        places.append(place)
-    return places
-
-
-def load(monkeypatch, source):
-    monkeypatch.setitem(data.SOURCES, source.name, source)
-    data._load.cache_clear()
-    return data.load(source.name)
-
-
-def same(loaded, raw):
-    assert loaded.x.dtype == raw.x.dtype and np.array_equal(loaded.x, raw.x)
-    assert (loaded.y is None) == (raw.y is None)
-    assert raw.y is None or np.array_equal(loaded.y, raw.y)
-    assert loaded.names == raw.names and loaded.splits == raw.splits and not loaded.stand_in
-
-
-# ---------------------------------------------------------------------------------------------- files in the data folder
-@pytest.mark.parametrize(
-    ("form", "how", "pack"),
-    [
-        (("novels", 1), "checksum", ""),  # reads well although a letter was changed
-        (("novels", 1), "checksum", ".xz"),
-        (("cifar10", 1), "checksum", ""),
-        (("cardio", 0), "content", ".xz"),
-        *((form, "content", "") for form in CONTENTS if form[0] != "novels"),
-    ],
-)
-def test_damage_to_a_file_is_refused_and_left_alone(folder, monkeypatch, server, form, how, pack):
-    """Also where the publisher's site would have sent the right file: what lies in the folder is the reader's."""
-    root, url = server
-    source, raw = small(form, how, url)
-    for file, content in zip(source.layouts[0].files, contents(*form)):
-        (root / file.name.replace("/", "_")).write_bytes(content)
-    place = put(folder, source, contents(*form), pack)[-1]
-    same(load(monkeypatch, source), raw)
-    good = place.read_bytes()
-    middle = len(good) // 2
-    rest = good[middle:]
-    damages = {
-        "truncated": good[:middle],
-        "corrupted": good[:middle] + bytes(b ^ 0x15 for b in rest[:40]) + rest[40:],
-        "wrong format": b"<!DOCTYPE html><html>404: not found</html>\n",
-        "empty": b"",
-    }
-    if how == "checksum":
-        damages["a letter"] = good[:middle] + bytes([good[middle] ^ 1]) + good[middle + 1 :]
-    for damage, bad in damages.items():
-        place.write_bytes(bad)
-        with pytest.raises(DataError, match=place.name) as error:
-            load(monkeypatch, source)
-        assert "left as it is" in str(error.value) and "move it away" in str(error.value), damage
-        assert place.read_bytes() == bad, damage
-
-
-def test_what_is_known_of_the_real_set_is_checked_without_any_checksum(folder, monkeypatch):
-    source, raw = small(("ecg5000", 1), "content")
-    put(folder, source, contents("ecg5000", 1))
-    layout = dataclasses.replace(source.layouts[0], content="")
-    for expect, words in (
-        (data.SOURCES["ecg5000"].layouts[1].expect, r"the train part is \(4, 1, 6\), expected"),
-        ({"train": (raw.x[:4].shape, (1, 3))}, r"are \[2, 2\], expected \[1, 3\]"),
-        ({"train": (raw.x[:4].shape, 1)}, r"are \[2, 2\], expected \[1, 1\]"),
-    ):
-        wrong = dataclasses.replace(layout, expect=expect)
-        with pytest.raises(DataError, match=words):
-            load(monkeypatch, dataclasses.replace(source, layouts=(wrong,)))
-
-
-def test_a_missing_file_says_what_to_put_where(folder, monkeypatch):
-    source, _ = small(("cifar10", 1))
-    place = put(folder, source, contents("cifar10", 1))[-1]
-    place.unlink()
-    file = source.layouts[0].files[-1]
-    with pytest.raises(DataError, match=r"could not be downloaded.*NDL_DATA") as error:
-        load(monkeypatch, source)
-    assert f"put it at {place}" in str(error.value) and file.sha256 in str(error.value)
-    account = data.File("a.csv", by_hand="get it from https://example.org (an account is needed)")
-    with pytest.raises(DataError, match=r"account: get it from https://ex.*put it at .*a\.csv"):
-        data.fetch(account)
-
-
-def test_the_first_complete_form_is_used_and_half_of_another_is_named(folder, monkeypatch):
-    """Nothing but the second form in the folder: it is read; both: the publisher's."""
-    forms = [("cifar10", 0), ("cifar10", 1)]
-    first, second = (small(form) for form in forms)
-    both = dataclasses.replace(first[0], layouts=first[0].layouts + second[0].layouts)
-    places = put(folder, second[0], contents(*forms[1]))
-    same(load(monkeypatch, both), second[1])
-    places[1].unlink()
-    with pytest.raises(DataError, match=r"cifar10, but lacks cifar10/cifar10_test\.npz"):
-        load(monkeypatch, both)
-    put(folder, first[0], contents(*forms[0]))
-    same(load(monkeypatch, both), first[1])
-
-
-def test_a_download_without_a_checksum_is_kept_only_if_it_holds_what_it_should(
-    folder, monkeypatch, server
-):
-    form, (root, url) = ("cardio", 0), server
-    source, raw = small(form, "content", url)
-    file, (content,) = source.layouts[0].files[0], contents(*form)
-    served = root / file.name.replace("/", "_")
-    for bad in (content[:-10], b"<html>moved</html>"):
-        served.write_bytes(bad)
-        with pytest.raises(DataError, match=served.name):
-            load(monkeypatch, source)
-        assert [p for p in folder.rglob("*") if p.is_file()] == [], "nothing is kept"
-    served.write_bytes(content)
-    same(load(monkeypatch, source), raw)
-    assert (folder / file.name).read_bytes() == content
-    served.unlink()
-    same(load(monkeypatch, source), raw)
-
-
-# ------------------------------------------------------------------------------------------------------------ stand-ins
-@pytest.mark.parametrize("name", data.SOURCES)
-def test_smoke_reads_no_file_and_says_so(monkeypatch, capsys, name):
-    monkeypatch.setenv("NDL_MODE", "smoke")
-    monkeypatch.setenv("NDL_DATA", "/nowhere")
-    data._load.cache_clear()
-    loaded = data.load(name)
-    said = [loaded.stand_in, "stand-in" in capsys.readouterr().out, "stand-in" in loaded.note]
-    assert said == [data.SOURCES[name].stand_in is not None] * 3
-    data._load.cache_clear()
-    assert loaded.checksum == data.load(name).checksum == data.checksum(name), "seeded"
-    assert not any(a.flags.writeable for a in (loaded.x, loaded.y) if a is not None)
-    for part, (shape, _) in data.SOURCES[name].layouts[0].expect.items():
-        assert loaded.x[loaded.splits.get(part, slice(None))].ndim == len(shape)
-
-
-def test_the_note_of_recorded_runs_is_found_by_their_checksum(monkeypatch):
-    monkeypatch.setenv("NDL_DATA", "/nowhere")
-    assert "20,000 of the 50,000" in data.note("cifar10", "e8b9705f227dd0fa")
-    assert "not in the registry" in data.note("cifar10", "0" * 16)
-
-
-# ---------------------------------------------------------------------------------------------------- CIFAR, independently
 def test_cifar_rows_are_red_then_green_then_blue():
     """A row of the archive is 1,024 red, 1,024 green, 1,024 blue values, each part row by row (the publisher's page)."""
-    raw, (x, y) = small(("cifar10", 0))[1], images._pictures(40, 10, seed=1)
+    read = data.SOURCES["cifar10"].layouts[0].read
+    raw, (x, y) = read(cifar()), images._pictures(40, 10, seed=1)
     assert np.array_equal(raw.x[40:80], x) and raw.y[40:80].tolist() == y.tolist()
     assert raw.splits == {"train": slice(0, 200), "test": slice(200, 300)}
     assert len(raw.names) == 10 and raw.names[3] == "class 3"
@@ -298,6 +139,35 @@ def test_a_pickle_that_names_anything_else_is_not_opened():
 
 
 # ------------------------------------------------------------------------------------------ formats of the UCR/UEA archives
+TS = """#Hervé, in another encoding
+@problemName Tiny
+@timeStamps false
+@univariate false
+@classLabel true 10 9
+@data
+1,2,3:-4,5e-1,6:10.0
+7,8,9:1,1,1:9
+"""
+
+
+def archive(name, content=TS):
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as file:
+        for part in ("TRAIN", "TEST"):
+            file.writestr(f"{name}/{name}_{part}.ts", content)
+    return packed.getvalue()
+
+
+SERIES = np.arange(24, dtype=np.float32).reshape(4, 1, 6)
+
+
+def test_series_are_read_with_their_channels_and_labels():
+    raw = series.read_zip(archive("Tiny"), "Tiny")
+    assert raw.x.tolist() == [[[1, 2, 3], [-4, 0.5, 6]], [[7, 8, 9], [1, 1, 1]]] * 2
+    assert raw.names == ("10.0", "9") and raw.y.tolist() == [0, 1, 0, 1]
+    assert raw.splits == {"train": slice(0, 2), "test": slice(2, 4)}
+
+
 def test_classes_are_numbered_in_the_order_of_their_labels():
     x = np.zeros((2, 1, 3), np.float32)
     numbers = series.join((x, ["10", "9"]), (x, ["-1", "9"]))
@@ -334,8 +204,6 @@ def test_heartbeat_copy_is_the_training_part_alone():
     loaded = data.Data("heartbeat", raw.x, raw.y, raw.names, "", False, raw.splits, note)
     with pytest.raises(DataError, match=r"no part 'test'; it has train\..*get Heartbeat\.zip"):
         loaded.part("test")
-    with pytest.raises(LabError, match="official parts"):
-        data.official(loaded, seed=0)
 
 
 def test_labels_of_a_copy_are_numbers_of_its_names_where_it_has_names():
@@ -345,6 +213,9 @@ def test_labels_of_a_copy_are_numbers_of_its_names_where_it_has_names():
 
 
 # ------------------------------------------------------------------------------------------------- tables, texts, questions
+CARDIO = ";".join(("id", *tables.CARDIO, "cardio\n")).encode()
+
+
 def test_a_table_loses_rows_with_a_missing_value_and_its_text_becomes_numbers():
     rows = [
         ("Low ", "1", "3.25"),
@@ -359,6 +230,8 @@ def test_a_table_loses_rows_with_a_missing_value_and_its_text_becomes_numbers():
     at = [tables.FOOD.index(name) for name in ("Traffic_Level", "humidity")]
     assert raw.x[:, at].tolist() == [[1, 1], [0, 2]] and raw.y.tolist() == [3.25, 1.5]
     assert raw.x.sum() == 4 + 2 * 12 * 7 and raw.names == tables.FOOD
+    raw = tables.read_cardio(CARDIO + b"7;" + b"1;" * 11 + b"0\n8;" + b"2.5;" * 11 + b"1\n")
+    assert raw.x.tolist() == [[1] * 11, [2.5] * 11] and raw.y.tolist() == [0, 1]
 
 
 def test_quotes_and_words_for_missing_are_text_like_any_other():
@@ -373,7 +246,7 @@ def test_quotes_and_words_for_missing_are_text_like_any_other():
     ("read", "content", "words"),
     [
         (tables.read_cardio, [b"id;age\n1;2\n"], "the columns gender, .* are missing; it has id"),
-        (tables.read_cardio, [(CARDIO + f"7;{'1;' * 10};0\n").encode()], "values are missing"),
+        (tables.read_cardio, [CARDIO + b"7;" + b"1;" * 10 + b";0\n"], "values are missing"),
         (texts.read_sst2, [b"label\ttext\n1\ta\n"] * 3, "expected the columns label and sentence"),
         (texts.read_sst2, [b"label\tsentence\n2\ta\n"] * 3, "labels must be 0 or 1"),
         (texts.read_cola, [b"a\tb\n"] * 3, "expected four columns"),
@@ -389,48 +262,3 @@ def test_quotes_and_words_for_missing_are_text_like_any_other():
 def test_what_lacks_something_is_refused(read, content, words):
     with pytest.raises(DataError, match=words):
         read(*content)
-
-
-# ------------------------------------------------------------------------------------------------------- official splits
-def made(x, y, splits):
-    return data.Data("made", x, y, (), "", False, splits, "")
-
-
-def test_official_split_keeps_the_test_part_and_scales_by_the_training_part():
-    x = np.random.default_rng(0).integers([[5], [100]], [[9], [200]], (120, 2, 30), np.uint8)
-    y = np.arange(120) % 3
-    x.setflags(write=False)
-    whole = made(x, y, {"train": slice(0, 90), "test": slice(90, 120)})
-    parts = data.official(whole, seed=1, standardise="channel")
-    assert [len(p[0]) for p in (parts.train, parts.val, parts.test)] == [72, 18, 30]
-    assert np.bincount(parts.val[1]).tolist() == [6, 6, 6]
-    assert parts.test[1].tolist() == y[90:].tolist()
-    train = parts.train[0]
-    assert [str(t.dtype) for t in parts.train] == ["torch.float32", "torch.int64"]
-    assert train.mean((0, 2)).abs().max() < 1e-5
-    assert (train.std((0, 2), unbiased=False) - 1).abs().max() < 1e-4
-    assert parts.test[0].mean((0, 2)).abs().max() > 1e-4, "the test part is not centred on itself"
-    again = data.official(whole, seed=2, standardise="none")
-    assert np.array_equal(again.test[0], x[90:]) and not np.array_equal(again.val[0], x[72:90])
-
-
-@pytest.mark.parametrize("bad", [{"val": 0.0}, {"val": 1.0}, {"standardise": "row"}])
-def test_bad_arguments_of_the_official_split(bad):
-    parts = {"train": slice(0, 8), "test": slice(8, 10)}
-    whole = made(np.zeros((10, 2), np.float32), np.zeros(10, int), parts)
-    with pytest.raises(LabError):
-        data.official(whole, seed=0, **bad)
-
-
-@pytest.mark.parametrize("name", [n for n, source in data.SOURCES.items() if source.stand_in])
-def test_the_real_files_are_read_where_this_machine_has_them(name, monkeypatch):
-    """Shapes, classes and values of every set that lies in NDL_DATA (or in the user's cache folder) are those expected."""
-    source = data.SOURCES[name]
-    if not any(all(map(files.find, layout.files)) for layout in source.layouts):
-        pytest.skip(f"{name} is not in {data.folder()}")
-    monkeypatch.setenv("NDL_MODE", "replay")
-    data._load.cache_clear()
-    read = data.load(name)
-    data._load.cache_clear()
-    assert not read.stand_in
-    assert data.note(name, read.checksum) in {layout.note for layout in source.layouts}
