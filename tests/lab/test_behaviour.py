@@ -1,6 +1,5 @@
 """The probes of evidence 63 on layers that are off, what they are made of, and where the release comes from."""
 
-import functools
 import json
 import pathlib
 import subprocess
@@ -11,7 +10,7 @@ import pytest
 import torch
 from lab import LabError, modes, released
 from lab.chapters import behaviour, two_processes
-from lab.chapters.behaviour import Outcome, judge, refuses
+from lab.chapters.behaviour import Outcome, judge
 
 import ndlinear
 
@@ -94,14 +93,6 @@ def test_outcomes():
     assert found.startswith("ValueError: first x") and len(found) < 170
     with pytest.raises(LabError):  # a missing library is not the layer's error
         judge(lambda c: lab.require("no_such_library"), int)
-
-
-def test_refuses():
-    call = functools.partial(raised, ValueError("got 3, expected 4\nmore"))
-    assert refuses(call, "3", "4") == "got 3, expected 4"
-    for error in (TypeError("no"), RuntimeError("3")):  # without the word, of another type
-        with pytest.raises(type(error)):
-            refuses(functools.partial(raised, error), "3")
 
 
 def test_two_processes_find_what_differs(tmp_path):

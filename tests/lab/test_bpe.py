@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lab.data import bpe, novels, tokens
-from lab.modes import LabError
+from lab.data import bpe, novels
 
 TEXT = "the theatre; the thaw, the bathe—then 1901 19 1901!\n\nThey bathe there.\t the  end_of it"
 
@@ -48,14 +47,6 @@ def test_words_and_symbols_give_the_text_back(text):
     assert ENCODING.decode(ENCODING.encode(text).tolist()) == text
 
 
-def test_no_symbol_crosses_words_and_pairs_are_merged_from_the_left():
-    encoding = bpe.learn("a b a b a b a b", 300)
-    assert set(encoding.bytes[256:]) == {b" a", b" b"} and encoding.vocabulary == 258
-    assert bpe.merge([1, 1, 1, 2, 1], (1, 1), 9) == [9, 1, 2, 1]
-    with pytest.raises(LabError, match="256"):
-        bpe.learn("text", 255)
-
-
 # --------------------------------------------------------------------------------------------------------------- novels
 def test_novels_are_read_alike_from_one_file_each_and_joined_whatever_the_line_ends():
     each = [f"One {i}.\n\nTwo." for i in range(38)]
@@ -68,14 +59,3 @@ def test_novels_are_read_alike_from_one_file_each_and_joined_whatever_the_line_e
     contents[-1] = b" \n\n"
     with pytest.raises(lab.data.DataError, match="empty"):
         novels.read_novels(*contents, train=35)
-
-
-def test_the_corpus_knows_nothing_of_the_held_out_parts(monkeypatch):
-    monkeypatch.setenv("NDL_MODE", "smoke")
-    text = tokens.corpus.__wrapped__(300)
-    each = [novels._made_up(seed, 40) for seed in range(38)]
-    parts = ["\n\n\f".join(part) for part in (each[:34], each[34:35], each[35:])]
-    parts[0] += "\n\n"
-    for found, part in zip((text.train, text.tune, text.test), parts):
-        assert text.encoding.decode(found.tolist()) == part
-    assert text.encoding.merges == bpe.learn(parts[0], 300).merges

@@ -31,11 +31,3 @@ def test_the_lower_bound_is_the_best_matching(axes):
         pairs = matched([d for d in shape if d > 1])
         assert capacity.lower(shape) == sum(shape) - axes + 1 + pairs, shape
         assert capacity.lower(shape) <= capacity.upper(shape) <= math.prod(shape), shape
-
-
-def test_two_axes_are_exact_and_one_long_axis_tends_to_two():
-    for d in range(1, 9):
-        assert capacity.lower((2, d)) == capacity.upper((2, d)) == 2 * d
-        assert capacity.effective((2, d)) == d + 1
-    ratios = [capacity.upper((4, d)) / d for d in (10**3, 10**4, 10**5)]
-    assert ratios == sorted(ratios, reverse=True) and 2 < ratios[-1] < 2.1

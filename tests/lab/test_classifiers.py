@@ -1,7 +1,5 @@
 """Chapter 42: the short cuts are the plain modules, who sees the order of time, multiply-adds by formula."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
@@ -61,19 +59,6 @@ def test_multiply_adds_are_those_of_the_formula():
     around = steps * (d + 4 * d * d) + 2 * steps * steps * d + d * 3
     assert classifiers.cost("ECGFiveDays", "time") == around + 2 * (steps * r * d + r * d * d)
     assert classifiers.cost("ECGFiveDays", "folded") == around + 2 * steps * (4 * 4 * 8 + 8 * 4 * 8)
-
-
-def test_what_sees_the_order_of_time():
-    x = torch.randn(3, 20, 1).double()
-    for arm in classifiers.ARMS:
-        net = classifiers.build("ECG5000", arm, 20).double()
-        assert torch.allclose(net(x), net(x.flip(1))) == (arm != "time")
-        placed = classifiers.build("ECG5000", arm, 20, positions=True).double()
-        assert not torch.allclose(placed(x), placed(x.flip(1)))
-        assert models.size(placed) == models.size(net)
-    table = classifiers.sines(50, 8)
-    expected = [math.sin(7 / 1e4 ** (2 / 8)), math.cos(7 / 1e4 ** (2 / 8))]
-    assert table.shape == (50, 8) and table[7, 2:4].tolist() == pytest.approx(expected, abs=1e-5)
 
 
 def test_the_stand_in_for_heartbeat_holds_out_a_fifth_and_averages_over_time(monkeypatch):

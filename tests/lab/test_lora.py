@@ -1,27 +1,9 @@
-"""Adapters: the printed table, and the words of the rule."""
-
-import math
+"""Adapters: the words of the rule."""
 
 import pytest
-from lab import facts
 from lab.chapters import lora
 
 
-# ------------------------------------------------------------------------------------------------------------ the table
-def test_errors_of_proportions():
-    assert lora.standard_error(50, 100) == pytest.approx(5)
-    found = lora.printed_differences()
-    assert len(found) == 24 and set(found["rank"]) == {4, 8}
-    row = found.query("model == 'LLaMA3-8B' and dataset == 'GSM8K' and rank == 8").iloc[0]
-    printed = facts("ndlinear_lora", model="LLaMA3-8B", dataset="GSM8K")
-    value = {str(r.rank): r.value for r in printed.itertuples()}
-    assert row["difference"] == pytest.approx(value[""] - value["8"])
-    variance = sum(p * (100 - p) / 1319 for p in (value[""], value["8"]))
-    assert row["error"] == pytest.approx(math.sqrt(variance))
-    assert row["errors"] == pytest.approx(row["difference"] / row["error"])
-
-
-# --------------------------------------------------------------------------------------------------------------- tables
 @pytest.mark.parametrize(
     ("low", "high", "words"),
     [

@@ -45,16 +45,12 @@ PLANS = {
     "epochs": Plan(epochs=4, batch=16, lr=0.01),
     "all samples at once": Plan(epochs=4, lr=0.01),
     "steps": Plan(steps=11, batch=16, lr=0.01, looks=1),
-    "rates by name": Plan(
-        epochs=3,
-        batch=16,
-        lr=lambda net: {n: 0.1 / p.numel() for n, p in net.named_parameters()},
-    ),
-    "decays by name": Plan(
+    "rates and decays by name": Plan(
         epochs=3,
         batch=16,
         lr=lambda net: {
-            n: {"lr": 0.05, "weight_decay": 1 / p.numel()} for n, p in net.named_parameters()
+            n: 0.1 / p.numel() if p.dim() > 1 else {"lr": 0.05, "weight_decay": 0.3}
+            for n, p in net.named_parameters()
         },
         optimiser=torch.optim.AdamW,
     ),

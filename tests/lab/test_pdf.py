@@ -41,13 +41,6 @@ def test_pages_become_one_with_its_own_links_and_without_what_is_hidden(html):
     assert "other.js" not in text
 
 
-def test_the_main_line_is_the_chapters_in_the_order_of_the_book():
-    pages = pdf.main_line()
-    assert len(pages) == len(set(pages)) and pages[0] == "book/index"
-    assert pages.index("notebooks/10_one_layer") < pages.index("notebooks/72_should_you_use_it")
-    assert not [page for page in pages if "evidence" in page]
-
-
 def test_a_title_that_was_written_twice_stands_once_and_no_byte_moves():
     twice, wide = b"/Title (Where to goWhere to go)\n", b"/Title <FEFF00410042" + b"00410042>\n"
     assert pdf.once(twice) == b"/Title (Where to go)" + b" " * 11 + b"\n"
@@ -70,8 +63,3 @@ def test_the_front_page_offers_the_file(tmp_path):
     page.write_text(kept[kept.index("`make pdf`") :], encoding="utf8")
     pdf.offer(tmp_path, tmp_path / "all.pdf")
     assert '<a download href="../all.pdf">' in page.read_text(encoding="utf8")
-
-
-def test_without_a_book_the_message_says_what_to_do(tmp_path):
-    with pytest.raises(pdf.LabError, match="run make book"):
-        pdf.print_book(tmp_path, tmp_path / "book.pdf", PAGES)

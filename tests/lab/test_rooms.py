@@ -66,26 +66,24 @@ def test_imports_of_the_lab_go_down_only():
     assert violations(LAB) == []
 
 
-UPWARDS = [
-    ("chapters/one.py", "from . import two", "lab.chapters.one -> lab.chapters.two"),
-    ("chapters/one.py", "import lab.chapters.two", "lab.chapters.one -> lab.chapters.two"),
-    ("chapters/one.py", "from .. import fit", "lab.chapters.one -> lab"),
-    ("train/loop.py", "def f():\n    from ..data import load", "lab.train.loop -> lab.data"),
-    ("ground.py", "from .chapters.two import thing", "lab.ground -> lab.chapters.two"),
-]
-
-
-@pytest.mark.parametrize(("place", "line", "found"), UPWARDS)
+@pytest.mark.parametrize(
+    ("place", "line", "found"),
+    [
+        ("chapters/one.py", "from . import two", "lab.chapters.one -> lab.chapters.two"),
+        ("chapters/one.py", "import lab.chapters.two", "lab.chapters.one -> lab.chapters.two"),
+        ("chapters/one.py", "from .. import fit", "lab.chapters.one -> lab"),
+        ("train/loop.py", "def f():\n    from ..data import load", "lab.train.loop -> lab.data"),
+    ],
+)
 def test_an_import_upwards_or_aside_is_found_and_one_downwards_is_none(
     tmp_path, place, line, found
 ):
-    names = ["modes", "chapters/two", "tools/stamp", "train/loop", "train/scores"]
-    for name in [*names, "data/__init__", "page/show", "records/store"]:
+    files = dict.fromkeys(("modes", "train/scores", "data/__init__", "page/show"), "")
+    files["chapters/two"] = "from ..page import show\nfrom ..train.loop import fit\nimport torch"
+    files["train/loop"] = "from . import scores\nfrom ..modes import mode"
+    for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / f"{name}.py").touch()
-    lines = "from ..page import show\nfrom ..train.loop import fit\nfrom .. import modes\nimport torch\n"
-    (tmp_path / "chapters/two.py").write_text(lines)
-    (tmp_path / "train/loop.py").write_text("from . import scores\nfrom ..modes import mode\n")
+        (tmp_path / f"{name}.py").write_text(text)
     assert violations(tmp_path) == []
     (tmp_path / place).write_text(line + "\n")
     assert violations(tmp_path) == [found]

@@ -16,23 +16,6 @@ def smoke(monkeypatch):
     torch.manual_seed(0)
 
 
-def test_folds_divide_the_matrix_and_come_in_order_of_size():
-    found = smollm.folds(12, 30, most=5)
-    sizes = [a * b + 360 // (a * b) for a, b in found]
-    assert sizes == sorted(sizes) and all(12 % a == 0 and 30 % b == 0 for a, b in found)
-    products = [a * b for a in (2, 3, 4, 6) for b in (2, 3, 5, 6, 10, 15)]
-    assert sizes[0] == min(k + 360 // k for k in products)
-
-
-def test_a_product_is_found_and_its_shuffled_entries_are_not():
-    a, b = torch.randn(6, 6).double(), torch.randn(6, 6).double()
-    matrix = torch.kron(a, b)
-    assert smollm.structure(matrix)["one product"] == pytest.approx(1)
-    mixed = smollm.shuffled(matrix, 0)
-    assert smollm.structure(mixed)["one product"] < 0.5
-    assert torch.equal(mixed.flatten().sort().values, matrix.flatten().sort().values)
-
-
 def _fitted(fit, matrix):
     parts = fit.right_inverse(matrix)
     return fit(*parts), sum(part.numel() for part in parts)

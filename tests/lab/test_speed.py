@@ -9,7 +9,6 @@ import math
 import time
 
 import numpy as np
-import pandas as pd
 import pytest
 import torch
 from lab import LabError, timing
@@ -107,23 +106,6 @@ def test_median_interval_is_that_of_the_sign_test():
         assert values[n - k] == high
         assert 2 * stats.binom.cdf(k - 1, n, 0.5) <= 0.05 < 2 * stats.binom.cdf(k, n, 0.5)
     assert timing.median_interval([1, 2, 3, 4, 5])[1:] == (-np.inf, np.inf)
-
-
-def test_ratios_and_geometric_mean():
-    rows = []
-    for seed, (case, factor) in itertools.product(range(5), (("a", 2.0), ("b", 8.0))):
-        slow = [1000.0 + seed, 2000.0, 3000.0]
-        curve = {"released": slow, "ndlinear": [t / factor for t in slow]}
-        rows.append({"case": case, "pass": "forward", "seed": seed, "curve": curve})
-    runs = pd.DataFrame(rows)
-    found = timing.ratios(runs)
-    ours = found[found["peer"] == "ndlinear"].set_index("case")
-    assert ours["ratio"].to_dict() == pytest.approx({"a": 2.0, "b": 8.0})
-    assert set(ours["rounds"]) == {15} and np.allclose(ours["ratio_low"], ours["ratio"])
-    assert timing.geometric_mean(runs, "ndlinear") == pytest.approx((4.0, 4.0, 4.0))
-    assert "ratio" not in timing.ratios(runs, baseline="nobody")
-    gain = timing.speedup(found, "released", "ndlinear")
-    assert gain["forward"].to_dict() == pytest.approx({"a": 2.0, "b": 8.0})
 
 
 def test_times_are_taken_by_the_tagged_cells_in_full_mode(tmp_path, monkeypatch, capsys):

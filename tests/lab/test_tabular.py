@@ -1,14 +1,7 @@
 """Chapter 43: folded features against the formula."""
 
-import pytest
 import torch
 from lab.chapters import tabular
-from lab.modes import LabError
-
-
-def test_features_that_do_not_fit_are_refused():
-    with pytest.raises(LabError, match="do not fit"):
-        tabular.folded(11, (2, 5), (4, 4), 2)
 
 
 def test_folded_is_the_formula_with_relu_after_each_layer():

@@ -1,13 +1,11 @@
 """Distilled vision Transformers: the student against the released computation written out, the loss against
 its formula, what teachers are asked."""
 
-import math
 from unittest import mock
 
 import numpy as np
 import pytest
 import torch
-from lab import modes
 from lab.chapters import vit
 from lab.train import loop
 from torch import nn
@@ -79,24 +77,7 @@ def test_the_student_computes_what_the_release_computes():
     assert not torch.allclose(taught[0], plain[0], atol=1e-3)  # the token of zeros is another one
 
 
-def test_parameters_dropout_and_tokens_are_those_of_the_release():
-    net = small_student(width=400, depth=2, classes=5)
-    imitates = 400 + (400 * 5 + 5)
-    assert vit.parameters(net) == sum(p.numel() for p in net.parameters()) - imitates
-    rates = {name: m.p for name, m in net.named_modules() if isinstance(m, nn.Dropout)}
-    inside = {f"attention.{i}.{place}": 0.1 for i in (0, 1) for place in ("drop", "out.1")}
-    assert rates == {"drop": 0.3} | inside
-    for part in (net.positions, net.token, net.distillation):
-        assert 0.8 < part.std().item() < 1.2  # normal, deviation one
-    assert net.positions.shape == (1, vit.patches(8, 4) + 1, 400)
-
-
 # --- pictures and teachers -----------------------------------------------------------------------
-
-
-def test_a_teacher_that_is_not_known_is_refused():
-    with pytest.raises(modes.LabError, match="'cnn' is not one of 'trained'"):
-        vit.answers("cnn", "cifar10", 100)
 
 
 def test_the_released_teacher_gets_large_pictures_and_a_new_head(stand_in, monkeypatch):
@@ -135,22 +116,6 @@ def test_the_loss_is_half_labels_and_half_teacher():
     apart = 9 * (p * np.log(p / q)).sum() / 4
     both = vit.distilled((own, imitated), (labels, said)).item()
     assert both == pytest.approx(0.5 * plain + 0.5 * apart)
-
-
-def test_the_rate_rises_for_ten_steps_and_falls_along_half_a_cosine():
-    rates = [vit.schedule(step, 110) for step in range(112)]
-    assert rates[:11] == pytest.approx([k / 10 for k in range(11)])
-    assert rates[60] == pytest.approx(0.5) and rates[110] == pytest.approx(0) == rates[111]
-    assert rates[35] == pytest.approx((1 + math.sqrt(0.5)) / 2)
-    assert vit.schedule(1, 5) == 0.1  # a training shorter than the start
-
-
-def test_a_mirrored_picture_gets_the_answer_for_the_mirrored_picture():
-    images, soft, labels = torch.randn(4, 3, 8, 8), torch.randn(2, 4, 5), torch.arange(4)
-    index, mirrored = torch.tensor([2, 0]), torch.tensor([True, False])
-    seen, (y, said) = vit.batch_of((images, labels, soft), index, mirrored)
-    assert torch.equal(seen[0], images[2].flip(-1)) and torch.equal(seen[1], images[0])
-    assert torch.equal(said, torch.stack([soft[1, 2], soft[0, 0]])) and y.tolist() == [2, 0]
 
 
 def test_a_student_trains_the_same_whether_its_teacher_was_at_hand_or_not(stand_in):
