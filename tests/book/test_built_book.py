@@ -14,6 +14,7 @@ import urllib.parse
 
 import filelock
 import ndlbuild
+import ndlcorrections
 import pytest
 import torch
 from bs4 import BeautifulSoup
@@ -149,19 +150,44 @@ def test_every_link_inside_the_book_leads_somewhere(html):
     assert not dead_links(html), "\n".join(dead_links(html))
 
 
-def test_every_claim_has_a_page_of_its_own_and_each_settled_one_a_link_to_its_cell(html):
-    """That something is there the test of all links sees, and that it is the same verdict the cell itself."""
-    pages = [html / "claims" / f"{claim['id']}.html" for claim in ledger.claims()]
-    assert sorted((html / "claims").iterdir()) == sorted(pages)
-    assert not dead_links(html, pages)
+SAID = ("statement", "condition", "correction", "would_take", "reason", "direction_only")
+
+
+def test_every_claim_stands_in_the_table_on_its_page_and_in_the_file_for_programs(html):
+    """In the words of the ledger, and each settled one with a link to its cell."""
+    claims = ledger.claims()
+    pages = [html / "claims" / f"{claim['id']}.html" for claim in claims]
+    assert sorted((html / "claims").iterdir()) == sorted(pages) and not dead_links(html, pages)
     table = soup(html / "book" / "claims.html")
-    for path, claim in zip(pages, ledger.claims()):
-        assert not fetched(soup(path)) and ledger.label(claim) in soup(path).main.text
-        assert len(path.read_bytes()) < 10_000
-        link = table.find(id=claim["id"]).td.find("a")
+    told = json.loads((html / "claims.json").read_text(encoding="utf8"))["claims"]
+    for path, claim, record in zip(pages, claims, told, strict=True):
+        row = table.find(id=claim["id"])
+        words = [claim[key] for key in SAID if claim.get(key)]
+        for part in (soup(path).main, row):
+            assert all(word in part.text for word in [ledger.label(claim), *words]), claim["id"]
+        assert not fetched(soup(path)) and len(path.read_bytes()) < 10_000
+        assert row["data-verdict"] == ledger.outcome(claim)
+        assert ("data-only" in row.attrs) == bool(claim.get("direction_only"))
+        link = row.td.find("a")
         settled = claim["verdict"] in ledger.SETTLED
         assert bool(link) == settled, f"{claim['id']}: is its chapter in _toc.yml?"
         assert not settled or link["href"].endswith(f"#claim-{claim['id']}")
+        assert not settled or link["href"] == f"../{record['url']}"
+        assert all(record[key] == claim.get(key) for key in ("id", "verdict", *SAID))
+
+
+def test_the_front_page_counts_every_outcome(html):
+    entries = soup(html / "book" / "index.html").select(".ndl-counts li > a")
+    shown = {a["href"].partition("=")[2].replace("+", " "): int(a.b.text) for a in entries}
+    counts = {name: n for name, n in ledger.tally(ledger.claims()).items() if n}
+    assert {name: n for name, n in shown.items() if name in counts} == counts
+
+
+def test_the_log_of_corrections_is_whole_and_newest_first(html):
+    rows = soup(html / "book" / "corrections.html").select(".ndl-log tbody tr")
+    for row, entry in zip(rows, reversed(ndlcorrections.load(ROOT)), strict=True):
+        assert row.time["datetime"] == str(entry["date"])
+        assert str(entry["why"]) in row.text and row.select_one("a.ndl-id").text == entry["claim"]
 
 
 def test_the_page_of_a_claim_reads_in_a_browser(visit):
