@@ -13,19 +13,6 @@ goes on here.
 >>> 1 + 1
 2
 """
-GOOGLE = """One sentence about D_k and *args.
-
-Args:
-    x: input (*batch, D_1), of any `dtype`.
-    order_: which mode_ comes first.
-
-Raises:
-    ValueError: sizes do not fit.
-
-Example:
-    >>> 2 * 3
-    6
-"""
 
 
 def read(docstring: str) -> docutils.nodes.document:
@@ -47,10 +34,3 @@ def test_sentences_columns_and_examples_are_told_apart():
     columns = [node.astext() for node in document.findall(docutils.nodes.literal_block)]
     assert columns == ["name, other   the first one, in columns\n              and its second line"]
     assert [n.astext() for n in document.findall(docutils.nodes.doctest_block)] == [">>> 1 + 1\n2"]
-
-
-def test_sections_are_read_by_napoleon():
-    text = read(GOOGLE).astext()
-    assert "One sentence about D_k and *args." in text
-    assert "input (*batch, D_1), of any dtype." in text and "which mode_ comes first" in text
-    assert ">>> 2 * 3\n6" in text and "ValueError" in text and "Args:" not in text

@@ -85,18 +85,6 @@ def run_setup(folder: pathlib.Path, book: str) -> subprocess.CompletedProcess:
     return subprocess.run([sys.executable, "cell.py"], cwd=folder, timeout=120, **how)
 
 
-def test_setup_cell_in_an_empty_folder_fetches_the_book(tmp_path):
-    """And finds it there when it is run again."""
-    bare, empty = tmp_path / "book.git", tmp_path / "colab"
-    subprocess.run(["git", "clone", "-q", "--bare", ROOT, bare], check=True)
-    empty.mkdir()
-    for attempt in range(2):
-        done = run_setup(empty, f"file://{bare}")
-        assert done.returncode == 0, (attempt, done.stderr)
-        assert done.stdout.startswith("smoke · ")
-        assert (empty / "ndlinear-book" / "notebooks" / "lab").is_dir()
-
-
 def test_setup_cell_passes_on_what_git_says(tmp_path):
     """No address, a wrong one, and the folder of an interrupted attempt: one message each, no traceback of ours."""
     none, nothing, half = (tmp_path / name for name in ("none", "nothing", "half"))
