@@ -6,6 +6,6 @@ It needs torch, scipy, pandas and `ndlinear.py`."""
 
 from . import layers
 from .compare import compare, swap
-from .convert import convert, fit_kronecker, fit_low_rank, rebuild, replaceable
+from .convert import convert, rebuild, replaceable
 from .rates import lr_groups
 from .report import by_chance, first_term, report

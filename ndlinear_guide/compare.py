@@ -27,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from .convert import exchange, replaceable
 from .layers import KINDS as LAYERS
 from .layers import Dense, build, spread
-from .report import bar, linear_layers
+from .report import bar, lengths, linear_layers
 
 Names = Sequence[str | tuple[str, str]]
 Axes = Mapping[str, Sequence[int]]
@@ -75,7 +75,7 @@ def swap(
                 f"{first} writes {old[first].out_features} numbers and {second} reads "
                 f"{old[second].in_features}: they are no pair"
             )
-    axes = _lengths(axes or {}, old)
+    axes = lengths(axes or {}, old)
     if kind == NARROW:
         only_pairs = len(flat) == 2 * len(pairs)
         new = [_narrowed(old[a], old[b], share) for a, b in pairs] if only_pairs else [None]
@@ -83,19 +83,6 @@ def swap(
     else:
         new = [_like(layer, kind, share, axes.get(name)) for name, layer in old.items()]
     return None if None in new else exchange(copy.deepcopy(model), dict(zip(flat, new)))
-
-
-def _lengths(axes: Axes, layers: Mapping[str, nn.Linear]) -> dict[str, tuple[int, ...]]:
-    """The axes of each layer without those of length one."""
-    for name, lengths in axes.items():
-        if name not in layers:
-            raise ValueError(f"axes names {name!r}; layers names {sorted(layers)}")
-        if math.prod(lengths) != layers[name].in_features:
-            raise ValueError(
-                f"axes of {name}: {tuple(lengths)} has {math.prod(lengths)} numbers, the layer reads "
-                f"{layers[name].in_features}"
-            )
-    return {name: tuple(n for n in lengths if n > 1) for name, lengths in axes.items()}
 
 
 def _narrowed(first: nn.Linear, second: nn.Linear, share: float) -> list[nn.Module] | None:
@@ -130,7 +117,6 @@ def compare(
     axes: Axes | None = None,
     rates: Sequence[float] = (3e-4, 1e-3, 3e-3),
     seeds: Sequence[int] = (0, 1, 2),
-    progress: bool = True,
 ) -> pd.DataFrame:
     """Train a model as it is, and with each kind of layer in place of some of its linear layers: what does the exchange cost?
 
@@ -142,7 +128,6 @@ def compare(
         train: (net, rate) -> validation loss, a number. It trains ``net`` itself in whatever way is yours. Torch's generators
             are set to the seed before; others are left to you. `lr_groups` gives each layer its rate by the book's rule.
         layers, kinds, share, axes: see `swap`. rates: learning rates. seeds: from two on there are intervals.
-        progress: a bar, where tqdm is installed.
 
     Returns:
         A data frame with a row for the model as it is, then one for each kind: ``layer``; ``parameters`` of the model and
@@ -164,7 +149,7 @@ def compare(
         raise ValueError(f"no kind of layer fits into {share:g} of the weights: give more")
     rows: list[dict] = []
     own = None
-    for kind, size in bar(list(sizes.items()), "compare", progress):
+    for kind, size in bar(list(sizes.items()), "compare"):
         row = {"layer": kind}
         if size is not None:
             rate, losses, seconds = _trained(make[kind], train, rates, seeds)

@@ -51,7 +51,6 @@ def convert(
     *,
     share: float = 0.25,
     kind: str = "ndlinear",
-    progress: bool = True,
 ) -> tuple[nn.Module, pd.DataFrame]:
     """A copy of a trained model in which some linear layers are replaced by structured layers fitted to their weights.
 
@@ -65,9 +64,9 @@ def convert(
         model: is not changed. layers: names of its linear layers, as in the column ``layer`` of `report`; or name -> folding,
             such as {"fc1": ((24, 24), (48, 32))}, as in its column ``folding``.
         share: of the dense layer's parameters that a replacement may have, at most.
-        kind: "ndlinear", a sum of terms with no more multiply-adds than the dense layer, on the folding given or else the best
-            one of `fit_kronecker`; or "low-rank" (`fit_low_rank`).
-        progress: a bar, where tqdm is installed.
+        kind: "ndlinear", the nearest sum of as many NdLinear terms as fit into the share and into the multiply-adds of the dense
+            layer, on the folding given or else on the best one (k, D/k) -> (k, H/k): exact for two modes, a local optimum for
+            more. Or "low-rank", the nearest pair of nn.Linear, by singular value decomposition. Biases are copied.
 
     Returns:
         The copy, and a data frame with a row for each replaced layer: ``layer``, ``built`` as `rebuild` takes it,
@@ -82,7 +81,7 @@ def convert(
     given = layers if isinstance(layers, Mapping) else dict.fromkeys(layers)
     named = list(replaceable(model, given).items())
     new, rows = {}, []
-    for name, seen in bar(named, "convert", progress):
+    for name, seen in bar(named, "convert"):
         dense = seen.layer
         low_rank = kind == "low-rank"
         fit = fit_low_rank if low_rank else functools.partial(fit_kronecker, folding=given[name])
@@ -160,18 +159,7 @@ def _built(layer: nn.Sequential) -> tuple[dict, int]:
 
 # ---------------------------------------------------------------------------------------- layers fitted to a trained one
 def fit_low_rank(linear: nn.Linear, share: float) -> tuple[nn.Sequential, float]:
-    """The low-rank layer nearest to a dense one, by singular value decomposition, as two torch.nn.Linear.
-
-    Args:
-        linear: the trained layer; its bias is copied.
-        share: at most this part of the dense layer's parameters.
-
-    Returns:
-        The layer and its relative error in the Frobenius norm.
-
-    Raises:
-        ValueError: not even rank one fits into the share.
-    """
+    """The low-rank layer nearest to a dense one as two torch.nn.Linear, and its relative error in the Frobenius norm."""
     outputs, inputs = linear.weight.shape
     rank = min(_budget(linear, share) // (inputs + outputs), inputs, outputs)
     if rank < 1:
@@ -191,22 +179,10 @@ def fit_low_rank(linear: nn.Linear, share: float) -> tuple[nn.Sequential, float]
 def fit_kronecker(
     linear: nn.Linear, share: float, folding: tuple[Sequence[int], Sequence[int]] | None = None
 ) -> tuple[nn.Sequential, float]:
-    """The sum of NdLinear terms nearest to a dense layer, on a folding, or on the best one (k, D/k) -> (k, H/k).
+    """The sum of NdLinear terms nearest to a dense layer, between a folding and its reverse, and its relative error.
 
-    Small k is close to a dense layer with shared blocks, large k has many small terms. As many terms are taken as fit into
-    the share, and into the multiply-adds of the dense layer; the k with the smallest error is kept. Exact for two modes: a
-    singular value decomposition of the rearranged weight. For more a local optimum.
-
-    Args:
-        linear: the trained layer; its bias is copied.
-        share: at most this part of the dense layer's parameters.
-        folding: (input_dims, hidden_size).
-
-    Returns:
-        An NdLinearSum between the folding and its reverse, and its relative error in the Frobenius norm.
-
-    Raises:
-        ValueError: no folding fits, for example because the sizes have no common divisor.
+    Without a folding it is the one (k, D/k) -> (k, H/k) with the smallest error: small k is close to a dense layer with shared
+    blocks, large k has many small terms.
     """
     outputs, inputs = linear.weight.shape
     found = []

@@ -373,16 +373,3 @@ def _sizes(kind: str, inputs: int, outputs: int, folded: Folding | None) -> Iter
         as_dear = dense // count_macs(*folded, cheapest_order(*folded))
         terms = [1] if kind == "ndlinear" else range(2, min(enough, as_dear) + 1)
         yield from (Size(n * one, Kronecker, (*folded, n)) for n in terms)
-
-
-def narrow(inputs: int, outputs: int, most: int, hidden: int = 1) -> int:
-    """The largest width of a dense network of so many hidden layers, biases counted, within a number of parameters; 0 if none is.
-
-    With w units in each it has (D + 1) w + (hidden - 1) (w + 1) w + (w + 1) H parameters.
-    """
-    square, linear, left = hidden - 1, inputs + hidden + outputs, most - outputs
-    if left < 0:
-        return 0
-    if not square:
-        return left // linear
-    return (math.isqrt(linear**2 + 4 * square * left) - linear) // (2 * square)

@@ -119,7 +119,8 @@ def _note(seen: Seen, made: dict):
 
 def _note_flatten(made: dict):
     def hook(_, args, out):
-        made[id(out)] = out, tuple(args[0].shape[1:])
+        axes = tuple(args[0].shape[out.ndim - 1 :])
+        made[id(out)] = out, axes if math.prod(axes) == out.shape[-1] else ()
 
     return hook
 
@@ -235,10 +236,10 @@ def _largest(table: Tensor) -> float:
     return float(svds(table.cpu().numpy(), **how)[0]) ** 2 / total
 
 
-def by_chance(weight: Tensor, dims: Shape, hidden: Shape, seed: int = 0) -> float:
+def by_chance(weight: Tensor, dims: Shape, hidden: Shape) -> float:
     """The largest `first_term` of three random matrices of the same size and with the same entries in another order; of one if
     there are more than `MANY` entries."""
-    order = torch.Generator().manual_seed(seed)
+    order = torch.Generator().manual_seed(0)
     entries = weight.detach().flatten()
     found = []
     for _ in range(3 if len(entries) <= MANY else 1):
@@ -249,11 +250,7 @@ def by_chance(weight: Tensor, dims: Shape, hidden: Shape, seed: int = 0) -> floa
 
 # ----------------------------------------------------------------------------------------------------------- the report
 def report(
-    model: nn.Module,
-    inputs: Any,
-    *,
-    axes: Mapping[str, Shape] | None = None,
-    progress: bool = True,
+    model: nn.Module, inputs: Any, *, axes: Mapping[str, Shape] | None = None
 ) -> pd.DataFrame:
     """One row for each linear layer of a model: what could stand in its place, what it would cost, and what to do.
 
@@ -264,7 +261,6 @@ def report(
             nn.Flatten made a layer's input of is found without.
             The folding is that on the axes, where there are any, with hidden axes as equal as possible, else the most nearly
             square one. The book's calculator lists those of a budget.
-        progress: a bar, where tqdm is installed.
 
     Returns:
         A data frame; an empty cell is a question that does not arise. ``folding`` is what `convert` takes.
@@ -274,28 +270,34 @@ def report(
     """
     check(model)
     found = watch(model, inputs)
-    names = {name for seen in found for name in seen.names}
-    if unknown := sorted(set(axes or {}) - names):
-        raise ValueError(f"axes names {unknown}; the linear layers are {sorted(names)}")
-    own = [_axes(seen, axes or {}) for seen in found]
-    pairs = bar(list(zip(found, own)), "report", progress)
+    given = lengths(axes or {}, {name: seen.layer for seen in found for name in seen.names})
+    own = [_axes(seen, given) for seen in found]
+    pairs = bar(list(zip(found, own)), "report")
     return pd.DataFrame([_row(seen, each) for seen, each in pairs])
 
 
-def bar(items: list, label: str, shown: bool) -> Iterable:
-    """The items, with a progress bar where tqdm is installed and there are more than one."""
-    if not shown or len(items) < 2 or importlib.util.find_spec("tqdm") is None:
+def bar(items: list, label: str) -> Iterable:
+    """The items; where tqdm is installed and there are more than one, with a progress bar, which TQDM_DISABLE=1 switches off."""
+    if len(items) < 2 or importlib.util.find_spec("tqdm") is None:
         return items
     return importlib.import_module("tqdm.auto").tqdm(items, desc=label)
 
 
+def lengths(axes: Mapping[str, Shape], layers: Mapping[str, nn.Linear]) -> dict[str, Shape]:
+    """The axes of each layer's input without those of length one; refuses other names than the layers' and other sizes."""
+    for name, own in axes.items():
+        if name not in layers:
+            raise ValueError(f"axes names {name!r}; the linear layers are {sorted(layers)}")
+        if math.prod(own) != layers[name].in_features:
+            raise ValueError(
+                f"axes of {name}: {tuple(own)} has {math.prod(own)} entries, the layer reads {layers[name].in_features}"
+            )
+    return {name: tuple(n for n in own if n > 1) for name, own in axes.items()}
+
+
 def _axes(seen: Seen, given: Mapping[str, Shape]) -> Shape:
     """The axes of a layer's input that mean something and are longer than one; () if there are not two."""
-    named = next((tuple(given[name]) for name in seen.names if name in given), seen.flattened)
-    if named and math.prod(named) != seen.layer.in_features:
-        raise ValueError(
-            f"axes of {seen.names[0]}: {named} has {math.prod(named)} entries, the layer reads {seen.layer.in_features}"
-        )
+    named = next((given[name] for name in seen.names if name in given), seen.flattened)
     found = tuple(n for n in named if n > 1)
     return found if len(found) > 1 else ()
 

@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import ndlinear_guide as guide
-from ndlinear import NdLinear
 from ndlinear_guide import layers
 
 
@@ -62,19 +61,6 @@ def test_axes_are_those_of_the_data():
             guide.swap(Net(), PAIR, "ndlinear", axes=wrong)
 
 
-def test_rates_follow_the_rule():
-    found = guide.rates.rates(guide.swap(Net(), ["fc1"], "low-rank", share=0.5), 0.01)
-    rank = int(0.5 * 16 * 24) // 40
-    assert found["fc1.down"] == pytest.approx(0.01 / 2)
-    assert found["fc1.up"] == pytest.approx(0.01 * 16 / (2 * rank))
-    assert found["fc2.weight"] == found["fc1.bias"] == 0.01
-    swapped = guide.rates.rates(layers.Kronecker((4, 6), (3, 5)), 0.01)
-    own = guide.rates.rates(NdLinear((4, 6), (3, 5)), 0.01)
-    for mode in (0, 1):
-        name = f"align_layers.{mode}.weight"
-        assert own[name] == swapped[f"map.{name}"] != 0.01
-
-
 # -------------------------------------------------------------------------------------------------------------- the table
 def test_the_table_says_what_the_trainings_said():
     """Losses by rule: all rates at a seed that does not count, then all seeds at the best one."""
@@ -85,7 +71,7 @@ def test_the_table_says_what_the_trainings_said():
         asked.append((size, rate, torch.initial_seed()))
         return size / 1000 + abs(math.log10(rate / (1e-2 if size < 800 else 1e-3))) + torch.rand(())
 
-    options = {"rates": (1e-3, 1e-2), "seeds": (3, 4, 5), "progress": False}
+    options = {"rates": (1e-3, 1e-2), "seeds": (3, 4, 5)}
     found = guide.compare(model, train, PAIR, kinds=("narrow", "dense", "blocks"), **options)
     assert found["layer"].tolist() == ["as it is", "narrow", "dense", "blocks"]
     assert found.loc[2].drop("layer").isna().all(), "a dense layer does not fit into a quarter"
@@ -123,7 +109,7 @@ def test_a_layer_is_told_from_the_model_as_it_is_by_paired_differences():
         return (net(x) - y).square().mean()
 
     state = torch.get_rng_state()
-    options = {"rates": (1e-5,), "progress": False}
+    options = {"rates": (1e-5,)}
     found = guide.compare(model, train, PAIR, seeds=(0, 1, 2, 3), kinds=("low-rank",), **options)
     assert torch.equal(torch.get_rng_state(), state) and not torch.equal(state, before)
     assert (found["difference low"][1] > 0) and (found["ms a step"] > 0).all()
@@ -136,7 +122,7 @@ def test_a_training_that_diverges_has_an_infinite_loss():
     losses = iter([1.0, math.nan, math.inf, math.nan])
     found = guide.compare(
         *(Net(), lambda *_: next(losses), ["fc1"]),
-        **{"kinds": ("blocks",), "rates": (1.0,), "seeds": (0, 1), "progress": False},
+        **{"kinds": ("blocks",), "rates": (1.0,), "seeds": (0, 1)},
     )
     assert found["loss"].tolist() == [math.inf, math.inf] and found["high"].isna().all()
 
@@ -159,6 +145,6 @@ WRONG = [
 
 @pytest.mark.parametrize(("change", "words"), WRONG)
 def test_errors_say_what_to_do(change, words):
-    good = {"model": Net(), "train": lambda *_: 1.0, "layers": PAIR, "progress": False}
+    good = {"model": Net(), "train": lambda *_: 1.0, "layers": PAIR}
     with pytest.raises(TypeError if "train" in change else ValueError, match=words):
         guide.compare(**good | change)

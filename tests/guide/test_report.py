@@ -59,7 +59,7 @@ MODELS = {
 def rows(name: str, **options):
     make, inputs = MODELS[name]
     torch.manual_seed(0)
-    found = guide.report(make(), inputs, progress=False, **options)
+    found = guide.report(make(), inputs, **options)
     return found.set_index("layer")
 
 
@@ -204,7 +204,7 @@ def test_a_converted_copy_computes_what_its_table_says_and_is_read_back(kind, tm
     """From its state and plain data; the model stays."""
     model = cnn().eval()
     before = copy.deepcopy(model.state_dict())
-    smaller, fits = guide.convert(model, ["4", "7"], share=0.4, kind=kind, progress=False)
+    smaller, fits = guide.convert(model, ["4", "7"], share=0.4, kind=kind)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert type(model[4]) is nn.Linear and smaller[1].weight is not model[1].weight
     row = fits.iloc[0]
@@ -243,6 +243,7 @@ def test_a_bare_layer_is_converted_trained_and_rebuilt():
     [
         (cnn, ["0"], {}, "not a linear layer"),
         (cnn, ["4"], {"kind": "monarch"}, "kind must be 'ndlinear' or"),
+        (lambda: NdLinear((2, 3), (2, 3)), ["align_layers.0"], {}, "left to exchange"),
         (cnn, ["4"], {"share": 1e-4}, "of its parameters"),
         (GPT, ["up"], {}, "shares its weight"),
         (GPT, ["head"], {}, "shares its weight"),
@@ -258,31 +259,23 @@ def test_conv1d_of_gpt2_is_counted_and_converted():
     transformers = pytest.importorskip("transformers", reason="the extra `experiments` is missing")
     sizes = {"n_embd": 24, "n_layer": 2, "n_head": 2, "vocab_size": 50, "n_positions": 16}
     model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
-    found = guide.report(model, {"input_ids": TOKENS}, progress=False).set_index("layer")
+    found = guide.report(model, {"input_ids": TOKENS}).set_index("layer")
     assert len(found) == 2 * 4 + 1 and "weight shared" in found.loc["lm_head", "advice"]
     name = "transformer.h.0.mlp.c_fc"
     row, conv = found.loc[name], model.get_submodule(name)
     assert (row["inputs"], row["outputs"], row["rows"]) == (24, 96, 14)
-    share = guide.first_term(conv.weight.T, *row["folding"])
-    assert row["separable"] == pytest.approx(share, rel=1e-6)
-    smaller, fits = guide.convert(model, [name], share=0.5, kind="low-rank", progress=False)
+    smaller, fits = guide.convert(model, [name], share=0.5, kind="low-rank")
     x = torch.randn(5, 24)
     lost = (smaller.get_submodule(name)(x) - conv(x)).norm() / (conv(x) - conv.bias).norm()
     assert 0 < lost.item() == pytest.approx(fits["error"][0], rel=0.3)
-    assert smaller(TOKENS).logits.shape == (2, 7, 50)
     pair = [("transformer.h.1.mlp.c_fc", "transformer.h.1.mlp.c_proj")]
-    net = guide.swap(model, pair, "narrow")
-    assert net.transformer.h[1].mlp.c_fc.out_features == 24
-    assert net(TOKENS).logits.shape == (2, 7, 50)
+    assert guide.swap(model, pair, "narrow")(TOKENS).logits.shape == (2, 7, 50)
 
 
-def test_modes_of_an_ndlinear_are_no_linear_layers():
-    model = nn.Sequential(NdLinear((4, 6), (4, 6)), nn.Flatten(), nn.Linear(24, 8))
-    assert guide.report(model, torch.randn(3, 4, 6))["layer"].tolist() == ["2"]
-    with pytest.raises(ValueError, match="not a linear layer"):
-        guide.convert(model, ["0.align_layers.0"])
-    with pytest.raises(ValueError, match="left to exchange"):
-        guide.report(model[:1], torch.randn(3, 4, 6))
+def test_modes_of_an_ndlinear_are_no_linear_layers_and_a_later_flatten_has_the_axes_it_joins():
+    model = nn.Sequential(NdLinear((4, 6), (4, 6)), nn.Flatten(2), nn.Linear(24, 8))
+    found = guide.report(model, torch.randn(3, 5, 4, 6))
+    assert found[["layer", "axes"]].to_numpy().tolist() == [["2", "4×6"]]
 
 
 def test_named_axes_count_and_a_conversion_takes_the_folding_of_the_report():
@@ -293,8 +286,8 @@ def test_named_axes_count_and_a_conversion_takes_the_folding_of_the_report():
     for axes, words in (({"2": (5, 6)}, "layer reads 35"), ({"nine": (5, 7)}, "linear layers are")):
         with pytest.raises(ValueError, match=words):
             rows("odd", axes=axes)
-    smaller, fits = guide.convert(odd(), {"2": folding}, share=0.5, progress=False)
+    smaller, fits = guide.convert(odd(), {"2": folding}, share=0.5)
     assert (smaller[2][1].input_dims, smaller[2][1].hidden_size) == folding
     assert fits["macs"][0] <= fits["dense macs"][0]
     with pytest.raises(ValueError, match="prod"):
-        guide.convert(odd(), {"2": ((3, 5), (2, 2))}, progress=False)
+        guide.convert(odd(), {"2": ((3, 5), (2, 2))})

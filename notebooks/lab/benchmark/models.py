@@ -274,6 +274,15 @@ def convolution_width(shape: Shape, most: int) -> int:
 Factory = Callable[[tuple[int, ...], tuple[int, ...], int], "nn.Module | None"]
 
 
+def _narrow(shape: Shape, most: int) -> int:
+    """The largest width of a dense network of two hidden layers of at most so many parameters; 0 where there is none.
+
+    Of width w it has (D + 1) w + (w + 1) w + (w + 1) H parameters.
+    """
+    linear, left = shape.inputs + shape.outputs + 2, most - shape.outputs
+    return (math.isqrt(linear**2 + 4 * left) - linear) // 2 if left >= 0 else 0
+
+
 def network(kind: str | Factory, shape: Shape, budget: str) -> nn.Module | None:
     """The network of a kind of layer at a budget, on flat cases; None where it cannot be made so small, or does not apply.
 
@@ -288,7 +297,7 @@ def network(kind: str | Factory, shape: Shape, budget: str) -> nn.Module | None:
     if kind == "ndlinear":
         return _ndlinear(shape)
     if kind == "narrow":
-        width = layers.narrow(shape.inputs, shape.outputs, most, hidden=2)
+        width = _narrow(shape, most)
         parts = layers.Dense(shape.inputs, width or 1), layers.Dense(width or 1, width or 1)
         return _stack(*parts, width, shape.outputs) if width else None
     if kind == "convolution":
