@@ -1,6 +1,7 @@
 """Numbers in prose: each is tied to a cell or a phrase that computes it, or is a definition by one of a few rules."""
 
 import json
+import random
 import re
 
 import lab
@@ -23,12 +24,34 @@ def test_every_number_of_a_page_is_what_computes_it(page):
     assert not found, "\n".join(found)
 
 
-def test_a_page_that_says_another_number_is_found():
-    text = (modes.ROOT / "README.md").read_text(encoding="utf-8")
-    for number in ("3,072", "14 of", "177", "54 fail"):
-        assert ties.faults("README.md", text.replace(number, "9" + number, 1))
-    assert ties.faults("README.md", text + "It is 24 times as large.")
-    assert not ties.faults("README.md", text.replace(" is ", " may be ").replace(", and", " and"))
+HARMLESS = (
+    (r"\bbut\b", "yet"),
+    (r", and\b", " and"),
+    (r"\bis\b", "was"),
+    (r"\bthe ", ""),
+    (r"\babout\b", "roughly"),
+    (r"\beach\b", "every single"),
+)
+
+
+def with_another_digit(text: str, a: int, b: int) -> str:
+    """One digit between two places changed, or one more in front."""
+    place = random.choice([i for i in range(a, b) if text[i].isdigit()])
+    digit = random.choice([d for d in "123456789" if d != text[place]])
+    return text[:a] + digit + text[a:] if digit > "7" else text[:place] + digit + text[place + 1 :]
+
+
+@pytest.mark.parametrize("page", ties.PAGES)
+def test_each_other_number_on_a_page_is_found_and_a_harmless_word_is_not(page):
+    """The words outside of code, links and headings, one of each kind."""
+    text = (modes.ROOT / page).read_text(encoding="utf-8")
+    for place in ties.numbers(text):
+        assert ties.faults(page, with_another_digit(text, *place)), text[place[0] :][:60]
+    plain = re.sub(r"(?ms)^```.*?^```|^#.*?$|\]\([^)]*\)|`[^`]*`", lambda m: "#" * len(m[0]), text)
+    for old, new in HARMLESS:
+        spots = [found.span() for found in re.finditer(old, plain)]
+        for a, b in random.sample(spots, min(3, len(spots))):
+            assert not ties.faults(page, text[:a] + new + text[b:]), text[a - 40 : b + 40]
 
 
 # --- the ledger --------------------------------------------------------------------------------------------------
@@ -51,16 +74,16 @@ def test_claims_are_as_they_were_sealed():
 
 
 def test_a_seal_sees_numbers_rules_and_records_and_no_words():
-    claim = ledger.claim("ablation-hidden-doubling")
-    same = claim | {"correction": claim["correction"].replace("gains", "wins", 1)}
-    assert seals.seal(same) == seals.seal(claim)
-    for field in ("correction", "rule", "scope", "statement"):
-        first = re.search(r"\d", claim[field])
-        changed = claim[field][: first.start()] + "x" + claim[field][first.end() :]
-        assert seals.seal(claim | {field: changed}) != seals.seal(claim), field
-    words = claim | {"rule": claim["rule"].replace("above", "below", 1)}
-    records = claim | {"records": claim["records"][1:]}
-    assert len({seals.seal(one) for one in (claim, words, records)}) == 3
+    for claim in ledger.claims():
+        texts = {key: text for key, text in claim.items() if isinstance(text, str) and " " in text}
+        for field, text in texts.items():
+            changed = [with_another_digit(text, *place) for place in ties.numbers(text)]
+            changed += [text.replace(" ", " never ", 1)] if field == "rule" else []
+            assert all(seals.seal(claim | {field: one}) != seals.seal(claim) for one in changed)
+            same = text if field == "rule" else text.replace(" ", " indeed ")
+            assert seals.seal(claim | {field: same}) == seals.seal(claim)
+        if claim.get("records"):
+            assert seals.seal(claim | {"records": claim["records"][1:]}) != seals.seal(claim)
 
 
 def test_a_claim_is_sealed_anew_by_its_name_only(tmp_path, monkeypatch, capsys):
