@@ -9,7 +9,6 @@ import json
 import re
 from collections.abc import Iterator
 
-import judged
 import test_prose
 from lab import modes, timing
 from lab.benchmark import models, reading
@@ -204,21 +203,3 @@ def strangers(claim: dict) -> list[str]:
     text, paper = claim["statement"], printed(claim)
     said = [re.match(r"[\d.,]*\d[kM]?", text[a:])[0] for a, b in numbers(text)]
     return [number for number in said if not values(number) & paper]
-
-
-@functools.cache
-def sentences() -> dict[str, list[tuple]]:
-    """The computed phrases of the ledger by claim."""
-    found: dict[str, list[tuple]] = {}
-    for id, *sentence in (one for part in judged.PARTS for one in part()):
-        found.setdefault(id, []).append(sentence)
-    return found
-
-
-def unsaid(claim: dict) -> list[str]:
-    """The computed phrases that a claim does not say."""
-    return [
-        phrase.format(*values)
-        for field, phrase, *values in sentences().get(claim["id"], [])
-        if not quote.says(str(claim[field]), phrase, *values)
-    ]

@@ -1,7 +1,7 @@
 """The ledger's words, sealed: a number that is changed in a claim, or a record on which it rests, asks for a look at the sentences.
 
-What a cell or a test does not compute (a rule's thresholds, the sizes of a scope, an interval in a correction) was held against the
-records by a person. The seal says at which numbers, and with which rows of the records. It does not know whether the person was right.
+The ledger's own numbers (an interval in a correction, a rule's thresholds, the sizes of a scope) were held against the records by a
+person. The seal says at which numbers, and with which rows of the records. It does not know whether the person was right.
 """
 
 from __future__ import annotations
