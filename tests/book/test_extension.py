@@ -262,10 +262,16 @@ def test_repository_url_of_a_remote_or_of_the_environment(text, url, tmp_path):
 
 # --- a miniature book, built for real ----------------------------------------------------------------------------
 
+SOUND = (
+    "# Ten\n\n[Go](../book/index.md#a-place)",
+    "import os, ndlinear, lab\nprint(os.environ['NDL_MODE'], lab.mode())",
+)
+FAILING = "# Eleven", "assert 1 + 1 == 3, 'the identity is broken'"
+CROOKED = "# Twelve\n\n[Nowhere](99_none.ipynb)\n\n#### Deep", "1"
 
-def miniature(folder: pathlib.Path, code: str) -> pathlib.Path:
-    """A book of two pages with the real configuration and extension."""
-    config = yaml.safe_load((ROOT / "_config.yml").read_text(encoding="utf8"))
+
+def miniature(folder: pathlib.Path, chapters: tuple[tuple[str, str], ...]) -> None:
+    """A book of these chapters, Markdown and code, with the real configuration and extension."""
     unseen = shutil.ignore_patterns("_build", "*.md", "paper", "__pycache__")
     shutil.copytree(ROOT / "book", folder / "book", ignore=unseen)
     (folder / "notebooks").mkdir()
@@ -274,50 +280,53 @@ def miniature(folder: pathlib.Path, code: str) -> pathlib.Path:
             (folder / file.name).symlink_to(file)
     (folder / "notebooks" / "lab").symlink_to(ROOT / "notebooks" / "lab", target_is_directory=True)
     (folder / "book" / "paper").symlink_to(ROOT / "book" / "paper", target_is_directory=True)
-    (folder / "_config.yml").write_text(yaml.safe_dump(config))
-    (folder / "_toc.yml").write_text(
-        "format: jb-book\nroot: book/index\nchapters:\n  - file: notebooks/10_mini\n"
-        "  - file: book/bibliography\n  - file: book/claims\n  - file: book/corrections\n"
-    )
-    (folder / "book" / "index.md").write_text(
-        "# Mini\n\nSome $x$. More, in chapter 10.\n\n(a-place)=\n## Named\n"
-    )
-    for page in ("bibliography", "claims", "corrections"):
+    shutil.copy(ROOT / "_config.yml", folder)
+    pages = ("bibliography", "claims", "corrections")
+    numbers = range(10, 10 + len(chapters))
+    names = (*(f"notebooks/{n}_mini" for n in numbers), *(f"book/{page}" for page in pages))
+    toc = {"format": "jb-book", "root": "book/index", "chapters": [{"file": n} for n in names]}
+    (folder / "_toc.yml").write_text(yaml.safe_dump(toc))
+    text = "# Mini\n\nSome $x$. More, in chapter 10.\n\n(a-place)=\n## Named\n"
+    (folder / "book" / "index.md").write_text(text)
+    for page in pages:
         shutil.copy(ROOT / "book" / f"{page}.md", folder / "book")
-    title = nbformat.v4.new_markdown_cell("# Ten\n\n[Go](../book/index.md#a-place)")
-    write(folder / "notebooks" / "10_mini.ipynb", title, nbformat.v4.new_code_cell(code))
-    return folder
+    for name, (title, code) in zip(names, chapters):
+        cells = nbformat.v4.new_markdown_cell(title), nbformat.v4.new_code_cell(code)
+        write(folder / f"{name}.ipynb", *cells)
 
 
-def build(folder: pathlib.Path) -> subprocess.CompletedProcess:
-    """Build a book with the command of the Makefile."""
+def refused(folder: pathlib.Path, *chapters: tuple[str, str]) -> str:
+    """What the command of the Makefile says of a book of these chapters; it must fail."""
+    miniature(folder, chapters)
     command = str(pathlib.Path(sys.executable).with_name("jupyter-book"))
     options = ["--path-output", "book", "-W", "--keep-going", "--all"]
-    return subprocess.run(
-        [command, "build", ".", *options], cwd=folder, capture_output=True, text=True
-    )
+    how = {"cwd": folder, "capture_output": True, "text": True}
+    done = subprocess.run([command, "build", ".", *options], **how)
+    assert done.returncode != 0 and not (folder / "book" / "_build" / "state").exists()
+    return done.stdout + done.stderr
 
 
 def test_a_failing_cell_fails_the_build_and_says_which(tmp_path):
-    done = build(miniature(tmp_path, "assert 1 + 1 == 3, 'the identity is broken'"))
-    assert done.returncode != 0
-    assert "the identity is broken" in done.stdout + done.stderr
-    assert "10_mini" in done.stdout + done.stderr
-    assert not (tmp_path / "book" / "_build" / "state").exists()
+    said = refused(tmp_path, FAILING)
+    assert "the identity is broken" in said and "10_mini" in said
 
 
-def test_a_miniature_book_with_an_address(tmp_path, monkeypatch):
+def test_a_crooked_page_fails_the_build_and_a_sound_one_beside_it_is_as_it_should_be(
+    tmp_path, monkeypatch
+):
+    """With an address of the book."""
     monkeypatch.setenv("NDL_BOOK_URL", "https://github.com/owner/name")
-    code = "import os, ndlinear, lab\nprint(os.environ['NDL_MODE'], lab.mode())"
-    done = build(miniature(tmp_path, code))
-    assert done.returncode == 0, done.stdout + done.stderr
+    said = refused(tmp_path, SOUND, CROOKED)
+    warnings = [line for line in said.splitlines() if "WARNING: " in line and ".ipynb" in line]
+    assert all("11_mini" in line for line in warnings), said
+    for words in ("99_none.ipynb", "header level"):
+        assert any(words in line for line in warnings), said
     html = tmp_path / "book" / "_build" / "html"
     page = soup((html / "notebooks" / "10_mini.html").read_text(encoding="utf8"))
     assert "replay replay" in page.text and page.select_one('a[href="../book/index.html#a-place"]')
     links = [a["href"] for a in page.select("a[href]") if "owner/name" in a["href"]]
     blob = "owner/name/blob/main/notebooks/10_mini.ipynb"
     assert f"https://colab.research.google.com/github/{blob}" in links
-    assert (tmp_path / "book" / "_build" / "state").exists()
     assert "url=claims.html" in (html / "book" / "deviations.html").read_text(encoding="utf8")
     for claim in json.loads((html / "claims.json").read_text(encoding="utf8"))["claims"]:
         assert claim["url"] == f"book/claims.html#{claim['id']}", "the book has no such chapter"
