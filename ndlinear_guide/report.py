@@ -44,10 +44,6 @@ class Seen:
     flattened: Shape = ()  # what nn.Flatten made this input of
     notes: list[str] = field(default_factory=list)
 
-    @property
-    def rows(self) -> int:
-        return math.prod(self.shape[:-1])
-
 
 def is_linear(module: nn.Module) -> bool:
     """Whether a module is an nn.Linear, or the Conv1D of Hugging Face's GPT-2, which is one with a transposed weight."""
@@ -318,7 +314,7 @@ def _row(seen: Seen, axes: Shape) -> dict:
         "inputs": inputs,
         "outputs": outputs,
         "calls": seen.calls,
-        "rows": seen.rows if seen.calls else 0,
+        "rows": math.prod(seen.shape[:-1]) if seen.calls else 0,
         "axes": "×".join(map(str, axes)),
         "dense parameters": sum(p.numel() for p in layer.parameters(recurse=False)),
         "dense macs": inputs * outputs,
