@@ -90,15 +90,12 @@ def test_the_recipe_for_images_has_the_size_of_the_recorded_networks():
 
 def test_the_citation_says_what_the_file_says():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf8"))
-    text = ndltake.bibtex(ROOT, "https://example.org/book", "2026")
-    book, paper = text.split("\n\n")
-    assert book.startswith("@software{") and paper.startswith("@article{")
+    book, paper = ndltake.bibtex(ROOT, "https://example.org/book", "2026").split("\n\n")
     for value in (cited["title"], cited["version"], "https://example.org/book", "2026"):
         assert f"{{{value}}}" in book
-    assert all(a["family-names"] in paper for a in cited["references"][0]["authors"])
-    assert cited["references"][0]["doi"] in paper
-    assert text.count("{") == text.count("}")
-    assert "url" not in ndltake.bibtex(ROOT)
+    (reference,) = cited["references"]
+    for value in (reference["doi"], *(a["family-names"] for a in reference["authors"])):
+        assert value in paper
 
 
 # --- the report --------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 import ast
 import collections
-import re
 
 import numpy as np
 import pytest
@@ -62,22 +61,6 @@ def test_measured_claims_rest_on_records_with_enough_seeds():
             assert rows, f"{claim['id']}: results/{name}.jsonl is missing or empty"
             enough = 3 if min(r["seconds"] for r in rows) > RUN_SECONDS_FOR_THREE_SEEDS else 5
             assert len({r["seed"] for r in rows}) >= enough, f"{claim['id']}: {name} has too few"
-
-
-def test_a_scope_says_where_both_forecasters_lose_to_a_constant():
-    """The Transformers at the printed rate with later data as test part, each arm's mean error over five seeds."""
-    errors = collections.defaultdict(list)
-    for row in [*records.read("ett-tuned-rates"), *records.read("ett-simple")]:
-        config = row["config"]
-        if config["protocol"] == "chronological" and config["lr"] in (0.0, 0.001):
-            errors[config["dataset"], config["model"]].append(row["metrics"]["mse"])
-    mean = {cell: sum(values) / len(values) for cell, values in errors.items()}
-    for data in ("ETTh1", "ETTh2", "ETTm1", "ETTm2"):
-        assert len(errors[data, "dense"]) == len(errors[data, "ndlinear"]) == 5
-        best = min(mean[data, "dense"], mean[data, "ndlinear"])
-        scope = ledger.claim(f"ett-transformer-{data.lower()}")["scope"]
-        lost = best > mean[data, "mean"]
-        assert ("both networks have a higher error than a constant answer" in scope) == lost
 
 
 @pytest.fixture
@@ -221,26 +204,11 @@ def test_what_cannot_be_tested_is_in_no_denominator(entries):
     assert ledger.headline(ledger.claims()) == told
 
 
-def test_the_numbers_of_a_slip_stand_in_its_entry():
-    for claim in ledger.claims():
-        slip = claim.get("slip") or {}
-        if "printed" in slip:
-            text = claim["statement"].replace("six", "6") + claim["correction"]
-            found = {float(number) for number in re.findall(r"\d+(?:\.\d+)?", text)}
-            assert {float(slip["printed"]), float(slip["right"])} <= found, claim["id"]
-
-
-@pytest.mark.parametrize(
-    ("rule", "later"),
-    [
-        ("Holds if a is larger, fails if smaller. Five seeds.", False),
-        ("Holds if a is larger. Amended after the runs: b counts, too.", True),
-        ("Holds if a is larger. Added before the run of forty more seeds, which decide.", True),
-    ],
-)
-def test_a_rule_that_was_changed_later_is_known_by_its_words(rule, later):
+def test_a_rule_that_was_changed_later_is_known_by_its_words():
     """The page of all claims counts such rules."""
-    assert bool(ledger.LATER.search(rule)) == later
+    for words in ("Amended after the runs: b counts.", "Added before the run of forty more seeds."):
+        assert ledger.LATER.search(f"Holds if a is larger. {words}"), words
+    assert not ledger.LATER.search("Holds if a is larger, fails if smaller. Five seeds.")
 
 
 @pytest.mark.parametrize(
