@@ -1,5 +1,6 @@
 """What the tests of ndlinear.py share: random shapes, and the layer written a second time, as one einsum and one formula."""
 
+import copy
 import math
 
 import torch
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 import ndlinear as nd
+from ndlinear_lora import NdLinearLoRA
 
 QUICK = settings(
     max_examples=40, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
@@ -83,14 +85,73 @@ def bias_by_formula(weights, biases, order):
 
 def expected(layer, x):
     """What an NdLinear must give, by the einsum and the closed form of its bias."""
-    y = by_einsum(x, layer.weights)
-    order = (
-        range(len(layer.input_dims))
-        if layer.transform_outer
-        else reversed(range(len(layer.input_dims)))
-    )
-    return (
-        y
-        if layer.biases[0] is None
-        else y + bias_by_formula(layer.weights, layer.biases, list(order))
-    )
+    y, n = by_einsum(x, layer.weights), len(layer.input_dims)
+    if all(bias is None for bias in layer.biases):
+        return y
+    held = zip(layer.biases, layer.weights)
+    biases = [weight.new_zeros(len(weight)) if bias is None else bias for bias, weight in held]
+    order = range(n) if layer.transform_outer else reversed(range(n))
+    return y + bias_by_formula(layer.weights, biases, list(order))
+
+
+# ------------------------------------------------------------------------------------- all kinds of layers, one formula
+def one_bias():
+    layer = nd.NdLinear((4, 5, 6), (8, 5, 3))
+    layer.align_layers[1].bias = None
+    return layer
+
+
+def tied():
+    """One matrix in two modes: gradients add up."""
+    layer = nd.NdLinear((4, 4, 6), (4, 4, 3))
+    layer.align_layers[1].weight = layer.align_layers[0].weight
+    return layer
+
+
+KINDS = {  # how it is made, and the sizes of an input
+    "as defined": (lambda: nd.NdLinear((4, 5, 6), (4, 5, 6)), (3, 2, 4, 5, 6)),
+    "reordered": (lambda: nd.NdLinear((4, 5, 6), (8, 5, 3)), (5, 4, 5, 6)),
+    "backwards": (lambda: nd.NdLinear((4, 5, 6), (4, 10, 3), False), (3, 2, 4, 5, 6)),
+    "no bias": (lambda: nd.NdLinear((4, 5, 6), (8, 5, 3), bias=False), (3, 2, 4, 5, 6)),
+    "one bias": (one_bias, (3, 2, 4, 5, 6)),
+    "tied": (tied, (3, 2, 4, 4, 6)),
+    "flat": (lambda: nd.FlatNdLinear((4, 6), (3, 5)), (3, 2, 24)),
+    "sum": (lambda: nd.NdLinearSum((4, 6), (3, 5), 2), (3, 2, 4, 6)),
+    "adapter": (lambda: NdLinearLoRA(nn.Linear(24, 15), alpha=2.0, bias=True), (3, 2, 24)),
+    "encoder": (encoder, (2, 3, 24)),
+}
+
+
+def made(kind, dtype=torch.float64):
+    """A layer of a kind whose modes do something, and an input."""
+    torch.manual_seed(0)
+    make, shape = KINDS[kind]
+    model = make().to(dtype)
+    for layer in model.modules():
+        if isinstance(layer, nd.NdLinear):
+            randomise(layer)
+    return model, torch.randn(shape, dtype=dtype)
+
+
+def modes_of(model):
+    layers = [m for m in model.modules() if isinstance(m, nd.NdLinear)]
+    return [mode for layer in layers for mode in layer.align_layers]
+
+
+def reference(model, x):
+    """What a layer of any kind must give; of an encoder, what it gives with dense layers."""
+    if isinstance(model, nd.FlatNdLinear):
+        return expected(model, x.unflatten(-1, model.input_dims)).flatten(-len(model.input_dims))
+    if isinstance(model, nd.NdLinear):
+        return expected(model, x)
+    if isinstance(model, nd.NdLinearSum):
+        return sum(by_einsum(x, term.weights) for term in model.terms) + model.bias
+    if isinstance(model, NdLinearLoRA):
+        adapter = model.adapter
+        update = expected(adapter, x.unflatten(-1, adapter.input_dims))
+        return model.base_layer(x) + model.alpha * update.flatten(-len(adapter.hidden_size))
+    dense = copy.deepcopy(model)
+    for name, layer in model.named_modules():
+        if isinstance(layer, nd.FlatNdLinear):
+            dense.set_submodule(name, nd.to_linear(layer))
+    return dense(x)

@@ -1,5 +1,7 @@
 """Bad input: the type of the error, and a message that names what was given, what is wanted and what to do."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -28,11 +30,12 @@ TAKES_SHAPES = [
     lambda d, h: nd.nearest_kronecker(torch.zeros(6, 20), d, h),
     lambda d, h: nd.NdLinear.from_linear(nn.Linear(20, 6), d, h),
     lambda d, h: nd.NdLinearSum.from_linear(nn.Linear(20, 6), d, h),
+    lambda d, h: ndlinear_lora.NdLinearLoRA(nn.Linear(20, 6), "None" if d is None else d, h),
 ]
 
 
 def check(error, call, parts):
-    with pytest.raises((ValueError, TypeError)) as caught:
+    with pytest.raises((ValueError, TypeError, AttributeError)) as caught:
         call()
     assert caught.type is error
     for part in parts:
@@ -45,15 +48,14 @@ def test_shapes(make, dims, hidden, error, parts):
     check(error, lambda: make(dims, hidden), parts)
 
 
-@pytest.mark.parametrize("dims, hidden, error, parts", PAIRS[:-1])
-def test_shapes_of_an_adapter(dims, hidden, error, parts):
-    check(error, lambda: ndlinear_lora.NdLinearLoRA(nn.Linear(20, 6), dims, hidden), parts)
-
-
-def test_numpy_integers_and_sizes_are_fine():
+def test_numpy_integers_sizes_and_iterators_are_fine():
     layer = nd.NdLinear(np.array([4, 5]), torch.Size([3, 2]))
     assert layer.input_dims == (4, 5)
     assert all(type(d) is int for d in layer.input_dims + layer.hidden_size)
+    assert nd.ndlinear(X, W, order=reversed((0, 1))).shape == (7, 3, 2)
+    assert nd.count_macs((4, 5), (3, 2), reversed((0, 1))) == nd.count_macs((4, 5), (3, 2), (1, 0))
+    jagged = torch.nested.nested_tensor([X[:2], X[2:]], layout=torch.jagged)
+    assert layer(jagged.values()).shape == (7, 3, 2), "the cure that an error names"
 
 
 @pytest.mark.parametrize("rank, error", [(0, ValueError), (1.5, TypeError), ("2", TypeError)])
@@ -68,23 +70,24 @@ def test_ranks(rank, error):
         check(error, call, parts)
 
 
-def test_an_order_may_be_an_iterator():
-    weights, x = [torch.randn(3, 4), torch.randn(2, 5)], torch.randn(7, 4, 5)
-    assert nd.ndlinear(x, weights, order=reversed((0, 1))).shape == (7, 3, 2)
-    assert nd.count_macs((4, 5), (3, 2), reversed((0, 1))) == nd.count_macs((4, 5), (3, 2), (1, 0))
-
-
 # --------------------------------------------------------------------------------------------------------------- inputs
+X, W = torch.zeros(7, 4, 5), [torch.zeros(3, 4), torch.zeros(2, 5)]
 CALLS = {
     "layer": lambda x: nd.NdLinear((4, 5), (3, 2))(x),
     "reordered layer": lambda x: nd.NdLinear((4, 5), (8, 2))(x),
     "sum": lambda x: nd.NdLinearSum((4, 5), (3, 2), 2)(x),
-    "function": lambda x: nd.ndlinear(x, [torch.zeros(3, 4), torch.zeros(2, 5)]),
+    "function": lambda x: nd.ndlinear(x, W),
 }
 calls = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
 WHOLE = [torch.zeros(7, 4, 5, dtype=dtype) for dtype in (torch.int64, torch.bool)]
 OTHER = [torch.zeros(7, 4, 5, dtype=dtype) for dtype in (torch.double, torch.half, torch.cfloat)]
 META = torch.zeros(7, 4, 5, device="meta")
+
+
+def rows(layout):
+    return torch.nested.nested_tensor([torch.zeros(2, 4, 5), torch.zeros(3, 4, 5)], layout=layout)
+
+
 ANYWHERE = [  # also under autocast
     *((x, ["(7, 4, 5)", str(x.dtype), "torch.float32", "convert", ".to()"]) for x in WHOLE),
     (META, ["(7, 4, 5)", "on meta", "on cpu", ".to()"]),
@@ -93,6 +96,12 @@ TYPED = [
     *ANYWHERE,
     *((x, ["(7, 4, 5)", str(x.dtype), "torch.float32", "autocast"]) for x in OTHER),
     (np.zeros((7, 4, 5)), ["(..., 4, 5)", "ndarray"]),
+    (torch.zeros(7, 4, 5).to_sparse(), ["sparse_coo", "x.to_dense()"]),
+    (torch.zeros(4, 5).to_sparse_csr(), ["sparse_csr", "x.to_dense()"]),
+    (torch.zeros(7, 4, 5).to_mkldnn(), ["_mkldnn", "x.to_dense()"]),
+    (rows(torch.strided), ["nested", "to_padded_tensor"]),
+    (rows(torch.jagged), ["nested", "values()"]),
+    (X.to(torch.float8_e4m3fn), ["cannot multiply torch.float8_e4m3fn", "bfloat16"]),
 ]
 
 
@@ -104,6 +113,7 @@ def test_input_shapes(call, shape):
 
 
 @calls
+@pytest.mark.filterwarnings("ignore")
 def test_input_types_and_devices(call):
     for x, parts in TYPED:
         check(TypeError, lambda x=x: call(x), parts)
@@ -117,7 +127,16 @@ def lora(*arguments, **options):
     return ndlinear_lora.NdLinearLoRA(*arguments, **options)
 
 
-X, W = torch.zeros(7, 4, 5), [torch.zeros(3, 4), torch.zeros(2, 5)]
+def of_modes(dims, hidden, *modes):
+    """A call of a layer whose modes were exchanged."""
+    layer = nd.NdLinear(dims, hidden)
+    layer.align_layers = nn.ModuleList(modes)
+    return lambda: layer(torch.zeros(7, *dims))
+
+
+SWAPPED = ["mode 1 of (4, 6) -> (4, 6) needs a weight (4, 4), got (6, 4)", "build a new"]
+MIXED = ["torch.float32", "weight", "torch.float64", "do not mix"]
+FIXED = ["of an NdLinear is fixed", "build a new layer"]
 ON_META = nd.NdLinear((4, 5), (3, 2), device="meta")
 WRAPPED = nd.NdLinear((4, 5), (3, 2))
 WRAPPED.align_layers[0] = nn.Sequential(WRAPPED.align_layers[0])
@@ -151,6 +170,9 @@ VALUES = [
     (lambda: lora(nn.Linear(20, 6), hidden_size=(6,)), ["(4, 5)", "(6,)"]),
     (lambda: lora(nn.Linear(0, 6, device="meta")), ["input_dims=(1, 0)"]),
     (lambda: ndlinear_lora.apply_ndlinear_lora(nn.Linear(4, 4), "*"), ["itself"]),
+    (lambda: nd.FlatNdLinear((4, 5), (3, 2))(torch.zeros(7, 21)), ["(..., 20), got (7, 21)"]),
+    (of_modes((4, 6), (4, 6), nn.Linear(4, 6), nn.Linear(6, 4)), SWAPPED),
+    (of_modes((4, 6), (6, 4), nn.Linear(4, 6), nn.Linear(6, 6)), ["mode 2", "(4, 6), got (6, 6)"]),
 ]
 TYPES = [
     (lambda: ON_META(torch.zeros(4, 5, device="meta").double()), ["float64", "float32", "meta"]),
@@ -158,11 +180,15 @@ TYPES = [
     (lambda: nd.NdLinear.from_linear(X[0], (5,), (4,)), ["nn.Linear", "Tensor"]),
     (lambda: lora(nn.Conv1d(4, 4, 3)), ["nn.Linear", "Conv1d"]),
     (lambda: lora(nd.NdLinear((4,), (4,))), ["nn.Linear", "NdLinear"]),
+    (of_modes((4, 6), (3, 5), nn.Linear(4, 3).double(), nn.Linear(6, 5)), MIXED),
+    (of_modes((4, 6), (3, 5), nn.Linear(4, 3), nn.Linear(6, 5).double()), MIXED),
 ]
+FIXED_NAMES = ("order", "execution_order", "transform_outer", "input_dims", "hidden_size")
+SET = [(partial(setattr, nd.NdLinear((4,), (3,)), n, (1,)), [n, *FIXED]) for n in FIXED_NAMES]
 
 
 def test_each_message_names_what_was_given_and_what_to_do():
-    for error, cases in ((ValueError, VALUES), (TypeError, TYPES)):
+    for error, cases in ((ValueError, VALUES), (TypeError, TYPES), (AttributeError, SET)):
         for call, parts in cases:
             check(error, call, parts)
 

@@ -1,4 +1,4 @@
-"""The start survives what frameworks do to a model: reset loops after `to_empty`, copies and pickles."""
+"""The start survives what frameworks do to a model: reset loops after `to_empty`, copies, pickles and shards."""
 
 import copy
 import math
@@ -19,87 +19,49 @@ def reset_all(model):
             module.reset_parameters()
 
 
-def emptied(make):
-    """A model made on the meta device, then given memory that holds anything."""
-    with torch.device("meta"):
-        model = make()
-    model.to_empty(device="cpu")
-    for parameter in model.parameters():
-        parameter.data.fill_(math.nan)
-    return model
-
-
-def deviation(layer, dims) -> float:
-    with torch.no_grad():
-        return layer(torch.randn(200, *dims)).std().item()
-
-
-def test_a_start_on_the_meta_device_then_sharded(one_process):
+def sharded(model):
     """As FSDP2's users start a large model: shapes first, then shards of memory, then the values."""
     fsdp = pytest.importorskip("torch.distributed.fsdp")
     if not hasattr(fsdp, "fully_shard"):
         pytest.skip("this torch has no fully_shard")
-    torch.manual_seed(0)
-    sizes = ((16, 16), (16, 16))
-    with torch.device("meta"):
-        model = nn.Sequential(
-            nd.NdLinear(*sizes, init="unit"), nd.NdLinearSum(*sizes, 3, init="unit")
-        )
-    for layer in model:
-        fsdp.fully_shard(layer)
-    fsdp.fully_shard(model).to_empty(device="cpu")
-    reset_all(model)
-    assert not any(parameter.is_meta for parameter in model.parameters())
-    for layer in model:
-        assert 0.8 < deviation(layer, (16, 16)) < 1.25
+    return fsdp.fully_shard(model)
 
 
 COPIES = {
     "itself": lambda model: model,
     "deepcopy": copy.deepcopy,
     "pickle": lambda model: pickle.loads(pickle.dumps(model)),
+    "sharded": sharded,
 }
-
-
+copies = pytest.mark.parametrize("how", COPIES)
 STARTS = {
     "layer": lambda: nd.NdLinear((16, 16), (16, 16), init="unit"),
     "sum": lambda: nd.NdLinearSum((16, 16), (16, 16), 9, init="unit"),
 }
 
 
-@pytest.mark.parametrize("how", COPIES)
+@copies
 @pytest.mark.parametrize("reset", [reset_all, lambda layer: layer.reset_parameters()])
 @pytest.mark.parametrize("make", STARTS.values(), ids=STARTS)
-def test_unit_variance_after_a_reset(make, reset, how):
-    """Whatever the number of terms."""
+def test_unit_variance_after_a_reset_from_the_meta_device(make, reset, how, one_process):
+    """Whatever the number of terms; the memory held anything before."""
     torch.manual_seed(0)
-    layer = COPIES[how](emptied(make))
+    with torch.device("meta"):
+        layer = make()
+    layer = COPIES[how](layer).to_empty(device="cpu")
+    for parameter in layer.parameters():
+        parameter.data.fill_(math.nan)
     reset(layer)
-    assert 0.8 < deviation(layer, (16, 16)) < 1.25
+    with torch.no_grad():
+        assert 0.8 < layer(torch.randn(200, 16, 16)).std() < 1.25
     assert not any(p.any() for name, p in layer.named_parameters() if name.endswith("bias"))
 
 
-def test_the_bias_of_a_sum_is_drawn():
-    """Like that of a dense layer."""
-    layer = nd.NdLinearSum((4, 4), (30, 30), 2)
-    for again in (lambda layer: None, reset_all):
-        again(layer)
-        assert 0.99 * 0.25 < layer.bias.abs().max() <= 0.25
-        layer.bias.data.fill_(math.nan)
-
-
-def test_a_copy_draws_its_own_numbers():
-    layer = nd.NdLinear((4, 6), (3, 5), init="unit")
-    other = copy.deepcopy(layer)
-    before = [w.clone() for w in layer.weights]
-    other.align_layers[0].reset_parameters()
-    assert not torch.equal(other.weights[0], before[0])
-    assert all(torch.equal(a, b) for a, b in zip(layer.weights, before))
-
-
-@pytest.mark.parametrize("how", COPIES)
+@copies
 def test_an_adapter_that_is_reset_starts_at_zero(how):
     """A loop over all modules would draw the adapter's modes, and the base layer, after it."""
+    if how == "sharded":
+        pytest.skip("adapters come before shards")
     layer = COPIES[how](ndlinear_lora.NdLinearLoRA(nn.Linear(24, 20)))
     base = layer.base_layer.weight.clone()
     for parameter in layer.adapter.parameters():
@@ -115,11 +77,25 @@ def test_an_adapter_that_is_reset_starts_at_zero(how):
 def test_a_loop_draws_what_the_constructor_draws_from(init):
     """The largest number of many draws lies just below the bound of the init; only "linear" draws biases."""
     layer = nd.NdLinear((40, 50), (30, 20), init=init)
-    for again in (lambda model: None, reset_all, nd.NdLinear.reset_parameters):
+    total = nd.NdLinearSum((4, 4), (30, 30), 2, init=init)
+    for again in (lambda model: None, reset_all, lambda model: model.reset_parameters()):
         again(layer)
         for d, h, weight, bias in zip((40, 50), (30, 20), layer.weights, layer.biases):
             bound = {"linear": d**-0.5, "paper": (6 / (d + h)) ** 0.5, "unit": (3 / d) ** 0.5}[init]
             assert 0.97 * bound < weight.abs().max() <= bound
             assert weight.var().item() == pytest.approx(bound**2 / 3, rel=0.1)
             assert bias.any() == (init == "linear")
+        again(total)
+        low, high = (0.2475, 0.25) if init == "linear" else (-1.0, 0.0)  # as of a dense layer
+        assert low < total.bias.abs().max() <= high
+        bound = {"linear": 0.5, "paper": (6 / 34) ** 0.5, "unit": 0.75**0.5}[init]
+        for term in total.terms:  # so that the variance of their sum is that of one term
+            first, second = (weight.abs().max() for weight in term.weights)
+            assert 0.9 * bound < first * 2**0.5 <= 1.0001 * bound and 0.9 * bound < second <= bound
         nn.init.ones_(layer.weights[0])
+        nn.init.ones_(total.terms[0].weights[0])
+        total.bias.data.fill_(math.nan)
+    other, before = copy.deepcopy(layer), [weight.clone() for weight in layer.weights]
+    other.align_layers[0].reset_parameters()
+    assert not torch.equal(other.weights[0], before[0]), "a copy draws its own numbers"
+    assert all(map(torch.equal, layer.weights, before))
