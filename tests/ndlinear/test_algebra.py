@@ -27,9 +27,9 @@ import ndlinear_lora
 close = {"atol": 1e-10, "rtol": 1e-10}
 
 
-def dense(rows, columns, bias=True):
+def dense(rows, columns, bias=True, dtype=torch.float64):
     torch.manual_seed(0)
-    return randomise(nn.Linear(columns, rows, bias, dtype=torch.float64))
+    return randomise(nn.Linear(columns, rows, bias, dtype=dtype))
 
 
 # ---------------------------------------------------------------------------------------------------- dense equivalents
@@ -158,30 +158,32 @@ def test_three_modes_end_where_no_factor_can_be_better(dtype):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.complex128])
 @pytest.mark.parametrize(
-    "dims, hidden", [((3,), (4,)), ((4, 5), (3, 2)), ((2, 1, 3, 2), (2, 2, 1, 3))]
+    "dims, hidden, rank",
+    [
+        ((3,), (4,), 1),
+        ((4, 5), (3, 2), 1),
+        ((2, 1, 3, 2), (2, 2, 1, 3), 1),
+        ((3, 2, 3), (2, 3, 2), 2),
+        ((2, 3, 2), (3, 2, 2), 0),
+    ],
 )
-def test_an_exact_kronecker_product_is_found(dims, hidden, dtype):
-    tol = 1e-6 if dtype is torch.complex64 else 1e-12
-    factors = [torch.randn(h, d, dtype=dtype) for h, d in zip(hidden, dims)]
-    matrix = functools.reduce(torch.kron, factors)
-    (term,), error = nd.nearest_kronecker(matrix, dims, hidden)
-    assert error < tol and all(factor.dtype == dtype for factor in term)
-    torch.testing.assert_close(kron_sum([term]), matrix, atol=100 * tol, rtol=100 * tol)
-    norms = [f.norm().item() for f in term]
-    assert norms == pytest.approx([norms[0]] * len(norms)), "all factors have the same norm"
-
-
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
-def test_three_modes_and_more_terms(dtype):
+def test_an_exact_sum_of_products_is_found(dims, hidden, rank, dtype):
+    """One product to the last digit, two of three modes by many sweeps, and the zero matrix."""
     torch.manual_seed(0)
-    dims, hidden = (3, 2, 3), (2, 3, 2)
-    factors = [[torch.randn(h, d, dtype=dtype) for h, d in zip(hidden, dims)] for _ in range(2)]
-    matrix = kron_sum(factors)
-    terms, error = nd.nearest_kronecker(matrix, dims, hidden, 2, restarts=5, sweeps=3000, tol=1e-18)
-    assert error < 1e-4
-    apart = (matrix - kron_sum(terms)).norm() / matrix.norm()
-    assert apart.item() == pytest.approx(error, abs=1e-12)
-    assert nd.nearest_kronecker(matrix, dims, hidden, 1)[1] > 0.1
+    tol = 1e-4 if rank == 2 else 1e-6 if dtype is torch.complex64 else 1e-12
+    matrix = torch.zeros(math.prod(hidden), math.prod(dims), dtype=dtype)
+    for _ in range(rank):
+        factors = [torch.randn(h, d, dtype=dtype) for h, d in zip(hidden, dims)]
+        matrix = matrix + functools.reduce(torch.kron, factors)
+    search = {"restarts": 5, "sweeps": 3000, "tol": 1e-18} if rank == 2 else {}
+    terms, error = nd.nearest_kronecker(matrix, dims, hidden, max(rank, 1), **search)
+    apart = (matrix - kron_sum(terms)).norm()
+    assert error < tol and apart <= 100 * tol * matrix.norm()
+    assert rank < 2 or nd.nearest_kronecker(matrix, dims, hidden)[1] > 0.1
+    for term in terms:
+        assert all(factor.dtype == dtype and (rank or not factor.any()) for factor in term)
+        norms = [factor.norm().item() for factor in term]
+        assert norms == pytest.approx([norms[0]] * len(norms)), "all factors have the same norm"
 
 
 def test_restarts_never_hurt_and_are_seeded():
@@ -197,26 +199,7 @@ def test_restarts_never_hurt_and_are_seeded():
     assert max(gains) > 1e-3
 
 
-@pytest.mark.parametrize("dims, hidden", [((3,), (4,)), ((2, 3), (3, 2)), ((2, 3, 2), (3, 2, 2))])
-def test_the_zero_matrix(dims, hidden):
-    zero = torch.zeros(math.prod(hidden), math.prod(dims))
-    (term,), error = nd.nearest_kronecker(zero, dims, hidden)
-    assert error == 0 and all((f == 0).all() and f.dtype == torch.float32 for f in term)
-
-
 # --------------------------------------------------------------------------------------------------------- from_linear
-@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
-def test_from_linear_of_a_complex_layer():
-    source = randomise(nd.NdLinear((4, 5), (3, 2), dtype=torch.complex128))
-    linear = nd.to_linear(source)
-    layer = nd.NdLinear.from_linear(linear, (4, 5), (3, 2))
-    assert layer.approximation.weight_error < 1e-12 and layer.approximation.bias_error < 1e-12
-    x = torch.randn(7, 4, 5, dtype=torch.complex128)
-    torch.testing.assert_close(layer(x), source(x), **close)
-    total = nd.NdLinearSum.from_linear(linear, (4, 5), (3, 2), 2)
-    torch.testing.assert_close(total(x), source(x), **close)
-
-
 @QUICK
 @given(layers(4))
 def test_a_layer_survives_the_way_through_a_dense_layer(layer):
@@ -231,11 +214,13 @@ def test_a_layer_survives_the_way_through_a_dense_layer(layer):
     assert (back.biases[0] is None) == (linear.bias is None)
 
 
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("dims, hidden", [((4, 5), (3, 4)), ((2, 3, 2), (2, 3, 2))])
-def test_rank_one_bias_is_the_least_squares_fit(dims, hidden):
-    linear = dense(math.prod(hidden), math.prod(dims))
+def test_rank_one_bias_is_the_least_squares_fit(dims, hidden, dtype):
+    linear = dense(math.prod(hidden), math.prod(dims), dtype=dtype)
     layer = nd.NdLinear.from_linear(linear, dims, hidden)
-    unit = torch.eye(sum(hidden), dtype=torch.float64)
+    unit = torch.eye(sum(hidden), dtype=dtype)
     columns = [
         bias_by_formula(layer.weights, row.split(hidden), range(len(dims))).flatten()
         for row in unit
@@ -247,20 +232,22 @@ def test_rank_one_bias_is_the_least_squares_fit(dims, hidden):
     assert layer.approximation.bias_error == pytest.approx(error) and 0.01 < error < 1
 
 
+@pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("rank", [1, 5, 12])
 @pytest.mark.parametrize("bias", [True, False])
-def test_more_terms_and_the_full_bias(rank, bias):
+def test_more_terms_and_the_full_bias(rank, bias, dtype):
     class Mine(nd.NdLinearSum):
         pass
 
-    linear = dense(12, 20, bias)
+    linear = dense(12, 20, bias, dtype)
     layer = Mine.from_linear(linear, (4, 5), (3, 4), rank)
     values = torch.linalg.svdvals(blocks(linear.weight, (4, 5), (3, 4)))
     error = (values[rank:].norm() / values.norm()).item()
     assert layer.approximation.weight_error == pytest.approx(error, abs=1e-12)
     assert layer.approximation.bias_error == 0 and layer.rank == len(layer.terms) == rank
     assert type(layer) is Mine and repr(layer).startswith("Mine((4, 5), (3, 4), ")
-    x = torch.randn(7, 20, dtype=torch.float64)
+    x = torch.randn(7, 20, dtype=dtype)
     gap = (layer(x.unflatten(1, (4, 5))).flatten(1) - linear(x)).abs().max()
     assert gap < 1e-10 if rank == 12 else gap > 1e-2
     if bias:
@@ -304,17 +291,6 @@ def test_sum_layer(shape, rank, bias, batch):
     assert numbers == rank * sum(d * h for d, h in zip(dims, hidden)) + bias * math.prod(hidden)
     if rank > 1:
         assert numbers == nd.count_parameters(dims, hidden, bias, rank)
-
-
-@pytest.mark.parametrize(
-    "init, want", [("linear", 1 / 9), ("unit", 1.0), ("paper", 4 * 12 * 20 / (36 * 28))]
-)
-def test_output_variance_of_a_sum_does_not_depend_on_its_rank(init, want):
-    torch.manual_seed(0)
-    for rank in (1, 4):
-        layers = (nd.NdLinearSum((12, 20), (24, 8), rank, False, init=init) for _ in range(60))
-        squares = torch.stack([layer(torch.randn(8, 12, 20)).square().mean() for layer in layers])
-        assert squares.mean().item() == pytest.approx(want, rel=0.12)
 
 
 # ---------------------------------------------------------------------------------------------------- orders and counts

@@ -12,10 +12,10 @@ import ndlinear as nd
 # How a tensor that reaches a layer may lie in memory
 LAYOUTS = {
     "dense": torch.randn_like,
-    "of a sum": lambda y: torch.ones(()).expand_as(y),
-    "of a mean over the last axis": lambda y: torch.rand(*y.shape[:-1], 1).expand_as(y),
-    "batch last": lambda y: torch.randn(*y.shape[1:], len(y)).movedim(-1, 0),
-    "strided": lambda y: torch.randn(*y.shape[:-1], 2 * y.shape[-1])[..., ::2],
+    "of a sum": lambda y: y.new_ones(()).expand_as(y),
+    "of a mean over the last axis": lambda y: torch.randn_like(y[..., :1]).expand_as(y),
+    "batch last": lambda y: torch.randn_like(y.movedim(0, -1).contiguous()).movedim(-1, 0),
+    "strided": lambda y: y.new_zeros(*y.shape[:-1], 2 * y.shape[-1]).normal_()[..., ::2],
 }
 SLOW_ONCE = (  # shapes on which an earlier layer was slower than the loop, and three others
     ((2, 2, 2), (6, 6, 2)),
@@ -88,6 +88,11 @@ def test_a_step_starts_and_allocates_no_more_than_the_loop(dims, hidden, gradien
         y.backward(LAYOUTS[gradient](y))
 
     assert_no_more(lambda: step(layer), lambda: step(lambda x: loop(layer, x)))
+    x = x.detach().double().requires_grad_()
+    inputs, g = [x, *layer.double().parameters()], LAYOUTS[gradient](layer(x).detach())
+    pairs = (torch.autograd.grad(y, inputs, g) for y in (layer(x), loop(layer, x)))
+    for ours, theirs in zip(*pairs):
+        torch.testing.assert_close(ours, theirs, atol=1e-8, rtol=1e-8)
 
 
 @pytest.mark.parametrize("layout", ["dense", "batch last", "strided", "expanded"])
@@ -141,17 +146,6 @@ def test_gradients_for_each_sample_start_no_more_operations_than_the_loop(dims, 
     assert ours <= theirs + 1, f"{ours} operations, the loop starts {theirs}"
 
 
-@pytest.mark.parametrize("gradient", LAYOUTS)
-def test_gradients_of_any_layout_are_those_of_the_loop(gradient):
-    layer = randomise(nd.NdLinear((8, 12), (16, 16), dtype=torch.float64))
-    x = torch.randn(40, 8, 12, dtype=torch.float64, requires_grad=True)
-    g = LAYOUTS[gradient](torch.empty(40, 16, 16)).double()
-    inputs = [x, *layer.parameters()]
-    ours = torch.autograd.grad(layer(x), inputs, g)
-    theirs = torch.autograd.grad(loop(layer, x), inputs, g)
-    assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(ours, theirs))
-
-
 def test_a_plan_for_many_modes_is_found_quickly(monkeypatch):
     """Eight modes have over a thousand candidates in all orders; 130 are compared."""
     tried = []
@@ -199,12 +193,3 @@ def test_a_sum_of_two_modes_starts_few_products(dims, hidden, rank):
         ours = started(lambda: layer(x))
         theirs = started(lambda: term_by_term(layer, x))
     assert ours < theirs
-
-
-def test_a_hooked_or_changed_term_is_called():
-    layer, x = nd.NdLinearSum((4, 6), (3, 5), 2), torch.randn(7, 4, 6)
-    seen = []
-    layer.terms[1].align_layers[0].register_forward_hook(lambda *_: seen.append(1))
-    plain = term_by_term(layer, x)
-    seen.clear()
-    assert torch.allclose(layer(x), plain, atol=1e-6) and seen

@@ -130,9 +130,8 @@ def test_biases_are_added_inside_the_products(cuda):
         layer = to_cuda(nd.NdLinear(dims, hidden), cuda)
         with Log() as log:
             layer(cuda(512, *dims))
-        names = [name for name, *_ in log.operations]
-        assert "add" not in names and "add_" not in names
-        assert "addmm" in names or "baddbmm" in names
+        names = {name for name, *_ in log.operations}
+        assert not names & {"add", "add_"} and names & {"addmm", "baddbmm"}
 
 
 def autocast(dtype):
@@ -195,23 +194,20 @@ def test_a_plan_for_cuda_computes_algorithm_1(dims, hidden, bias, execution):
             torch.testing.assert_close(torch.func.vmap(layer)(x), results[0][0])
 
 
-@pytest.mark.parametrize("dtype", [None, torch.float16], ids=["float32", "autocast"])
-def test_a_compiled_layer_takes_the_plan_of_its_device(dtype, cuda):
-    """It is chosen while torch traces; so is the cast of a weight, before it is expanded."""
+def test_a_compiled_layer_takes_the_plan_of_its_device_and_casts_before_it_expands(cuda):
     torch.compiler.reset()
-    layer, graphs = to_cuda(nd.NdLinear((64, 48), (40, 56)), cuda).requires_grad_(False), []
+    layer, called = to_cuda(nd.NdLinear((64, 48), (40, 56)), cuda).requires_grad_(False), []
 
     def note(module, inputs):
-        called = [node for node in module.graph.nodes if node.op.startswith("call")]
-        graphs.append([getattr(node.target, "__name__", node.target) for node in called])
+        nodes = [node for node in module.graph.nodes if node.op.startswith("call")]
+        called.extend(getattr(node.target, "__name__", node.target) for node in nodes)
         return module.forward
 
-    autocast(dtype)
+    autocast(torch.float16)
     try:
         y = torch.compile(layer, fullgraph=True, backend=note)(cuda(512, 64, 48))
     finally:
         autocast(None)
-    assert y.device.type == "cuda" and y.dtype == (dtype or torch.float32)
-    cast = [] if dtype is None else ["to"]
-    first = ["unsqueeze", "reshape", *cast, "expand", "baddbmm"]
-    assert graphs == [[*first, "reshape", "linear", "reshape", "contiguous"]]
+    assert y.device.type == "cuda" and y.dtype == torch.float16
+    assert called.index("to") < called.index("expand") < called.index("baddbmm")
+    assert called.count("baddbmm") + called.count("linear") == 2

@@ -55,13 +55,6 @@ def assert_same(layer, reference, batch):
         assert ours.shape == theirs.shape and error < 1e-10, str(layer.plan(math.prod(batch)))
 
 
-@pytest.mark.parametrize("execution", ["planned", "recompute"])
-@pytest.mark.parametrize("name", SHAPES)
-def test_shapes_of_the_paper(name, execution):
-    batch, dims, hidden = SHAPES[name]
-    assert_same(*pair(dims, hidden, execution=execution), (batch,))
-
-
 @pytest.mark.parametrize("seed", range(4))
 def test_random_layers(seed):
     """4 times 30 layers: any sizes, orders, biases, batch axes and kinds of plan."""
@@ -127,21 +120,23 @@ def kept(layer, x):
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_keeps_no_more_than_algorithm_1(name):
+def test_shapes_of_the_paper_give_algorithm_1_and_keep_no_more(name):
     batch, dims, hidden = SHAPES[name]
     x, sizes, steps = torch.randn(batch, *dims, requires_grad=True), list(dims), 0
     for k in range(len(dims)):
         steps, sizes[k] = steps + math.prod(sizes), hidden[k]
-    layer = nd.NdLinear(dims, hidden)
-    bias = 2 * math.prod(hidden) + sum(
-        hidden
-    )  # the total bias and what it is made of, of any number of samples
+    layer, reference = pair(dims, hidden, dtype=torch.float32)
+    # the total bias and what it is made of, of any number of samples
+    bias = 2 * math.prod(hidden) + sum(hidden)
     small = 4 * (sum(math.prod(s[2:4]) for s in layer.plan(batch).steps) + bias)
     assert kept(layer, x) <= 4 * batch * steps + small
     layer.execution = "recompute"
     assert kept(layer, x) <= 4 * batch * math.prod(dims) + small
     for plan in (layer.plan(b, grad) for b in (1, 50, 5000) for grad in (True, False)):
         assert plan.saved <= steps
+    for execution in ("planned", "recompute"):
+        layer.execution = execution
+        assert_same(layer.double(), reference.double(), (batch,))
 
 
 # ------------------------------------------------------------------------------------------- where the engine steps aside
@@ -200,8 +195,6 @@ def test_both_derivatives_where_onednn_would_compute(dims, hidden):
 @pytest.mark.parametrize(
     "dims, hidden, outer, bias",
     [
-        ((3,), (2,), True, True),
-        ((3, 2), (2, 3), False, True),
         ((3, 1), (2, 1), True, True),
         ((2, 3), (3, 2), True, False),
         ((2, 2, 2), (3, 1, 2), False, True),
@@ -219,33 +212,20 @@ def test_derivatives_by_finite_differences(dims, hidden, outer, bias, execution)
     assert torch.autograd.gradgradcheck(f, inputs)
 
 
-def spread(layer, x, g):
-    """The root of the sum of the squared terms of each value and gradient: its size where no terms cancel by chance."""
-    squared = copy.deepcopy(layer)
-    with torch.no_grad():
-        for weight in squared.parameters():
-            weight.square_()
-    return [
-        total.sqrt()
-        for total in gradients(squared, x.detach().square().requires_grad_(), g.square())
-    ]
-
-
-@pytest.mark.parametrize(
-    "dtype, tol", [(torch.float32, 1e-6), (torch.bfloat16, 3e-2), (torch.float16, 4e-3)]
-)
-def test_precision(dtype, tol):
-    """Errors are measured in the size of the terms: a gradient of one entry, summed over 60,000, can happen to vanish."""
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_values_and_gradients_are_as_precise_as_those_of_algorithm_1(dtype):
+    torch.manual_seed(0)
     for batch, dims, hidden in (SHAPES["cnn64"], SHAPES["img"], SHAPES["vit200"]):
-        layer, _ = pair(dims, hidden)
-        x, g = (
-            torch.randn(batch, *dims).double().requires_grad_(),
-            torch.randn(batch, *hidden).double(),
+        layer, reference = pair(dims, hidden)
+        x, g = torch.randn(batch, *dims).double(), torch.randn(batch, *hidden).double()
+        exact = gradients(layer, x.requires_grad_(), g)
+        found = (
+            gradients(
+                copy.deepcopy(of).to(dtype), x.detach().to(dtype).requires_grad_(), g.to(dtype)
+            )
+            for of in (layer, reference)
         )
-        low = copy.deepcopy(layer).to(dtype)
-        ours, exact = (
-            gradients(low, x.detach().to(dtype).requires_grad_(), g.to(dtype)),
-            gradients(layer, x, g),
-        )
-        for a, b, size in zip(ours, exact, spread(layer, x, g)):
-            assert (a.double() - b).norm() < tol * size.norm() and a.dtype == dtype
+        for ours, theirs, want in zip(*found, exact):
+            assert ours.dtype == dtype
+            error, usual = ((low.double() - want).norm() for low in (ours, theirs))
+            assert error <= 2 * usual + torch.finfo(dtype).eps * want.norm()

@@ -1,7 +1,6 @@
 """The file as a project of someone else has it: a copy beside the code, no book, strict tools."""
 
 import doctest
-import importlib.util
 import inspect
 import os
 import pathlib
@@ -9,17 +8,18 @@ import re
 import shutil
 import subprocess
 import sys
+import types
 
 import ndlinear_cases
 import pytest
 import test_algebra
 import test_layer
 import torch
-from torch import nn
 
 import ndlinear as nd
-from ndlinear_guide import convert
+import ndlinear_lora
 
+SOURCE = pathlib.Path(nd.__file__).read_text(encoding="utf-8")
 PROJECT = """
 import torch
 from torch import Tensor, nn
@@ -40,72 +40,44 @@ class Network(nn.Module):
         return z
 
 
-network = Network(5)
-network(torch.randn(2, 5, 4)).sum().backward()
-dense: nn.Linear = to_linear(network.first)
+dense: nn.Linear = to_linear(Network(5).first)
 size: int = count_parameters((5, 4), (8, 8))
-print(dense.out_features, size, network.first.weights[0].shape)
 """
 
 
-def run(folder, *command):
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    command = [sys.executable, *command]
-    return subprocess.run(
-        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300
-    )
-
-
-@pytest.fixture
-def project(tmp_path):
-    folder = tmp_path / "ndlinear-book"  # so named that it does not count in the coverage
-    folder.mkdir()
-    shutil.copy(nd.__file__, folder)
-    (folder / "project.py").write_text(PROJECT)
-    return folder
-
-
-def test_its_types_pass_a_strict_check(project):
+def test_its_types_pass_a_strict_check(tmp_path, request):
+    """With what mypy knows of torch from an earlier run, which saves most of its time."""
     pytest.importorskip("mypy")
-    done = run(project, "-m", "mypy", "--strict", "project.py", "ndlinear.py")
+    shutil.copy(nd.__file__, tmp_path)
+    (tmp_path / "project.py").write_text(PROJECT)
+    cache = request.config.cache.mkdir("mypy")
+    check = [sys.executable, "-m", "mypy", "--strict", "--cache-dir", str(cache)]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    how = {"cwd": tmp_path, "env": environment, "capture_output": True, "text": True}
+    done = subprocess.run([*check, "project.py", "ndlinear.py"], timeout=300, **how)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_it_runs_without_book_warnings_and_asserts_and_reads_a_converted_model(project):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 3))
-    converted, _ = convert(model, {"0": ((8, 8), (8, 8))}, share=0.5)
-    x = torch.randn(2, 64)
-    torch.save((converted, x, converted(x).detach()), project / "model.pt")
-    read = """
-import sys, torch, project
-model, x, y = torch.load("model.pt", weights_only=False)
-torch.testing.assert_close(model(x), y)
-if "ndlinear_guide" in sys.modules:
-    raise ImportError("ndlinear_guide")
-print(model[0])
-"""
-    done = run(project, "-W", "error", "-OO", "-c", read)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("64") and "NdLinearSum((8, 8), (8, 8)" in done.stdout
-
-
-def without_the_engine(folder):
-    """The module as it is after someone has deleted part 3."""
-    source = pathlib.Path(nd.__file__).read_text(encoding="utf-8")
-    kept, count = re.subn(r"# ==== Part 3.*?(?=# ==== Checks)", "", source, flags=re.DOTALL)
-    assert count == 1 and len(kept) < 0.8 * len(source)
-    (folder / "without_engine.py").write_text(kept, encoding="utf-8")
-    spec = importlib.util.spec_from_file_location("without_engine", folder / "without_engine.py")
-    module = importlib.util.module_from_spec(spec)
+def imported(source, name, optimise=-1):
+    """A module of this source."""
+    module = types.ModuleType(name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(sys.modules, "without_engine", module)
-        spec.loader.exec_module(module)
+        patch.setitem(sys.modules, name, module)
+        exec(compile(source, name, "exec", optimize=optimise), vars(module))
     return module
 
 
-def test_it_computes_the_same_where_part_3_is_deleted(tmp_path, monkeypatch):
-    module = without_the_engine(tmp_path)
+def test_it_runs_without_asserts_and_docstrings():
+    module = imported(SOURCE, "bare", optimise=2)
+    layer, x = module.NdLinear((4, 5), (3, 2)), torch.randn(7, 4, 5)
+    assert module.NdLinear.__doc__ is None
+    torch.testing.assert_close(module.to_linear(layer)(x.flatten(1)), layer(x).flatten(1))
+
+
+def test_it_computes_the_same_where_part_3_is_deleted(monkeypatch):
+    kept, count = re.subn(r"# ==== Part 3.*?(?=# ==== Checks)", "", SOURCE, flags=re.DOTALL)
+    assert count == 1 and len(kept) < 0.8 * len(SOURCE)
+    module = imported(kept, "without_engine")
     del module.NdLinear.plan  # all that asks for part 3
     for tests in (ndlinear_cases, test_layer, test_algebra):
         monkeypatch.setattr(tests, "nd", module)
@@ -129,3 +101,16 @@ def test_each_file_names_its_licence_and_version():
         head = pathlib.Path(nd.__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
         head = head.split('"""')[1]
         assert "Apache-2.0" in head and f"ersion {nd.__version__}" in head, name
+
+
+# ----------------------------------------------------------------------------------------------- what a reader of it sees
+FILES = [nd, ndlinear_lora]
+PUBLIC = [getattr(file, name) for file in FILES for name in file.__all__]
+
+
+def test_every_public_name_has_an_example_and_all_run():
+    found = [doctest.testmod(file) for file in FILES]
+    assert not any(failed for failed, _ in found)
+    assert sum(run for _, run in found) >= len(PUBLIC)
+    assert [thing.__name__ for thing in PUBLIC if ">>> " not in inspect.getdoc(thing)] == []
+    assert max(len(line) for file in FILES for line in inspect.getsource(file).splitlines()) <= 100
