@@ -7,6 +7,7 @@ import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import ndlinear as nd
 from ndlinear_lora import NdLinearLoRA
@@ -58,6 +59,25 @@ def encoder():
     block.linear2 = nd.FlatNdLinear.from_linear(block.linear2, *sizes)
     block.self_attn.out_proj = nd.FlatNdLinear.from_linear(block.self_attn.out_proj, *sizes)
     return block
+
+
+VIEWS = ("view", "_unsafe_view", "t", "transpose", "expand", "unsqueeze", "detach", "alias")
+
+
+class Log(TorchDispatchMode):
+    """What is computed: name, sizes and dtype of each tensor that an operation makes, views and empty memory left out."""
+
+    def __init__(self):
+        super().__init__()
+        self.operations = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        made = func(*args, **(kwargs or {}))
+        for tensor in made if isinstance(made, (tuple, list)) else [made]:
+            name = func.overloadpacket.__name__
+            if isinstance(tensor, torch.Tensor) and name not in (*VIEWS, "empty"):
+                self.operations.append((name, tuple(tensor.shape), tensor.dtype))
+        return made
 
 
 def by_einsum(x, weights):

@@ -31,6 +31,9 @@ SHAPES = {  # as in the paper and its released code, with fewer samples
 }
 
 
+EXECUTIONS = ("planned", "recompute")
+
+
 def pair(dims, hidden, outer=True, bias=True, execution="planned", dtype=torch.float64):
     """A layer and the same layer that runs Algorithm 1 literally."""
     layer = nd.NdLinear(dims, hidden, outer, bias, execution=execution, dtype=dtype)
@@ -65,8 +68,16 @@ def test_random_layers(seed):
         most = (60, 24, 14, 8, 6)[n - 1]
         dims, hidden = (tuple(draw.randint(1, most) for _ in range(n)) for _ in range(2))
         batch = draw.choice([(), (0,), (1,), (3,), (17,), (200,), (2, 3), (4, 4), (2, 0, 3)])
-        execution = draw.choice(["planned", "recompute"])
-        assert_same(*pair(dims, hidden, draw.random() < 0.5, draw.random() < 0.7, execution), batch)
+        execution, outer, bias = draw.choice(EXECUTIONS), draw.random() < 0.5, draw.random() < 0.7
+        layer, reference = pair(dims, hidden, outer, bias, execution)
+        assert_same(layer, reference, batch)
+        for grad in (True, False):  # and by the plans for CUDA
+            call = (math.prod(batch).bit_length(), grad, False, False)
+            layer._plans[call] = layer.plan(math.prod(batch), grad, "cuda")
+        layer._plans_for_any = [layer.plan(device="cuda")] * 2
+        assert_same(layer, reference, batch)
+        x = torch.randn(3, *batch, *dims, dtype=torch.float64)
+        torch.testing.assert_close(torch.func.vmap(layer)(x), reference(x))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import json
+import math
 import pathlib
 import runpy
 import shutil
@@ -10,9 +11,9 @@ import sys
 
 import pytest
 import torch
+from ndlinear_cases import Log
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import ndlinear as nd
@@ -595,29 +596,20 @@ def test_a_conversion_says_what_it_cannot_do():
         lokr.lora_to_lokr(LORA_FILE)
 
 
+def largest(log):
+    return max(math.prod(shape) for _, shape, _ in log.operations)
+
+
 def test_conversions_form_no_dense_matrix():
     """Counted by dispatch: the largest tensor that is made, and the operations on 3072 x 3072 at rank 16.
 
     The dense method decomposes a matrix of 9.4 million entries, in 18 seconds.
     """
     lora = {"q.lora_A.weight": torch.randn(16, 3072), "q.lora_B.weight": torch.randn(3072, 16)}
-    with Largest() as largest, FlopCounterMode(display=False) as counter:
+    with Log() as log, FlopCounterMode(display=False) as counter:
         lokr.lora_to_lokr(lora)
-    assert 0 < largest.entries <= 3072**2 / 30 and counter.get_total_flops() <= 3e9
+    assert 0 < largest(log) <= 3072**2 / 30 and counter.get_total_flops() <= 3e9
     rank = {"q.lokr_w1": torch.randn(1, 1), "q.lokr_w2_a": torch.randn(512, 4)}
-    with Largest() as largest:
+    with Log() as log:
         lokr.lokr_to_lora(rank | {"q.lokr_w2_b": torch.randn(4, 768)}, 4)
-    assert 0 < largest.entries <= 512 * 768 / 2
-
-
-class Largest(TorchDispatchMode):
-    """The entries of the largest tensor that is made."""
-
-    entries = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        made = func(*args, **(kwargs or {}))
-        for tensor in made if isinstance(made, (tuple, list)) else [made]:
-            if isinstance(tensor, Tensor):
-                self.entries = max(self.entries, tensor.numel())
-        return made
+    assert 0 < largest(log) <= 512 * 768 / 2
