@@ -226,6 +226,7 @@ def test_complex_numbers_do_not_lose_a_part():
     torch.testing.assert_close(layer(x), updated(base, layer)(x))
     with pytest.raises(ValueError, match=r"float32 cannot compute beside .* dtype=torch.complex64"):
         NdLinearLoRA(base, dtype=torch.float32)
+    assert base.weight.requires_grad, "what fails leaves the base layer as it was"
 
 
 # ------------------------------------------------------------------------------------------------------- which layers

@@ -127,7 +127,7 @@ NOT_EVERYWHERE = {  # torch's own encoder is not traced, nor is an adapter; assi
 def test_values_and_gradients_are_those_of_the_formula(kind, use):
     layer, x = made(kind)
     if (kind, use) in NOT_EVERYWHERE:
-        pytest.skip("nobody promises that")
+        pytest.skip("not promised")
     layer(x)
     call = CALLS.get(use, lambda layer: lambda x: layer(x))(layer)
     owner = call if isinstance(call, nn.Module) else layer
