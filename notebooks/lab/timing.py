@@ -12,8 +12,6 @@ import numpy as np
 import pandas as pd
 import torch
 
-from .stats import interval
-
 
 # ------------------------------------------------------------------------------------------------------------ the times
 def time_calls(
@@ -103,24 +101,6 @@ def ratios(runs: pd.DataFrame, baseline: str = "released", by=("case", "pass")) 
     return pd.DataFrame(rows)
 
 
-def geometric_mean(
-    runs: pd.DataFrame, name: str, baseline: str = "released"
-) -> tuple[float, float, float]:
-    """Geometric mean over the problems of how many times faster ``name`` is, with the 95 % interval over the repeats.
-
-    Within a repeat (a seed: fresh layers, fresh memory, later in time) a problem counts with its median over the rounds."""
-    logs = []
-    for _, group in runs.groupby("seed"):
-        quotients = [
-            np.median(np.divide(c[baseline], c[name]))
-            for c in group["curve"]
-            if name in c and baseline in c
-        ]
-        logs.append(np.log(quotients).mean())
-    mean, low, high = np.exp(interval(logs))
-    return float(mean), float(low), float(high)
-
-
 def speedup(frame: pd.DataFrame, slow: str, fast: str) -> pd.DataFrame:
     """How many times faster ``fast`` is than ``slow``, from the medians of `ratios`: one row per case, one column per pass."""
     us = frame.pivot(index=["case", "pass"], columns="peer", values="us").dropna(
@@ -133,7 +113,8 @@ def speedup(frame: pd.DataFrame, slow: str, fast: str) -> pd.DataFrame:
     )
 
 
-def increases(frame: pd.DataFrame) -> pd.DataFrame:
-    """Increase of the time over the baseline of `ratios`, in percent: ``time``, ``time_low``, ``time_high``."""
+def increases(runs: pd.DataFrame, baseline: str, by) -> pd.DataFrame:
+    """`ratios` with the increase of the time over the baseline in percent: ``time``, ``time_low``, ``time_high``."""
+    found = ratios(runs, baseline, by)
     ends = {"time": "ratio", "time_low": "ratio_high", "time_high": "ratio_low"}
-    return frame.assign(**{name: 100 * (1 / frame[ratio] - 1) for name, ratio in ends.items()})
+    return found.assign(**{name: 100 * (1 / found[ratio] - 1) for name, ratio in ends.items()})

@@ -11,7 +11,7 @@ import functools
 import math
 import random
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -323,23 +323,18 @@ PEERS = {
 WITHOUT_BIASES = ("einsum", "opt_einsum", "tcl", "lokr")
 
 
-def peer(p: Problem, name: str, backend: str = "inductor") -> Peer:
-    """A peer by name, ready to be timed; "compiled:NAME" compiles it, "reduced:NAME" in the mode that lowers the overhead of calls,
-    and "graphed:NAME" captures it as a CUDA graph.
+def peer(p: Problem, name: str) -> Peer:
+    """A peer by name, ready to be timed; "graphed:NAME" is to be captured as a CUDA graph.
 
     Raises:
         LeftOut: this peer cannot be had here; the message says why.
     """
     how, _, base = name.rpartition(":")
-    if how == "graphed" and p.x.device.type != "cuda":
+    if how and p.x.device.type != "cuda":
         raise LeftOut("CUDA graphs need a GPU")
     made = PEERS[base](p)
-    with torch.no_grad():  # not through the compiler, whose time is taken apart
+    with torch.no_grad():
         made.gradient = torch.randn_like(made.forward())
-    if how in ("compiled", "reduced"):
-        way = {"mode": "reduce-overhead"} if how == "reduced" and backend == "inductor" else {}
-        compiled = torch.compile(made.call, fullgraph=True, dynamic=False, backend=backend, **way)
-        made = replace(made, call=compiled)
     return made
 
 
@@ -349,14 +344,12 @@ def problem(config: dict) -> Problem:
     return Problem(sizes(config["dims"]), sizes(config["hidden"]), **options)
 
 
-def assemble(
-    p: Problem, names, backend: str = "inductor"
-) -> tuple[dict[str, Peer], dict[str, str]]:
+def assemble(p: Problem, names) -> tuple[dict[str, Peer], dict[str, str]]:
     """The peers that can be had here, and why the others are left out."""
     found, left_out = {}, {}
     for name in names:
         try:
-            found[name] = peer(p, name, backend)
+            found[name] = peer(p, name)
         except LeftOut as reason:
             left_out[name] = str(reason)
     return found, left_out
