@@ -70,21 +70,15 @@ class CPLinear(nn.Module):
         return F.linear(x, (self.left * self.weights) @ self.right.T, self.bias)
 
 
-def tt_ranks(sizes: tuple[int, ...], most: int) -> tuple[int, ...]:
-    """Ranks of a tensor train of this shape, cut at ``most``: none can exceed the sizes on its left
-    or on its right."""
-    cuts = range(len(sizes) + 1)
-    return tuple(min(most, math.prod(sizes[:k]), math.prod(sizes[k:])) for k in cuts)
-
-
 class TTLinear(nn.Module):
     """A dense map whose weight, as a tensor of axes (H, D), is a tensor train, rebuilt core by core
-    at every call."""
+    at every call. No rank exceeds the sizes on its left or on its right."""
 
     def __init__(self, input_dims: tuple[int, ...], hidden_size: tuple[int, ...], rank: int):
         super().__init__()
         axes = (*hidden_size, *input_dims)
-        ranks = tt_ranks(axes, rank)
+        ends = [(math.prod(axes[:k]), math.prod(axes[k:])) for k in range(len(axes) + 1)]
+        ranks = [min(rank, *both) for both in ends]
         shapes = zip(ranks[:-1], axes, ranks[1:])
         self.cores = nn.ParameterList(
             torch.randn(*shape) / math.sqrt(shape[0] * shape[1]) for shape in shapes
@@ -318,12 +312,10 @@ OPT = {
 }
 # NdLinear between the two layers of a block
 OPT_INSIDE = {"OPT-Small": (2800, 8), "OPT-Mid": (4000, 4)}
-DECODERS = {  # config.json of Qwen/Qwen3-1.7B-Base and meta-llama/Meta-Llama-3-8B
-    "Qwen3-1.7B": {"layers": 28, "width": 2048, "hidden": 6144, "heads": 16, "kv_heads": 8, "head": 128,
-                   "vocabulary": 151936, "tied": True, "qk_norm": True},
-    "LLaMA3-8B": {"layers": 32, "width": 4096, "hidden": 14336, "heads": 32, "kv_heads": 8, "head": 128,
-                  "vocabulary": 128256, "tied": False, "qk_norm": False},
-}  # fmt: skip
+DECODERS = {  # layers, width, hidden, width of keys: config.json of Qwen/Qwen3-1.7B-Base and meta-llama/Meta-Llama-3-8B
+    "Qwen3-1.7B": (28, 2048, 6144, 1024),
+    "LLaMA3-8B": (32, 4096, 14336, 1024),
+}
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 
@@ -334,11 +326,11 @@ def opt(layers, width, hidden, positions, vocabulary, embed, inside=None) -> nn.
     Token embeddings of another size than ``width`` come with two projections without biases, under
     "project".
     """
-    block = lambda: feed_forward(width, hidden) if inside is None else feed_forward(width, *inside)  # noqa: E731
+    blocks = (feed_forward(width, *(inside or (hidden,))) for _ in range(layers))
     body = {
         "tokens": nn.Embedding(vocabulary, embed),
         "positions": nn.Embedding(positions + 2, width),  # two rows are reserved in OPT
-        "layers": nn.ModuleList(EncoderLayer(width, 1, block()) for _ in range(layers)),
+        "layers": nn.ModuleList(EncoderLayer(width, 1, block) for block in blocks),
         "norm": nn.LayerNorm(width),
     }
     if embed != width:
@@ -348,30 +340,21 @@ def opt(layers, width, hidden, positions, vocabulary, embed, inside=None) -> nn.
     return nn.ModuleDict(body)
 
 
-def decoder(
-    layers, width, hidden, heads, kv_heads, head, vocabulary, tied, qk_norm
-) -> nn.ModuleDict:
-    """The layers of a LLaMA-like language model under their usual names, so that adapters find
-    their targets."""
-
-    def layer():
-        shapes = {"q_proj": (width, heads * head), "k_proj": (width, kv_heads * head), "v_proj": (width, kv_heads * head),
-                  "o_proj": (heads * head, width), "gate_proj": (width, hidden), "up_proj": (width, hidden),
-                  "down_proj": (hidden, width)}  # fmt: skip
-        body = {name: nn.Linear(*shape, bias=False) for name, shape in shapes.items()}
-        norms = {
-            "norm_1": width,
-            "norm_2": width,
-            **({"q_norm": head, "k_norm": head} if qk_norm else {}),
-        }
-        return nn.ModuleDict(body | {name: nn.RMSNorm(n) for name, n in norms.items()})
-
-    body = {
-        "tokens": nn.Embedding(vocabulary, width),
-        "layers": nn.ModuleList(layer() for _ in range(layers)),
+def decoder(layers: int, width: int, hidden: int, keys: int) -> nn.ModuleList:
+    """The linear maps in the layers of a LLaMA-like language model under their usual names: all that adapters change."""
+    shapes = {
+        "q_proj": (width, width),
+        "k_proj": (width, keys),
+        "v_proj": (width, keys),
+        "o_proj": (width, width),
+        "gate_proj": (width, hidden),
+        "up_proj": (width, hidden),
+        "down_proj": (hidden, width),
     }
-    head_ = {} if tied else {"lm_head": nn.Linear(width, vocabulary, bias=False)}
-    return nn.ModuleDict(body | {"norm": nn.RMSNorm(width)} | head_)
+    return nn.ModuleList(
+        nn.ModuleDict({name: nn.Linear(*shape, bias=False) for name, shape in shapes.items()})
+        for _ in range(layers)
+    )
 
 
 class LoRA(nn.Module):
@@ -388,17 +371,6 @@ class LoRA(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.base_layer(x) + self.up(self.down(x))
-
-
-def apply_lora(model: nn.Module, rank: int, targets=TARGETS) -> nn.Module:
-    """Freeze the model and put a `LoRA` in place of each linear layer with one of these names;
-    returns the model."""
-    model.requires_grad_(False)
-    for parent in list(model.modules()):
-        for name, child in list(parent.named_children()):
-            if name in targets and isinstance(child, nn.Linear):
-                setattr(parent, name, LoRA(child, rank))
-    return model
 
 
 def dit(nd_blocks: int = 0) -> nn.ModuleDict:

@@ -316,17 +316,18 @@ def _opt(add) -> None:
 def adapted(name: str, bias: bool = False) -> int:
     """Trained parameters of a decoder whose linear maps have NdLinear adapters."""
     with torch.device("meta"):
-        net = models.decoder(**models.DECODERS[name])
+        net = models.decoder(*models.DECODERS[name])
         return size(apply_ndlinear_lora(net, models.TARGETS, bias=bias))
 
 
 def _adapters(add) -> None:
     departs = "no biases; the released adapter has them"
     for name, judged in (("Qwen3-1.7B", "lora-params-qwen"), ("LLaMA3-8B", "lora-params-llama")):
+        maps = [layer for part in models.decoder(*models.DECODERS[name]) for layer in part.values()]
         for rank in (4, 8):
-            net = models.apply_lora(models.decoder(**models.DECODERS[name]), rank)
+            count = sum(size(models.LoRA(layer, rank)) for layer in maps)
             where = {"model": name, "rank": rank}
-            add("ndlinear_lora", size(net), f"rank {rank}", "lora-params-baseline", **where)
+            add("ndlinear_lora", count, f"rank {rank}", "lora-params-baseline", **where)
         where = {"model": name, "rank": "", "departs": departs}
         add("ndlinear_lora", adapted(name), "near-square factors", judged, **where)
 
