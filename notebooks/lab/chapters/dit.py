@@ -1,9 +1,8 @@
 """Diffusion transformers (DiT) small enough for one processor core: the network, its training and
 sampling, and what is measured on the samples.
 
-The network has the parameter names of the public DiT checkpoints, so the class that is trained here
-on digits of 8 x 8 pixels is also that of DiT-XL/2, whose parameters chapter 50 counts. The modules
-that the chapter exchanges, the timestep embedder and what stands inside the blocks, are handed in.
+The network has the parameter names of the public DiT checkpoints. The module that the evidence
+exchanges, the timestep embedder, is handed in.
 
 No distance here is an FID: features come from a classifier that is trained in this module.
 """
@@ -63,12 +62,12 @@ class Attention(nn.Module):
 
 
 class MLP(nn.Module):
-    """width -> ratio * width -> width with a GELU between, on the last axis."""
+    """width -> four widths -> width with a GELU between, on the last axis."""
 
-    def __init__(self, width: int, ratio: int = 4):
+    def __init__(self, width: int):
         super().__init__()
-        self.fc1 = nn.Linear(width, ratio * width)
-        self.fc2 = nn.Linear(ratio * width, width)
+        self.fc1 = nn.Linear(width, 4 * width)
+        self.fc2 = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.fc2(F.gelu(self.fc1(x), approximate="tanh"))
@@ -92,12 +91,12 @@ def modulation(width: int, pieces: int) -> nn.Sequential:
 class Block(nn.Module):
     """Attention and MLP on normalised tokens, each shifted, scaled and gated by the condition."""
 
-    def __init__(self, width: int, heads: int, mlp: nn.Module):
+    def __init__(self, width: int, heads: int):
         super().__init__()
         self.norm1 = norm(width)
         self.attn = Attention(width, heads)
         self.norm2 = norm(width)
-        self.mlp = mlp
+        self.mlp = MLP(width)
         self.adaLN_modulation = modulation(width, 6)
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
@@ -111,8 +110,6 @@ class DiT(nn.Module):
 
     Args:
         side, channels: of the pictures. patch: side of a token's square. classes: without "no class", the last row of the table.
-        variances: also predict variances, as the public checkpoints do; twice the channels come out. Nothing here trains that.
-        inside: number of a block -> its MLP, (B, tokens, width) -> the same, or None for ratio 4.
     """
 
     def __init__(
@@ -125,8 +122,6 @@ class DiT(nn.Module):
         depth: int,
         heads: int,
         classes: int,
-        variances: bool = False,
-        inside: Callable[[int], nn.Module | None] = lambda k: None,
     ):
         super().__init__()
         self.channels, self.patch, self.classes = channels, patch, classes
@@ -135,9 +130,8 @@ class DiT(nn.Module):
         self.t_embedder = nn.ModuleDict({"mlp": dense_embedder(width)})
         self.y_embedder = nn.ModuleDict({"embedding_table": nn.Embedding(classes + 1, width)})
         self.pos_embed = nn.Parameter(positions(width, side // patch), requires_grad=False)
-        given = [inside(k) for k in range(depth)]
-        self.blocks = nn.ModuleList(Block(width, heads, mlp or MLP(width)) for mlp in given)
-        numbers = patch * patch * channels * (1 + variances)
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(depth))
+        numbers = patch * patch * channels
         last = {"norm_final": norm(width), "linear": nn.Linear(width, numbers)}
         self.final_layer = nn.ModuleDict(last | {"adaLN_modulation": modulation(width, 2)})
 
@@ -397,16 +391,3 @@ def from_text(rows: list[str]) -> Tensor:
     """(n, 8, 8) digits from the letters of a record."""
     levels = torch.tensor([[GREYS.index(letter) for letter in row] for row in rows])
     return (levels / 8 - 1).view(-1, 8, 8)
-
-
-# ------------------------------------------------------- the sizes of the public network, DiT-XL/2
-XL = {
-    "side": 32,
-    "patch": 2,
-    "channels": 4,
-    "width": 1152,
-    "depth": 28,
-    "heads": 16,
-    "classes": 1000,
-    "variances": True,
-}
