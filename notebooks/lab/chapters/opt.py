@@ -30,7 +30,7 @@ from ..decoder import (
     start_as_released,
 )
 from ..machine import require
-from ..page.facts import fact
+from ..page.facts import facts
 
 # ------------------------------------------------------------------------------------------------------------ the models
 NARROWER = 2800 / 3072  # hidden units of the released NdLinear block over those of the dense one
@@ -203,13 +203,18 @@ TASKS = {
 
 
 def printed_accuracies(model: str) -> pd.DataFrame:
-    """The printed accuracies of both blocks, with the number of questions of each task."""
-    rows = []
-    for task, (count, _) in TASKS.items():
-        where = {"model": model, "dataset": task, "metric": "zero_shot_accuracy"}
-        linear, nd = (fact("opt_pretrain", method=m, **where) for m in ("Linear", "NdLinear"))
-        rows.append((task, count, linear, nd))
-    return pd.DataFrame(rows, columns=["task", "questions", "Linear", "NdLinear"])
+    """The printed accuracies of both blocks by task, their ``difference`` and its standard ``error``, and ``errors``, how many it is.
+
+    The error is that of two models that err independently on the task's ``questions``.
+    """
+    table = facts("opt_pretrain", model=model, metric="zero_shot_accuracy")
+    found = table.pivot(index="dataset", columns="method", values="value")[["Linear", "NdLinear"]]
+    found.insert(0, "questions", [TASKS[task][0] for task in found.index])
+    found["difference"] = found["NdLinear"] - found["Linear"]
+    variance = sum(found[method] * (1 - found[method]) for method in ("Linear", "NdLinear"))
+    found["error"] = np.sqrt(variance / found["questions"])
+    found["errors"] = found["difference"] / found["error"]
+    return found.loc[list(TASKS)].rename_axis(index="task", columns=None).reset_index()
 
 
 # ------------------------------------------------------------------------------------------------------ the printed size
