@@ -1,7 +1,4 @@
-"""Adapters of linear maps: LoRA beside NdLinear-LoRA, and the paper's table of adapters.
-
-An arm is a way to fine-tune the linear maps in the blocks of a frozen model: see `attach`.
-"""
+"""Adapters of linear maps: LoRA beside NdLinear-LoRA, and the paper's table of adapters."""
 
 from __future__ import annotations
 
@@ -12,57 +9,31 @@ import pandas as pd
 from torch import nn
 
 from ndlinear import near_square
-from ndlinear_lora import apply_ndlinear_lora
 
-from ..adapters import DoRA, KroneckerTerms
-from ..models import LoRA
-from ..modes import LabError
+from ..adapters import KroneckerTerms
 from ..page.facts import facts
 from ..stats import summary
 
 
 # ------------------------------------------------------------------------------------------------------------- adapters
-def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
-    parent, _, last = name.rpartition(".")
-    setattr(model.get_submodule(parent), last, module)
-
-
-def attach(model: nn.Module, targets: Mapping[str, nn.Linear], arm: str) -> nn.Module:
-    """Freeze a model and make some of its linear maps trainable in the way of an arm, in place.
-
-    Args:
-        targets: the maps by their names in the model. arm: "lora-<rank>", "dora-<rank>" or "ndlinear" (an update of zero at the
-            start).
-
-    Returns:
-        The model.
-    """
-    model.requires_grad_(False)
-    if arm == "ndlinear":
-        apply_ndlinear_lora(model, list(targets))
-        return model
-    kind, _, rank = arm.partition("-")
-    layers = {"lora": LoRA, "dora": DoRA}
-    if kind not in layers:
-        raise LabError(f"no arm {arm!r}; there are: {', '.join(layers)}, ndlinear")
-    for name, module in targets.items():
-        _replace(model, name, layers[kind](module, int(rank)))
-    return model
-
-
-def attach_terms(
-    model: nn.Module, targets: Mapping[str, nn.Linear], count: int, fold: Callable
+def attach(
+    model: nn.Module, targets: Mapping[str, nn.Linear], adapter: Callable[[nn.Linear], nn.Module]
 ) -> nn.Module:
-    """As `attach`, with a sum of Kronecker products on each map.
-
-    Args:
-        count: of the products. fold: (inputs, outputs) of a map -> how both are folded, such as `square`.
-    """
+    """Freeze a model and put an adapter in place of some of its linear maps, given by their names; returns the model."""
     model.requires_grad_(False)
     for name, module in targets.items():
-        folded = fold(module.in_features, module.out_features)
-        _replace(model, name, KroneckerTerms(module, *folded, count))
+        parent, _, last = name.rpartition(".")
+        setattr(model.get_submodule(parent), last, adapter(module))
     return model
+
+
+def terms(count: int, fold: Callable) -> Callable[[nn.Linear], nn.Module]:
+    """An adapter for `attach`: a sum of so many Kronecker products.
+
+    Args:
+        fold: (inputs, outputs) of a map -> how both are folded, such as `square`.
+    """
+    return lambda m: KroneckerTerms(m, *fold(m.in_features, m.out_features), count)
 
 
 def released_rms(input_dims: tuple[int, int]) -> float:
@@ -135,26 +106,19 @@ QUESTIONS = {  # how many questions each test set has; MultiArith: the test part
 }
 
 
-def standard_error(percent: float, questions: int) -> float:
-    """Standard error, in points, of an accuracy in percent on so many questions."""
-    return math.sqrt(percent * (100 - percent) / questions)
-
-
 def printed_differences() -> pd.DataFrame:
     """The 24 differences of NdLinear-LoRA to the LoRA rows of its model, in points, with their standard errors.
 
     The error is that of two independent proportions. Both rows answer the same questions, so their difference varies less over
     draws of questions; over draws of the training it varies more, by an amount that one run does not show.
     """
+    rows = ["model", "dataset", "rank", "value"]
     table = facts("ndlinear_lora", metric="accuracy")
-    ours = table[table["method"] == "NdLinear-LoRA"].set_index(["model", "dataset"])["value"]
-    rows = []
-    for row in table[table["method"] == "LoRA"].itertuples():
-        mine, n = ours[row.model, row.dataset], QUESTIONS[row.dataset]
-        error = math.hypot(standard_error(mine, n), standard_error(row.value, n))
-        rows.append(
-            (row.model, row.dataset, int(row.rank), mine, row.value, mine - row.value, error)
-        )
-    columns = ["model", "dataset", "rank", "NdLinear-LoRA", "LoRA", "difference", "error"]
-    found = pd.DataFrame(rows, columns=columns)
-    return found.assign(errors=found["difference"] / found["error"])
+    ours, other = (table[table["method"] == name][rows] for name in ("NdLinear-LoRA", "LoRA"))
+    found = other.merge(ours.drop(columns="rank"), on=["model", "dataset"], suffixes=("_lora", ""))
+    found = found.rename(columns={"value": "NdLinear-LoRA", "value_lora": "LoRA"})
+    variance = sum(found[name] * (100 - found[name]) for name in ("NdLinear-LoRA", "LoRA"))
+    found["difference"] = found["NdLinear-LoRA"] - found["LoRA"]
+    found["error"] = (variance / found["dataset"].map(QUESTIONS)) ** 0.5
+    found["errors"] = found["difference"] / found["error"]
+    return found.astype({"rank": int})
