@@ -5,12 +5,15 @@ import functools
 
 import pytest
 import torch
-from lab import models
+from lab import adapters, models
 from lab.chapters import lora
 from torch import nn
 
+from ndlinear_lora import NdLinearLoRA
+
 X = torch.linspace(-1, 1, 5 * 24).reshape(5, 24).double().cos()
 NAMES = {"A": "lora_A.default", "B": "lora_B.default", "m": "lora_magnitude_vector.default"}
+DORA = functools.partial(adapters.DoRA, rank=3)
 
 
 @pytest.fixture
@@ -23,10 +26,10 @@ def maps(model):
     return {name: model.get_submodule(name) for name in ("0", "2")}
 
 
-@pytest.mark.parametrize("arm", ["lora-2", "dora-3", "ndlinear"])
-def test_nothing_changes_at_the_start_and_only_the_adapters_are_trained(base, arm):
+@pytest.mark.parametrize("adapter", [functools.partial(models.LoRA, rank=2), DORA, NdLinearLoRA])
+def test_nothing_changes_at_the_start_and_only_the_adapters_are_trained(base, adapter):
     model = copy.deepcopy(base)
-    lora.attach(model, maps(model), arm)
+    lora.attach(model, maps(model), adapter)
     assert torch.allclose(model(X), base(X), atol=1e-12)
     frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
     assert {name.split("base_layer.")[-1] for name in frozen} == {"weight", "bias"}
@@ -39,7 +42,7 @@ def test_outputs_gradients_and_starts_of_dora_are_those_of_peft(base):
     config = peft.LoraConfig(target_modules=["0", "2"], r=3, lora_alpha=3, use_dora=True)
     theirs = peft.get_peft_model(copy.deepcopy(base), config).base_model.model.double()
     ours = copy.deepcopy(base)
-    lora.attach(ours, maps(ours), "dora-3")
+    lora.attach(ours, maps(ours), DORA)
     pairs = [
         (ours[place].get_parameter(mine), theirs[place].get_parameter(f"{name}.weight"))
         for place in (0, 2)
@@ -58,7 +61,7 @@ def test_outputs_gradients_and_starts_of_dora_are_those_of_peft(base):
 
 @pytest.mark.parametrize("fold", [lora.square, functools.partial(lora.crossed, k=4)])
 def test_a_sum_of_products_is_the_sum_of_their_matrices_and_starts_at_zero(base, fold):
-    model = lora.attach_terms(copy.deepcopy(base), maps(base), 3, fold)
+    model = lora.attach(copy.deepcopy(base), maps(base), lora.terms(3, fold))
     assert torch.allclose(model(X), base(X), atol=1e-12)
     layer = model[2]
     assert models.size(layer) == 3 * sum(d * h for d, h in zip(*fold(48, 24)))
