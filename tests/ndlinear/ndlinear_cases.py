@@ -41,6 +41,15 @@ def layers(draw, most=5, **options):
     return randomise(layer)
 
 
+@st.composite
+def sums(draw):
+    """A float64 NdLinearSum with random weights."""
+    dims, hidden = draw(shapes(4))
+    rank, bias = draw(st.integers(1, 3)), draw(st.booleans())
+    torch.manual_seed(draw(st.integers(0, 2**16)))
+    return randomise(nd.NdLinearSum(dims, hidden, rank, bias, dtype=torch.float64))
+
+
 batches = st.lists(st.sampled_from([0, 1, 2, 3]), max_size=3).map(tuple)
 
 
@@ -165,7 +174,8 @@ def reference(model, x):
     if isinstance(model, nd.NdLinear):
         return expected(model, x)
     if isinstance(model, nd.NdLinearSum):
-        return sum(by_einsum(x, term.weights) for term in model.terms) + model.bias
+        y = sum(by_einsum(x, term.weights) for term in model.terms)
+        return y if model.bias is None else y + model.bias
     if isinstance(model, NdLinearLoRA):
         adapter = model.adapter
         update = expected(adapter, x.unflatten(-1, adapter.input_dims))

@@ -1,5 +1,6 @@
 """The exact algebra: dense equivalents, nearest Kronecker products, sums of terms, counts and orders."""
 
+import copy
 import functools
 import itertools
 import math
@@ -13,11 +14,11 @@ from ndlinear_cases import (
     QUICK,
     batches,
     bias_by_formula,
-    by_einsum,
-    expected,
     layers,
     randomise,
+    reference,
     shapes,
+    sums,
 )
 from torch import nn
 
@@ -34,59 +35,44 @@ def dense(rows, columns, bias=True, dtype=torch.float64):
 
 # ---------------------------------------------------------------------------------------------------- dense equivalents
 @QUICK
-@given(layers())
-def test_kronecker_weight_and_total_bias(layer):
+@given(st.one_of(layers(), sums()), batches)
+def test_the_dense_equivalent_of_a_layer_or_a_sum(layer, batch):
+    """Its weight is the derivative of the formula by the input, its bias the value at zero; both with their gradients."""
+    d, h = math.prod(layer.input_dims), math.prod(layer.hidden_size)
+    x = torch.randn(*batch, *layer.input_dims, dtype=torch.float64)
+    torch.testing.assert_close(layer(x), reference(layer, x), **close)
+    units = torch.eye(d, dtype=torch.float64).reshape(d, *layer.input_dims)
+    at_zero = reference(layer, 0 * units[0])
+    columns = (reference(layer, units) - at_zero).reshape(d, h)
     weight, bias = nd.kronecker_weight(layer), nd.total_bias(layer)
-    assert weight.shape == (math.prod(layer.hidden_size), math.prod(layer.input_dims))
-    want = functools.reduce(np.kron, [w.detach().numpy() for w in layer.weights])
-    np.testing.assert_allclose(weight.detach().numpy(), want, rtol=1e-12)
-    zero = torch.zeros(layer.input_dims, dtype=torch.float64)
-    assert bias.shape == layer.hidden_size
-    torch.testing.assert_close(bias, expected(layer, zero), **close)
-    parameters = [*layer.parameters()]
-    found, wanted = (
-        torch.autograd.grad(dense.square().sum(), parameters, allow_unused=True)
-        for dense in (torch.cat([weight.flatten(), bias.flatten()]), by_formulas(layer))
+    torch.testing.assert_close(weight, columns.T, **close)
+    torch.testing.assert_close(bias, at_zero, **close)
+    losses = (
+        weight.square().sum() + bias.square().sum(),
+        columns.square().sum() + at_zero.square().sum(),
     )
+    parameters = [*layer.parameters()]
+    found, wanted = (torch.autograd.grad(loss, parameters, allow_unused=True) for loss in losses)
     for ours, theirs in zip(found, wanted):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
 
 
-def by_formulas(layer):
-    """The dense weight as the layer's derivative by its input, and its value at zero."""
-    n = math.prod(layer.input_dims)
-    units = torch.eye(n, dtype=torch.float64).reshape(n, *layer.input_dims)
-    weight = by_einsum(units, layer.weights).reshape(n, -1).T
-    return torch.cat([weight.flatten(), expected(layer, 0 * units[0]).flatten()])
-
-
 @QUICK
-@given(layers(), batches)
-def test_to_linear_is_the_same_function(layer, batch):
-    n, x = len(layer.input_dims), torch.randn(*batch, *layer.input_dims, dtype=torch.float64)
-    has_bias = layer.biases[0] is not None
-    linear = nd.to_linear(layer)
+@given(st.one_of(layers(), sums()))
+def test_to_linear_is_the_same_function_of_copies(layer):
+    n, x = len(layer.input_dims), torch.randn(5, *layer.input_dims, dtype=torch.float64)
+    y, before, linear = layer(x), copy.deepcopy(layer.state_dict()), nd.to_linear(layer)
+    has_bias = any(name.endswith("bias") for name in before)
     assert type(linear) is nn.Linear and (linear.bias is not None) == has_bias
-    assert linear.in_features == math.prod(layer.input_dims)
-    assert linear.out_features == math.prod(layer.hidden_size)
-    torch.testing.assert_close(linear(x.flatten(-n)), layer(x).flatten(-n), **close)
-    numbers = sum(p.numel() for p in layer.parameters())
-    assert numbers == nd.count_parameters(layer.input_dims, layer.hidden_size, has_bias)
-
-
-def test_to_linear_copies():
-    for layer in (
-        nd.NdLinear((4,), (3,), dtype=torch.float16),
-        nd.NdLinearSum((4,), (3,)),
-        ndlinear_lora.NdLinearLoRA(nn.Linear(4, 6)),
-    ):
-        linear, before = nd.to_linear(layer), [p.clone() for p in layer.parameters()]
-        with torch.no_grad():
-            linear.weight.fill_(9)
-            linear.bias.fill_(9)
-        assert all(torch.equal(a, b) for a, b in zip(layer.parameters(), before))
-        assert linear.weight.requires_grad and linear.bias.requires_grad
-        assert linear.weight.dtype == before[0].dtype
+    assert linear.weight.shape == (math.prod(layer.hidden_size), math.prod(layer.input_dims))
+    assert linear.in_features == math.prod(layer.input_dims) and linear.weight.requires_grad
+    torch.testing.assert_close(linear(x.flatten(-n)), y.flatten(-n), **close)
+    nn.init.zeros_(linear.weight)
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+    if not isinstance(layer, nd.NdLinearSum) or layer.rank > 1:  # one term has another bias
+        count = sum(value.numel() for value in before.values())
+        sizes = (layer.input_dims, layer.hidden_size)
+        assert count == nd.count_parameters(*sizes, has_bias, len(layer.terms))
 
 
 # ---------------------------------------------------------------------------------------------------- nearest Kronecker
@@ -272,25 +258,6 @@ def test_fits_pass_the_search_on_and_neither_they_nor_dense_equivalents_draw_ran
     assert 0 < fine.approximation.weight_error < rough.approximation.weight_error < 1
     assert all(p.dtype == torch.bfloat16 and p.requires_grad for p in fine.parameters())
     assert layer.approximation is None
-
-
-# ------------------------------------------------------------------------------------------------------- sums of terms
-@QUICK
-@given(shapes(4), st.integers(1, 3), st.booleans(), batches)
-def test_sum_layer(shape, rank, bias, batch):
-    dims, hidden = shape
-    layer = randomise(nd.NdLinearSum(dims, hidden, rank, bias, dtype=torch.float64))
-    x = torch.randn(*batch, *dims, dtype=torch.float64)
-    want = sum(by_einsum(x, term.weights) for term in layer.terms)
-    torch.testing.assert_close(layer(x), want + layer.bias if bias else want, **close)
-    n = len(dims)
-    torch.testing.assert_close(nd.to_linear(layer)(x.flatten(-n)), layer(x).flatten(-n), **close)
-    added = layer.bias if bias else torch.zeros(hidden, dtype=torch.float64)
-    assert torch.equal(nd.total_bias(layer), added)
-    numbers = sum(p.numel() for p in layer.parameters())
-    assert numbers == rank * sum(d * h for d, h in zip(dims, hidden)) + bias * math.prod(hidden)
-    if rank > 1:
-        assert numbers == nd.count_parameters(dims, hidden, bias, rank)
 
 
 # ---------------------------------------------------------------------------------------------------- orders and counts
