@@ -9,13 +9,18 @@ from torch.profiler import ProfilerActivity, profile
 
 import ndlinear as nd
 
+
+def drawn(y, *sizes):
+    return torch.randn(sizes, dtype=y.dtype)
+
+
 # How a tensor that reaches a layer may lie in memory
 LAYOUTS = {
     "dense": torch.randn_like,
-    "of a sum": lambda y: y.new_ones(()).expand_as(y),
-    "of a mean over the last axis": lambda y: torch.randn_like(y[..., :1]).expand_as(y),
-    "batch last": lambda y: torch.randn_like(y.movedim(0, -1).contiguous()).movedim(-1, 0),
-    "strided": lambda y: y.new_zeros(*y.shape[:-1], 2 * y.shape[-1]).normal_()[..., ::2],
+    "of a sum": lambda y: torch.ones((), dtype=y.dtype).expand_as(y),
+    "of a mean over the last axis": lambda y: drawn(y, *y.shape[:-1], 1).expand_as(y),
+    "batch last": lambda y: drawn(y, *y.shape[1:], len(y)).movedim(-1, 0),
+    "strided": lambda y: drawn(y, *y.shape[:-1], 2 * y.shape[-1])[..., ::2],
 }
 SLOW_ONCE = (  # shapes on which an earlier layer was slower than the loop, and three others
     ((2, 2, 2), (6, 6, 2)),
