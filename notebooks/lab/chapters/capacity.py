@@ -1,11 +1,10 @@
-"""VC dimensions of rank-one tensor classifiers: bounds, weights for two axes, and certificates.
+"""VC dimensions of rank-one tensor classifiers: bounds and certificates.
 
 The class: X of shape (D_1, ..., D_N) is labelled by the sign of <w_1 o ... o w_N, X>, an NdLinear layer with one output.
 """
 
 from __future__ import annotations
 
-import itertools
 import json
 import math
 import pathlib
@@ -70,31 +69,6 @@ def upper(shape: Sequence[int]) -> int:
     p, n = effective(shape), len(shape)
     axes = [long_axis(d, p - d, n - 1) for d in set(shape) if p > d]
     return min([math.prod(shape), warren(shape), *axes])
-
-
-# ---------------------------------------------------------------------------------------------------------- shape (2, d)
-def moments(t: int, d: int) -> list[int]:
-    """(1, t, ..., t^(d-1))."""
-    return [t**e for e in range(d)]
-
-
-def polynomial(signs: Sequence[int]) -> list[int]:
-    """Coefficients, lowest first, of an integer polynomial with these signs at 0, 2, 4, ...; its degree is the number of changes."""
-    coefficients = [signs[0]]
-    for place, (a, b) in enumerate(itertools.pairwise(signs)):
-        if a != b:  # multiply by (root - t) with the root between the two places
-            root = 2 * place + 1
-            coefficients = [root * c - e for c, e in zip([*coefficients, 0], [0, *coefficients])]
-    return coefficients
-
-
-def two_axes(signs: Sequence[int], d: int) -> tuple[list[int], list[int]]:
-    """u in Z^2 and v in Z^d with sign(<u, (1, (-1)^i)> <v, moments(2 i)>) = signs[i] for all i < 2 d."""
-    flip = sum(a != b for a, b in itertools.pairwise(signs)) >= d
-    if flip:
-        signs = [s * (-1) ** i for i, s in enumerate(signs)]
-    v = polynomial(signs)
-    return [0, 1] if flip else [1, 0], v + [0] * (d - len(v))
 
 
 # ----------------------------------------------------------------------------------------------------------- certificates
