@@ -1,33 +1,21 @@
 """The ledger: complete, consistent with the notebooks and the records, and able to contradict a wrong verdict."""
 
-import ast
 import collections
 
 import numpy as np
 import pytest
+import ties
 import torch
 from lab import modes, records
 from lab.page import ledger
 from lab.page.facts import facts
 from lab.page.ledger import LedgerError
-from lab.tools import scripts
 
 SETTLED = [c for c in ledger.claims() if c["verdict"] not in ("open", "untestable")]
 RUN_SECONDS_FOR_THREE_SEEDS = 600
 CONVOLUTIONS = (
     19_584  # parameters in front of the heads of the released CNN; some rows count the head alone
 )
-
-
-def judged() -> list[tuple[str, str | None]]:
-    """(chapter, id) of every ``lab.verdict(id, ...)`` in the code cells of the chapters; None where no id is written out."""
-    found = []
-    for path in modes.chapters():
-        for node in ast.walk(ast.parse(scripts.source(path))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "lab.verdict":
-                first = node.args[0] if node.args else None
-                found.append((modes.slug(path), getattr(first, "value", None)))
-    return found
 
 
 def test_there_are_177_claims_with_facts():
@@ -47,7 +35,12 @@ def test_fact_cells_exist():
 
 def test_each_settled_claim_is_judged_by_exactly_one_cell_of_its_chapter():
     """And no other id is judged."""
-    cells = collections.Counter(one for one in judged() if one[0] != "00_template")
+    cells = collections.Counter(
+        (slug, getattr(call.args[0], "value", None))
+        for slug in map(modes.slug, modes.chapters())
+        for call in ties.calls(slug, "lab.verdict")
+        if slug != "00_template"
+    )
     assert cells == collections.Counter((claim["notebook"], claim["id"]) for claim in SETTLED)
 
 

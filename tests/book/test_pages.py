@@ -31,6 +31,12 @@ SECTIONS = {
 }
 KINDS = tuple(SECTIONS)
 MAIN = ("lecture", "report", "other")
+# What the book has reached: lower these bounds when it gets shorter, never raise them.
+WORDS = 23_500  # of the running text of the main line
+LONG_SENTENCES = 0.006  # share above 35 words
+CHAPTER = 1_800  # words of one chapter: about a quarter of an hour with its code
+REPORT = 600  # of a report on one of the paper's experiments
+PARAGRAPH = 120  # of a paragraph or an entry of a list
 SHOWN_BY = {  # a page of each kind
     "lecture": "10_one_layer",
     "report": "40_cnn",
@@ -77,6 +83,14 @@ class Page:
     def words(self) -> str:
         """Markdown without code and mathematics."""
         return re.sub(r"(?s)\$\$.*?\$\$|\$[^$\n]*\$", "", self.plain)
+
+    @property
+    def running(self) -> str:
+        """The text without headings, tables, quotations, code, equations, folded parts and references."""
+        text = self.markdown.partition("\n## References")[0]
+        text = re.sub(r"(?s)<details.*?</details>|```.*?```|\$\$.*?\$\$|<!--.*?-->", " ", text)
+        text = re.sub(r"(?m)^\s*(#.*|\|.*|>.*)$", "", text)
+        return re.sub(r"\]\([^)]*\)", "]", text)
 
 
 def read_page(path: pathlib.Path) -> Page:
@@ -274,6 +288,23 @@ def boxes(page):
             yield "put an empty '>' line between the parts of the box, else they run together"
 
 
+def sentences(text: str) -> list[int]:
+    """How many words each sentence has; a list's entry ends one too."""
+    entries = re.sub(r"(?m)^\s*([-*]|\d+\.)\s", "\n\n", text)
+    parts = re.split(r"(?<=[.!?])\s+(?=[A-Z*\[$`])|\n\s*\n", entries)
+    return [words for part in parts if (words := len(part.split())) > 1]
+
+
+@rule(*MAIN)
+def brief(page):
+    words, bound = sum(sentences(page.running)), REPORT if page.kind == "report" else CHAPTER
+    if words > bound:
+        yield f"it has {words} words, at most {bound}: move rules to the evidence"
+    for part in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.)\s)", page.running):
+        if len(part.split()) > PARAGRAPH:
+            yield f"split the paragraph {part[:40]!r}: {len(part.split())} words, at most {PARAGRAPH}"
+
+
 # --- the notebooks of the book -----------------------------------------------------------------------------------
 
 
@@ -302,6 +333,15 @@ def test_every_chapter_is_in_the_table_of_contents():
     listed = {"00_template", *re.findall(r"file:\s*notebooks/([\w/]+)", toc)}
     written = {modes.slug(path) for path in NOTEBOOKS}
     assert listed == written, f"_toc.yml and notebooks/ differ in {sorted(listed ^ written)}"
+
+
+def test_the_main_line_gets_no_longer():
+    assert sentences("It is so. Then not.\n\n- One two three\n- Four five") == [3, 2, 3, 2]
+    pages = [read_page(path) for path in NOTEBOOKS if path.parent == modes.NOTEBOOKS]
+    lengths = [words for page in pages for words in sentences(page.running)]
+    assert sum(lengths) <= WORDS, f"{sum(lengths):,} words; move rules to the evidence"
+    long = sum(length > 35 for length in lengths) / len(lengths)
+    assert long <= LONG_SENTENCES, f"{long:.1%} of the sentences have more than 35 words"
 
 
 def test_book_pages_use_plain_words():
@@ -341,6 +381,7 @@ BREAKS = (  # a rule, a notebook of the book, what stands in it, what would stan
     ("figures", "00_template", '"alt": "', '"was": "', "image.alt"),
     ("typed_results", "00_template", "Say what", "It takes $2.6$ times. Say what", "2.6"),
     ("boxes", "00_template", "**Released code.**", "**Code.**", "write the box"),
+    ("brief", "40_cnn", "## Why", f"## Why\\n\\n{121 * 'so '}", "at most 120"),
 )
 
 

@@ -9,7 +9,7 @@ import json
 import re
 from collections.abc import Iterator
 
-import test_prose
+import test_pages
 from lab import modes, timing
 from lab.benchmark import models, reading
 from lab.chapters import capacity
@@ -79,16 +79,16 @@ def untied(text: str, phrases: list[str]) -> list[str]:
 NOTEBOOKS = tuple(modes.slug(path) for path in modes.chapters() if path.parent == modes.NOTEBOOKS)
 
 
+def calls(slug: str, name: str) -> list[ast.Call]:
+    """The calls of a function in the code of a notebook."""
+    nodes = ast.walk(ast.parse(scripts.source(modes.NOTEBOOKS / f"{slug}.ipynb")))
+    return [node for node in nodes if isinstance(node, ast.Call) and ast.unparse(node.func) == name]
+
+
 def quotes(slug: str) -> list[str]:
     """The phrases that a notebook quotes from itself."""
-    calls = ast.walk(ast.parse(scripts.source(modes.NOTEBOOKS / f"{slug}.ipynb")))
-    return [
-        ast.literal_eval(node.args[0])
-        for node in calls
-        if isinstance(node, ast.Call)
-        and ast.unparse(node.func) == "lab.quote"
-        and not node.keywords
-    ]
+    found = (call for call in calls(slug, "lab.quote") if not call.keywords)
+    return [ast.literal_eval(call.args[0]) for call in found]
 
 
 # --- other pages -------------------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def sorted_claims() -> Phrases:
 
 
 def lengths() -> Phrases:
-    yield "report of at most {} words", test_prose.REPORT
+    yield "report of at most {} words", test_pages.REPORT
 
 
 LOGS = ("changelog", "corrections")  # dated logs of past states: nothing computes these today
