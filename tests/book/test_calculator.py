@@ -106,15 +106,11 @@ TEXT = """(rows) => rows.map((r) => Object.fromEntries(Object.entries(r).map(
   ([k, v]) => [k, typeof v === "bigint" ? Number(v) : Array.isArray(v) ? v.map(Number) : v])))"""
 
 
-def peers(page, dims, hidden, factor):
-    call = f"([a, b, c]) => ({TEXT})(window.ndlPeers(a, b, c))"
-    return page.evaluate(call, [list(dims), list(hidden), factor])
-
-
 def test_other_layers_have_the_counts_of_their_definitions(page):
+    call = f"([a, b, c]) => ({TEXT})(window.ndlPeers(a, b, c))"
     for dims, hidden in (((4, 6), (3, 8)), ((2800, 8), (768, 1)), ((3, 4, 5), (2, 2, 7))):
         from_, to = math.prod(dims), math.prod(hidden)
-        nd, low, monarch, lokr, dense = peers(page, dims, hidden, 2)
+        nd, low, monarch, lokr, dense = page.evaluate(call, [dims, hidden, 2])
         layer = NdLinear(dims, hidden, bias=False)
         assert nd["weights"] == sum(w.numel() for w in layer.parameters())
         assert dense["weights"] == dense["macs"] == from_ * to

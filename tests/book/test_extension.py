@@ -133,16 +133,6 @@ def test_the_entries_of_a_claim_follow_from_each_other():
     assert len(gap) == 1 and "the entry before says 'undecided'" in gap[0]
 
 
-def test_looks_are_counted_by_claim():
-    first = CHANGED | {"was": "undecided", "now": "holds"}
-    reworded = CHANGED | {"was": "fails", "why": "words"}
-    entries = [first, CHANGED, reworded]
-    page = soup(ndlcorrections.looks(entries, [WRONG | {"records": ["a", "b"]}], "claims.html"))
-    cells = [cell.text for cell in page.select("tbody td")]
-    assert cells == ["layer-y", "undecided → holds → fails", "3", "2"]
-    assert "2 changes of a verdict, and 1 statements" in page.text
-
-
 # --- cache -------------------------------------------------------------------------------------------------------
 
 

@@ -1,4 +1,4 @@
-"""What the book makes for readers beside its pages: recipes that run, downloads, a citation, a figure and a report from the data."""
+"""What the book has for readers beside its chapters: recipes that run, and a citation."""
 
 import re
 import shutil
@@ -6,20 +6,13 @@ import subprocess
 import sys
 import sysconfig
 
-import ndlreport
 import ndltake
 import pytest
 import yaml
-from bs4 import BeautifulSoup
 from lab import modes
-from lab.page import facts, ledger
 from lab.page.scale import recorded
 
 ROOT = modes.ROOT
-
-
-def soup(html: str) -> BeautifulSoup:
-    return BeautifulSoup(html, "html.parser")
 
 
 # --- recipes -----------------------------------------------------------------------------------------------------
@@ -96,25 +89,3 @@ def test_the_citation_says_what_the_file_says():
     (reference,) = cited["references"]
     for value in (reference["doi"], *(a["family-names"] for a in reference["authors"])):
         assert value in paper
-
-
-# --- the report --------------------------------------------------------------------------------------------------
-
-RUNS = {"one": [{"status": "ok", "seconds": 3600.0, "device": "a", "time": "2026-01-02T03"}]}
-
-
-def report(claims: list[dict]) -> BeautifulSoup:
-    told = [("NdLinear is better in {} of {} cells", 7, 48), ("a sum in {}", 9)]
-    return soup(ndlreport.report(claims, RUNS, facts.protocols(), 7, told))
-
-
-def test_the_report_has_the_counts_of_the_ledger():
-    page = report(ledger.claims())
-    rows = [[cell.text for cell in row.find_all("td")] for row in page.select("tbody tr")]
-    counted = {row[0].split(" ", 1)[1]: int(row[-1]) for row in rows[:-1]}
-    assert counted == {k: n for k, n in ledger.tally(ledger.claims()).items() if n}
-    assert sum(map(int, rows[-1][1:-1])) == int(rows[-1][-1]) == len(ledger.claims())
-    assert "1 runs of 1 experiments are recorded, 1 hours in all" in page.text
-    assert "7 times a verdict" in page.text
-    assert "NdLinear is better in 7 of 48 cells; a sum in 9." in page.text
-    assert "No run is recorded." in ndlreport.method({})

@@ -6,7 +6,6 @@ import re
 import shutil
 import subprocess
 
-import lab
 import pytest
 import yaml
 from lab import modes
@@ -21,10 +20,6 @@ PINNED = re.compile(r"actions/[\w-]+@[0-9a-f]{40}")
 
 def workflow(name: str) -> dict:
     return yaml.safe_load((ROOT / ".github" / "workflows" / f"{name}.yml").read_text("utf8"))
-
-
-def triggers(content: dict) -> dict:
-    return content[True]  # YAML 1.1 reads the key `on` as a truth value
 
 
 # -------------------------------------------------------------------------------------------------------- workflows
@@ -88,7 +83,8 @@ def test_the_book_is_published_only_after_green_tests():
     assert jobs["test"]["uses"] == "./.github/workflows/test.yml"
     assert not any("if" in job or "continue-on-error" in job for job in jobs.values())
     test = workflow("test")
-    assert "workflow_call" in triggers(test) and "pull_request" in triggers(test)
+    triggers = test[True]  # YAML 1.1 reads the key `on` as a truth value
+    assert "workflow_call" in triggers and "pull_request" in triggers
     commands = " ".join(step.get("run", "") for step in test["jobs"]["test"]["steps"])
     assert "make book" in commands and "make test" in commands
 
@@ -156,5 +152,5 @@ def test_the_changelog_ends_at_the_version_of_the_module():
 
 def test_the_code_of_this_checkout_is_tested():
     """Also where another one's stands on the path, as an editable installation puts it there."""
-    for module in (lab, ndlinear, ndlinear_guide):
+    for module in (modes, ndlinear, ndlinear_guide):
         assert pathlib.Path(module.__file__).is_relative_to(ROOT)
