@@ -1,6 +1,5 @@
 """The benchmark: sizes by formula, samples, rates that grow, and its answers against code of its own on rows made up here."""
 
-import itertools
 import math
 
 import numpy as np
@@ -12,7 +11,6 @@ from lab.benchmark import models, protocol, reading
 from lab.benchmark.models import NONE, QUARTER, SMALL, Shape
 from lab.data.with_axes import Table
 from lab.modes import LabError
-from lab.stats import interval, pooled
 
 from ndlinear import NdLinearSum
 from ndlinear_guide.rates import rates
@@ -132,96 +130,43 @@ def test_rates_grow_at_the_end_where_the_best_one_lies_and_no_further(best, extr
 
 
 # -------------------------------------------------------------------------------------------------------------- reading
-@pytest.fixture(scope="module")
-def made():
-    """Rows of the whole grid with losses drawn here, by set and layer; and trials of one budget that belong to them."""
-    draw = np.random.default_rng(5)
-    grid = [c for size in protocol.SIZES for c in protocol.cells(protocol.EVERY, size)]
-    levels = draw.normal(0, 0.3, (len(grid), 1, 1))
-    losses = np.exp(levels + draw.normal(0, 0.1, (len(grid), 10, 2)))
-    about = {"parameters": 100, "pool": 1000, "tested": 200, "validated": 100, "samples": 600}
-    ran = pd.DataFrame([c | about for c in grid for _ in protocol.CUTS])
-    ran["seed"] = [*protocol.CUTS] * len(grid)
-    ran["val_loss"], ran["test_loss"] = losses.reshape(-1, 2).T
-    tried = []
-    for cell, level in zip(grid, levels.flatten()):
-        for cut, lr in itertools.product(protocol.TRIAL_CUTS, reading.RACED):
-            if cell["budget"] == QUARTER:
-                noise = draw.normal(0, 0.1, len(protocol.LOOKS))
-                values = math.exp(level) + 5 / np.array(protocol.LOOKS) + noise
-                curve = list(zip(protocol.LOOKS, values))
-                tried.append(cell | {"seed": cut, "lr": lr, "curve": curve})
-    return pd.DataFrame(tried), ran
-
-
-def values_of(ran, name, size, layer, budget, order="in place"):
-    """Logarithms of the test losses of a cell, cut by cut."""
-    own = ran[(ran[protocol.CELL] == [name, size, layer, budget, order]).all(axis=1)]
-    return np.log(own.sort_values("seed")["test_loss"].to_numpy())
-
-
-def by_hand(d):
-    """Nadeau and Bengio's interval of ten differences, 200 of 1,000 cases tested and 100 validated."""
-    half = scipy.stats.t.ppf(0.975, 9) * d.std(ddof=1) * math.sqrt(1 / 10 + 200 / 700)
-    return d.mean(), d.mean() - half, d.mean() + half
-
-
-def test_a_set_a_cut_or_a_layer_cannot_be_left_out(made):
-    tried, ran = made
-    for gone in (ran["data"] == "japanesevowels", ran["seed"] == 9, ran["layer"] == "blocks"):
+def test_a_set_a_cut_or_a_layer_cannot_be_left_out():
+    rows = reading.rows_on_disk()
+    for gone, value in (("data", "japanesevowels"), ("seed", 9), ("layer", "blocks")):
         with pytest.raises(LabError, match=r"missing e\.g\."):
-            reading.Rows(tried, ran[~gone])
-    with pytest.raises(LabError, match="1 that do not belong"):
-        reading.Rows(tried, pd.concat([ran, ran[:1]]))
-    with pytest.raises(LabError, match="that do not belong"):
-        reading.Rows(tried, pd.concat([ran, ran[:1].assign(data="a set of my own")]))
+            reading.Rows(rows.tried, rows.ran[rows.ran[gone] != value])
+    for more in (rows.ran[:1], rows.ran[:1].assign(data="a set of my own")):
+        with pytest.raises(LabError, match="1 that do not belong"):
+            reading.Rows(rows.tried, pd.concat([rows.ran, more]))
 
 
-def test_differences_of_both_sizes_and_their_growth_go_cut_by_cut(made):
-    """How means of sets are pooled is held against its formula in test_with_axes.py."""
-    compared = reading.by_axes(reading.Rows(*made), SMALL)
-    moved, own = (
-        [values_of(made[1], "letters", s, "ndlinear", SMALL, o) for s in protocol.SIZES]
-        for o in ("permuted", "in place")
-    )
-    small, large = np.subtract(moved, own)
+def test_differences_of_both_sizes_and_their_growth_go_cut_by_cut():
+    """Nadeau and Bengio's interval of ten cuts; how means of sets are pooled is held against its formula in test_with_axes.py."""
+    rows = reading.rows_on_disk()
+    cells = rows.ran[(rows.ran["layer"] == "ndlinear") & (rows.ran["budget"] == SMALL)]
+    own = cells[cells["data"] == "letters"].set_index(["order", "size", "seed"]).sort_index()
+    logs = np.log(own["test_loss"])
+    d = {s: (logs["permuted", s] - logs["in place", s]).to_numpy() for s in protocol.SIZES}
+    d |= {"both": (d["small"] + d["large"]) / 2, "growth": d["large"] - d["small"]}
+    parts = {s: own.loc["in place", s].iloc[0] for s in protocol.SIZES}
+    shares = {s: p["tested"] / (p["pool"] - p["tested"] - p["validated"]) for s, p in parts.items()}
+    compared = reading.by_axes(rows, SMALL)
     found = compared[compared["data"] == "letters"].set_index("size")
-    for size, d in {"large": large, "both": (small + large) / 2, "growth": large - small}.items():
-        mean, low, high = by_hand(d)
-        assert found.loc[size, ["mean", "low", "high"]].tolist() == pytest.approx([mean, low, high])
-        half = scipy.stats.t.ppf(0.975, 9)
-        assert found.loc[size, "error"] == pytest.approx((high - mean) / half)
-    both = compared[compared["size"] == "both"]
-    rest = both[~both["data"].str.startswith("cifar")]
-    answer = reading.answer(compared)
-    for name, part in (("ratio", both), ("without CIFAR ratio", rest)):
-        assert math.log(answer[name]) == pytest.approx(pooled(part["mean"], part["error"]).mean)
-    assert (len(both), len(rest)) == (24, 16)
+    for size, values in d.items():
+        share = shares.get(size, max(shares.values()))
+        error = values.std(ddof=1) * math.sqrt(1 / 10 + share)
+        half = scipy.stats.t.ppf(0.975, 9) * error
+        wanted = [values.mean(), values.mean() - half, values.mean() + half, error]
+        assert found.loc[size, ["mean", "low", "high", "error"]].tolist() == pytest.approx(wanted)
 
 
-def controlled(ran, name, size, change):
-    """Rows whose permuted control has so much more loss than the one in place."""
-    where = (ran["data"] == name) & (ran["size"] == size) & (ran["layer"] == "ndlinear")
-    base = ran[where & (ran["order"] == "in place")].set_index("seed")["test_loss"]
-    moved = where & (ran["order"] == "permuted")
-    ran = ran.copy()
-    noise = 1 + 0.01 * (-1.0) ** ran.loc[moved, "seed"]
-    ran.loc[moved, "test_loss"] = ran.loc[moved, "seed"].map(base) * math.exp(change) * noise
-    return ran
-
-
-def test_controls_agree_only_if_a_product_is_seen_and_turned_teachers_are_not(made):
-    tried, ran = made
-    for size in protocol.SIZES:
-        ran = controlled(ran, "turned", size, 0.0)
-    right = controlled(ran, "teacher 1", "large", 0.5)
-    assert reading.controls_agree(reading.Rows(tried, right))
-    assert not reading.controls_agree(
-        reading.Rows(tried, controlled(ran, "teacher 1", "large", 0.0))
-    )
-    assert not reading.controls_agree(
-        reading.Rows(tried, controlled(right, "turned", "small", 0.5))
-    )
+@pytest.mark.parametrize(("name", "factor"), [("turned", 2.0), ("teacher 1", 1e-3)])
+def test_controls_agree_only_if_a_product_is_seen_and_turned_teachers_are_not(name, factor):
+    rows = reading.rows_on_disk()
+    moved = (rows.ran["data"] == name) & (rows.ran["order"] == "permuted")
+    other = rows.ran.assign(test_loss=rows.ran["test_loss"] * np.where(moved, factor, 1))
+    assert reading.controls_agree(rows)
+    assert not reading.controls_agree(reading.Rows(rows.tried, other))
 
 
 def test_a_race_looks_up_what_shorter_trainings_would_have_shown():
@@ -239,20 +184,3 @@ def test_a_race_looks_up_what_shorter_trainings_would_have_shown():
     # four contestants, then two, then one: with one training the rounds take 42, 83 and 167 steps, with nine 375, 500 and 500
     assert reading.race(rows, 1) == "b"
     assert reading.race(rows, 9) == "a"
-
-
-def test_a_race_is_compared_with_always_narrowing_in_the_same_cuts(made):
-    tried, ran = made
-    raced = reading.races(reading.Rows(tried, ran), QUARTER, 3)
-    where = (
-        tried[["data", "size", "budget", "order"]] == ["cola", "large", QUARTER, "in place"]
-    ).all(axis=1)
-    d = []
-    for cut in protocol.TRIAL_CUTS:
-        kind = reading.race(tried[where & (tried["seed"] == cut)], 3)
-        both = [values_of(ran, "cola", "large", k, QUARTER)[cut] for k in (kind, "narrow")]
-        d.append(both[0] - both[1])
-    cell = raced[(raced["data"] == "cola") & (raced["size"] == "large")]
-    assert cell["mean"].item() == pytest.approx(np.mean(d))
-    means = raced.loc[raced["size"] == "both", "mean"]
-    assert reading.pays(raced) == pytest.approx([*np.exp(interval(means))])
