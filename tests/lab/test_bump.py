@@ -1,4 +1,4 @@
-"""Radius Bump: target, networks, constant answers."""
+"""Radius Bump: target, constant answers, rank correlations."""
 
 import itertools
 import math

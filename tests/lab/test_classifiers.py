@@ -1,4 +1,4 @@
-"""Chapter 42: the short cuts are the plain modules, who sees the order of time, multiply-adds by formula."""
+"""Chapter 42: the short cuts are the plain modules, multiply-adds by formula."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Printed numbers against computed ones: the rule, the sheet, the numbers of the text; evidence 70 judges them all."""
+"""Printed numbers against computed ones: the rule and the sheet; evidence 70 judges them all."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Chapter 24's helpers: norms and gains against brute force, solvers against optimality conditions."""
+"""Chapter 24's helpers: gains against brute force, solvers against optimality conditions."""
 
 import itertools
 

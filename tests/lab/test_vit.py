@@ -1,5 +1,5 @@
 """Distilled vision Transformers: the student against the released computation written out, the loss against
-its formula, what teachers are asked."""
+its formula, what the largest teacher is asked."""
 
 from unittest import mock
 
