@@ -57,7 +57,7 @@ def test_a_toy_layer_trains_once_and_its_rows_stay(toy, tmp_path, monkeypatch, c
     assert "a quarter, small samples: fits 1 of 1 sets" in said and "test loss" in said
     assert re.search(r"(?s)Budget a quarter.*\n *narrow +1 +1.000", said)
     files = {n: tmp_path / "rows" / f"benchmark-{n}.jsonl" for n in ("toy", "toy-rates")}
-    rows, _ = store.parse(files["toy"])
+    rows = store.parse(files["toy"])
     assert {r["config"]["seed"] for r in rows} == {0, 1} and all(r["status"] == "ok" for r in rows)
     assert {r["config"]["budget"] for r in rows} <= {SMALL, QUARTER}
     assert all("source" in r["config"] and r["data"] for r in rows)
@@ -66,7 +66,7 @@ def test_a_toy_layer_trains_once_and_its_rows_stay(toy, tmp_path, monkeypatch, c
     assert {n: path.read_bytes() for n, path in files.items()} == before
     toy.write_text(TOY + "# another layer\n")
     bench.main(asked)
-    assert len(store.parse(files["toy"])[0]) == 2 * len(rows)
+    assert len(store.parse(files["toy"])) == 2 * len(rows)
 
 
 def test_a_quick_look_keeps_nothing(toy, tmp_path, monkeypatch, capsys):

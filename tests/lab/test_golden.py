@@ -5,7 +5,7 @@ import json
 import lab
 import pytest
 from lab import modes
-from lab.records import RecordError, golden
+from lab.records import RecordError, golden, store
 from lab.tools import again
 from lab.tools import golden as taken
 
@@ -40,10 +40,12 @@ def record(tmp_path, monkeypatch):
 def taken_down(record, monkeypatch, tmp_path):
     """The experiment with rows and a golden file of version 1."""
     record("full", trained())
-    monkeypatch.setenv("NDL_GOLDEN_TO", str(tmp_path))
+    (small := tmp_path / "small").mkdir()
+    monkeypatch.setenv("NDL_GOLDEN_TO", str(small))
     record("smoke", trained())
     monkeypatch.delenv("NDL_GOLDEN_TO")
-    found = json.loads((tmp_path / "made-up.json").read_text())
+    found = golden.values(store.parse(small / "made-up.jsonl"))
+    assert [config for config, _ in found] == [c | {"steps": 3} for c in GRID if c["seed"] < 2]
     golden.write("made-up", golden.kept("made-up") | {"values": found})
 
 
@@ -88,47 +90,46 @@ def test_rows_that_run_again_show_what_acts_late(
     record, taken_down, monkeypatch, tmp_path, change, apart
 ):
     record("smoke", trained(late=1.1))  # a golden file does not see it
-    listed = tmp_path / "asked"
-    listed.write_text(json.dumps({"made-up": GRID[:1]}))
+    listed = tmp_path / "again" / "asked.json"
+    listed.parent.mkdir()
+    listed.write_text(json.dumps({"made-up": [store.canonical(GRID[0])]}))
     monkeypatch.setenv("NDL_AGAIN", str(listed))
-    monkeypatch.setenv("NDL_AGAIN_TO", str(tmp_path / "again"))
     with pytest.raises(SystemExit):  # no further experiment is asked for
         record("replay", trained(**change))
-    pairs = [json.loads(line) for line in (tmp_path / "again").read_text().splitlines()]
-    assert [pair["recorded"]["config"] for pair in pairs] == GRID[:1]
-    assert bool(again.judge("made-up", pairs)) == apart
+    rows = store.parse(listed.parent / "made-up.jsonl")
+    assert [row["config"] for row in rows] == GRID[:1]
+    assert bool(again.judge("made-up", rows)) == apart
 
 
 def test_rows_of_a_chaotic_experiment_lie_where_other_seeds_lie(record, taken_down):
     golden.write("made-up", golden.kept("made-up") | {"chaotic": True})
-    old = golden.read("made-up")[0]
-    values = [row["metrics"]["value"] for row in golden.read("made-up")[:3]]
-    for value, stands in ((values[1], True), (values[0] + 1e6, False)):
-        new = old | {"metrics": {"value": value}}
-        found = again.judge("made-up", [{"recorded": old, "again": new}])
-        assert bool(found) != stands
+    old, other, *_ = golden.read("made-up")
+    for value, stands in ((other["metrics"]["value"], True), (1e6, False)):
+        assert bool(again.judge("made-up", [old | {"metrics": {"value": value}}])) != stands
 
 
 @pytest.mark.parametrize(("part", "apart"), [(0.09, False), (-0.09, False), (0.11, True)])
 def test_a_row_may_move_by_a_tenth_of_what_seeds_differ_by(taken_down, monkeypatch, part, apart):
     rows = [r | {"metrics": {"value": 1.0 + s}} for s, r in enumerate(golden.read("made-up")[:3])]
-    monkeypatch.setattr(again, "groups", lambda experiment: {"one": rows})
+    monkeypatch.setattr(golden, "current", lambda name, read: {row["key"]: row for row in rows})
     new = rows[0] | {"metrics": {"value": 1.0 + part}}  # their standard deviation is one
-    assert bool(again.judge("made-up", [{"recorded": rows[0], "again": new}])) == apart
+    assert bool(again.judge("made-up", [new])) == apart
 
 
 def test_a_group_of_three_seeds_is_drawn_of_each_experiment(record, taken_down, monkeypatch):
-    (modes.RESULTS / "notebook-times.jsonl").touch()
+    monkeypatch.setattr(again, "owner", lambda name: modes.NOTEBOOKS)
     (found,) = again.drawn(1, seed=0).values()
     assert len(found) == 1 and again.drawn(1, seed=0) == {"made-up": found}
     monkeypatch.setattr(again, "SEEDS", 4)  # the grid has three
     assert not again.drawn(1, seed=0)
+    monkeypatch.setattr(again, "SEEDS", 3)
+    golden.write("made-up", golden.kept("made-up") | {"values": []})  # as those of times are
+    assert not again.drawn(1, seed=0)
 
 
 def test_notebooks_that_a_change_touches_come_first(record, taken_down, tmp_path, monkeypatch):
-    (tmp_path / "notebook-times.jsonl").touch()
     (tmp_path / "other.jsonl").write_bytes((tmp_path / "made-up.jsonl").read_bytes())
-    golden.sign("other", golden.read("made-up"))
+    golden.write("other", golden.kept("made-up"))
     here, there = tmp_path / "here.ipynb", tmp_path / "there.ipynb"
     here.write_text("from lab.chapters import bump"), there.write_text("bumpy")
     monkeypatch.setattr(again, "owner", lambda name: here if name == "other" else there)

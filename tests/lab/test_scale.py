@@ -34,27 +34,20 @@ def decides(n=3):
 
 def relabel(path, at, **changes):
     """Write the rows again as if one had been made elsewhere."""
-    rows = store.parse(path)[0]
+    rows = store.parse(path)
     rows[at] |= changes
     rows[at]["digest"] = store.digest(rows[at])
     path.write_text("".join(store.canonical(row) + "\n" for row in rows))
     golden.sign(path.stem, rows)
 
 
-def test_a_grid_decides_as_a_whole_or_not_at_all(results, monkeypatch, capsys):
-    records.record("large", grid(2), double)
+def test_a_grid_decides_as_a_whole_and_on_one_kind_of_device_or_not_at_all(
+    results, monkeypatch, capsys
+):
+    assert list(lab.whole("large", grid(), double)["y"]) == [0, 2, 4]
     monkeypatch.setenv("NDL_MODE", "replay")
-    assert not decides()
-    assert "2 of 3 runs of `large` are recorded" in capsys.readouterr().out
-    monkeypatch.setenv("NDL_MODE", "full")
-    assert list(lab.whole("large", grid(3), double)["y"]) == [0, 2, 4]
-    monkeypatch.setenv("NDL_MODE", "replay")
-    assert decides()
-
-
-def test_rows_of_two_kinds_of_device_and_stale_and_failed_ones_decide_nothing(results, monkeypatch):
-    records.record("large", grid(), double)
-    monkeypatch.setenv("NDL_MODE", "replay")
+    assert decides() and not decides(4)
+    assert "3 of 4 runs of `large` are recorded" in capsys.readouterr().out
     path = results / "large.jsonl"
     relabel(path, 1, device="NVIDIA H200")
     assert not decides()
@@ -70,16 +63,15 @@ def test_rows_of_two_kinds_of_device_and_stale_and_failed_ones_decide_nothing(re
 
 def test_rows_of_a_whole_grid_run_again_too(results, monkeypatch, tmp_path_factory):
     records.record("large", grid(3), double)
-    target = tmp_path_factory.mktemp("again") / "rows"
+    listed = tmp_path_factory.mktemp("again") / "asked.json"
     monkeypatch.setenv("NDL_MODE", "replay")
-    monkeypatch.setenv("NDL_AGAIN_TO", str(target))
-    listed = target.with_name("asked")
     monkeypatch.setenv("NDL_AGAIN", str(listed))
-    listed.write_text(json.dumps({"large": grid(3)[1:2], "other": grid(1)}))
+    one, two, _ = map(store.canonical, grid(3))
+    listed.write_text(json.dumps({"large": [two], "other": [one]}))
     assert decides(), "another experiment is still to come"
-    pair = json.loads(target.read_text())
-    assert pair["recorded"]["config"] == grid(3)[1] and pair["again"]["metrics"] == {"y": 2.0}
-    listed.write_text(json.dumps({"large": grid(3)[1:2]}))
+    (row,) = store.parse(listed.with_name("large.jsonl"))
+    assert row["key"] == two and row["metrics"] == {"y": 2.0}
+    listed.write_text(json.dumps({"large": [one]}))
     with pytest.raises(SystemExit):
         decides()
 
@@ -115,8 +107,7 @@ def test_smoke_runs_the_grid_of_the_processor(results, monkeypatch):
 def test_a_figure_shows_the_rows_that_count(results):
     with pytest.raises(LabError, match="holds no runs"):
         lab.recorded("large")
-    for code, x, y in [("old", 0, 1.0), ("1", 0, 3.0), ("1", 1, 5.0), ("1", 2, None)]:
-        row = {"code": code, "status": "ok" if y else "failed", "metrics": {"y": y}}
-        store.append(results / "large.jsonl", row | {"config": {"x": x}})
-    golden.sign("large", store.parse(results / "large.jsonl")[0])
-    assert lab.recorded("large")[["x", "y"]].to_numpy().tolist() == [[0, 3.0], [1, 5.0]]
+    records.record("large", grid(), double)
+    relabel(results / "large.jsonl", 1, code="old")
+    relabel(results / "large.jsonl", 2, status="failed")
+    assert lab.recorded("large")[["x", "y"]].to_numpy().tolist() == [[0, 0.0]]

@@ -20,10 +20,9 @@ import math
 import os
 import pathlib
 import statistics
-from collections.abc import Sequence
 
 from .. import modes
-from .store import RecordError, canonical, parse
+from .store import RecordError, canonical, key, parse, writing
 
 LEAST = 1e-4  # relative tolerance where none is noted
 PLANNED = {"macs"}  # what a layer does with one sample: its plan, which may change as seconds do
@@ -40,7 +39,7 @@ def _parsed(path: pathlib.Path, changed: int) -> dict:
 
 @functools.lru_cache(maxsize=4)
 def _rows(path: pathlib.Path, changed: int, size: int) -> tuple[dict, ...]:
-    return tuple(parse(path)[0])
+    return tuple(parse(path))
 
 
 def kept(name: str) -> dict:
@@ -50,10 +49,34 @@ def kept(name: str) -> dict:
     return new | (_parsed(path, path.stat().st_mtime_ns) if path.is_file() else {})
 
 
+def version(name: str) -> str:
+    """What new rows carry in their field ``code``."""
+    return kept(name)["counts"][0]
+
+
+def write(name: str, content: dict) -> None:
+    """Keep a golden file: a configuration a line, so that a change shows what moved."""
+    lines = ",\n  ".join(canonical(entry) for entry in content["values"])
+    head = "".join(f' "{k}": {canonical(v)},\n' for k, v in content.items() if k != "values")
+    fresh = place(name).with_suffix(".tmp")
+    with writing(place(name)):
+        fresh.parent.mkdir(parents=True, exist_ok=True)
+        fresh.write_text(f'{{\n{head} "values": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
+        os.replace(fresh, place(name))
+    _parsed.cache_clear()
+
+
+# -------------------------------------------------------------------------------------------------------------- the record
 def seal(rows: list[dict]) -> list:
     """Number of rows and a digest over all of them, in their order."""
     whole = "".join(row["digest"] for row in rows)
     return [len(rows), hashlib.sha256(whole.encode()).hexdigest()[:32]]
+
+
+def sign(name: str, rows: list[dict]) -> None:
+    """Seal the rows of a record, those that are there already and these behind them."""
+    if seal(rows) != kept(name)["record"] or not place(name).is_file():
+        write(name, kept(name) | {"record": seal(rows)})
 
 
 def read(name: str, *, unsealed: bool = False) -> list[dict]:
@@ -81,33 +104,13 @@ def read(name: str, *, unsealed: bool = False) -> list[dict]:
     return rows
 
 
-def sign(name: str, rows: list[dict]) -> None:
-    """Seal the rows of a record, those that are there already and these behind them."""
-    if seal(rows) != kept(name)["record"] or not place(name).is_file():
-        write(name, kept(name) | {"record": seal(rows)})
-
-
-def version(name: str) -> str:
-    """What new rows carry in their field ``code``."""
-    return kept(name)["counts"][0]
-
-
-def key(name: str, row: dict) -> str:
-    """The configuration of a row as text, without fields that its experiment once had."""
-    return _key(row, kept(name).get("without", ()))
-
-
-def _key(row: dict, without: Sequence[str]) -> str:
-    return canonical({k: v for k, v in row["config"].items() if k not in without})
-
-
 def current(name: str, rows: list[dict]) -> dict[str, dict]:
-    """The runs that succeeded and count today: key -> the newest one."""
+    """The runs that succeeded and count today: configuration without fields that the experiment once had -> the newest one."""
     known, found = kept(name), {}
     for row in rows:
         if row["status"] != "ok" or row["code"] not in known["counts"]:
             continue
-        before = found.get(own := _key(row, known.get("without", ())), row)
+        before = found.get(own := key(row["config"], known.get("without", ())), row)
         alike = all(before[field] == row[field] for field in ("code", "config"))
         if alike and before["digest"] != row["digest"]:
             raise RecordError(f"{name}: two runs of {own} stand under version {row['code']}")
@@ -115,22 +118,7 @@ def current(name: str, rows: list[dict]) -> dict[str, dict]:
     return found
 
 
-def write(name: str, content: dict) -> None:
-    """Keep a golden file: a configuration a line, so that a change shows what moved."""
-    lines = ",\n  ".join(canonical(entry) for entry in content["values"])
-    head = "".join(f' "{k}": {canonical(v)},\n' for k, v in content.items() if k != "values")
-    fresh = place(name).with_suffix(".tmp")
-    try:
-        fresh.parent.mkdir(parents=True, exist_ok=True)
-        fresh.write_text(f'{{\n{head} "values": [\n  {lines}\n ]\n}}\n', encoding="utf-8")
-        os.replace(fresh, place(name))
-    except OSError as error:
-        raise RecordError(
-            f"{place(name)} could not be written ({error.strerror}): make room and run again; all rows are kept"
-        ) from error
-    _parsed.cache_clear()
-
-
+# ----------------------------------------------------------------------------------------------------------- small runs
 def values(rows: list[dict]) -> list[list]:
     """(configuration, numbers that came out): metrics, parameters, mean and end of each column of the curve."""
     found = []
@@ -147,31 +135,37 @@ def values(rows: list[dict]) -> list[list]:
     return found
 
 
+def pairs(before: list[list], found: list[list]) -> list[tuple[str, dict, dict]]:
+    """(configuration, its numbers before, those now) of the configurations that both have."""
+    known = {canonical(config): numbers for config, numbers in before}
+    keys = [(canonical(config), numbers) for config, numbers in found]
+    return [(own, known[own], numbers) for own, numbers in keys if own in known]
+
+
 def moved(known: dict, found: list[list]) -> list[str]:
     """In words what is another number now, the worst first; values near zero are measured by the median of their metric."""
-    before = {canonical(config): numbers for config, numbers in known["values"]}
-    pairs = [(canonical(c), before[canonical(c)], n) for c, n in found if canonical(c) in before]
-    if before and not pairs:
+    both = pairs(known["values"], found)
+    if known["values"] and not both:
         return ["none of its configurations is one of the golden file"]
     sizes: dict[str, list[float]] = {}
-    for numbers in before.values():
+    for _, numbers in known["values"]:
         for metric, value in numbers.items():
             sizes.setdefault(metric, []).append(abs(value) if isinstance(value, float) else 0.0)
     worst = []
-    for key, old, new in pairs:
+    for own, old, new in both:
         for metric in (old.keys() | new.keys()) - PLANNED:
             a, b = old.get(metric, "absent"), new.get(metric, "absent")
             allowed = known["tolerance"].get(metric, LEAST)
             size = difference(a, b, statistics.median(sizes.get(metric, [0.0])) / 100)
             if allowed is not None and size > allowed:
-                worst.append((size, f"{metric} was {a} and is {b} at {key}"))
+                worst.append((size, f"{metric} was {a} and is {b} at {own}"))
     return [words for _, words in sorted(worst, reverse=True)]
 
 
 def unknown(known: dict, found: list[list]) -> list[str]:
-    """In words which configurations of a small run the golden file does not know."""
+    """In words which configurations of a small run a golden file with numbers does not know."""
     before = {canonical(config) for config, _ in known["values"]}
-    return [f"{key} is new" for key in (canonical(c) for c, _ in found) if key not in before]
+    return [f"{canonical(c)} is new" for c, _ in found if before and canonical(c) not in before]
 
 
 def difference(a, b, least: float = 0.0) -> float:
@@ -184,15 +178,9 @@ def difference(a, b, least: float = 0.0) -> float:
 
 
 def check(name: str, rows: list[dict]) -> None:
-    """In a smoke run: the numbers must be the golden ones. With NDL_GOLDEN_TO=<folder> they are only written there."""
-    found, folder = values(rows), os.environ.get("NDL_GOLDEN_TO", "")
-    if folder:
-        target = pathlib.Path(folder, f"{name}.json")
-        earlier = json.loads(target.read_text()) if target.is_file() else []  # recorded in parts
-        target.write_text(json.dumps([*earlier, *found]), encoding="utf-8")
-    elif problems := moved(kept(name), found) or (
-        kept(name)["values"] and unknown(kept(name), found)
-    ):
+    """In a smoke run: the numbers must be the golden ones."""
+    known, found = kept(name), values(rows)
+    if problems := moved(known, found) or unknown(known, found):
         raise RecordError(
             f"{name}: its smoke run gives other numbers than its golden file: {problems[0]}; {len(problems) - 1} more. "
             f"If that is meant, `make golden` takes them anew, and rows of version {version(name)} count no more."

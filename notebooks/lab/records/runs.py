@@ -25,7 +25,7 @@ from .. import modes
 from ..machine import device, peak_memory_mb, progress, versions
 from ..modes import mode, new_rows_folder
 from . import budget, cluster, golden, store
-from .store import RecordError, canonical, only_writer, parse, set_torn_aside
+from .store import RecordError, canonical, key, only_writer, parse
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,6 @@ class Experiment:
     run: Callable = field(repr=False)
     data: tuple[str, ...] | Callable[[dict], tuple[str, ...]] = ()
     together: bool = False
-    timed: bool = False
 
     def sets(self, config: dict) -> tuple[str, ...]:
         """The data sets of a configuration."""
@@ -71,17 +70,18 @@ def record(
         timed: the metrics are times or memory: a smoke run says nothing of them.
     """
     _check_grid(name, grid)
-    experiment = Experiment(name, run, data, together, timed)
+    experiment = Experiment(name, run, data, together)
     if mode() == "replay":
-        chosen = _select(name, golden.read(name), grid)
-        _run_again(experiment, chosen)
-        return frame(chosen)
+        _run_again(experiment, grid)
+        return frame(_select(name, golden.read(name), grid))
     if mode() == "full":
         return frame(complete(new_rows_folder() / f"{name}.jsonl", experiment, grid))
     with tempfile.TemporaryDirectory() as folder:
         small = _smoke_grid(grid, smoke or {}, smoke_seeds)
-        rows = complete(pathlib.Path(folder) / f"{name}.jsonl", experiment, small)
-    if not timed:
+        rows = complete(pathlib.Path(folder, f"{name}.jsonl"), experiment, small)
+    if not timed and (taken := os.environ.get("NDL_GOLDEN_TO", "")):  # by `lab golden`
+        store.append(pathlib.Path(taken, f"{name}.jsonl"), *rows)
+    elif not timed:
         golden.check(name, rows)
     return frame(rows)
 
@@ -144,10 +144,9 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
     from ..data import checksum
 
     with only_writer(path):
-        known, (_, torn) = _known(path), parse(path)
+        known = _known(path)
         done = golden.current(experiment.name, known)
-        if torn:
-            set_torn_aside(path, torn)
+        store.set_torn_aside(path)
         size = store.size(path)
         missing = [c for c in grid if canonical(c) not in done]
         fixed = {"experiment": path.stem, "code": golden.version(experiment.name)}
@@ -181,8 +180,7 @@ def groups(configs: list[dict], together: bool) -> list[list[dict]]:
     """Each configuration by itself, or those that differ in nothing but the seed together."""
     found: dict[str, list[dict]] = {}
     for config in configs:
-        kind = canonical({k: v for k, v in config.items() if k != "seed" or not together})
-        found.setdefault(kind, []).append(config)
+        found.setdefault(key(config, ("seed",) if together else ()), []).append(config)
     return list(found.values())
 
 
@@ -214,39 +212,32 @@ def _smoke_grid(grid: list[dict], overrides: dict, seeds: int) -> list[dict]:
     return list(small.values())
 
 
-def _run_again(experiment: Experiment, rows: list[dict]) -> None:
-    """For `lab again`: run the groups of the rows that the file NDL_AGAIN lists once more, and write what came out to NDL_AGAIN_TO.
-
-    The notebook ends with the last experiment of which rows were asked for.
-    """
+def _run_again(experiment: Experiment, grid: list[dict]) -> None:
+    """For `lab again`: run what the file NDL_AGAIN lists once more, into its folder; after the last of it the notebook ends."""
     listed = pathlib.Path(os.environ.get("NDL_AGAIN", os.devnull))
     asked = json.loads(listed.read_text(encoding="utf-8") or "{}")
-    recorded = {row["key"]: row for row in rows}
-    wanted = recorded.keys() & set(map(canonical, asked.get(experiment.name, [])))
-    for group in groups([row["config"] for row in rows] if wanted else [], experiment.together):
-        if not wanted & set(map(canonical, group)):
-            continue
-        found = run_group(experiment, group, "full")
-        os.environ["NDL_MODE"] = "replay"
-        with open(os.environ["NDL_AGAIN_TO"], "a", encoding="utf-8") as file:
-            for config, row in zip(group, found):
-                pair = {"recorded": recorded[canonical(config)], "again": row}
-                file.write(canonical(pair | {"experiment": experiment.name}) + "\n")
-    if wanted:
-        left = [c for c in asked.pop(experiment.name) if canonical(c) not in wanted]
-        asked |= {experiment.name: left} if left else {}
-        listed.write_text(json.dumps(asked), encoding="utf-8")
-        if not asked:
-            raise SystemExit(0)
+    wanted = [c for c in grid if canonical(c) in asked.get(experiment.name, ())]
+    if not wanted:
+        return
+    os.environ["NDL_MODE"] = "full"
+    complete(listed.parent / f"{experiment.name}.jsonl", experiment, wanted)
+    os.environ["NDL_MODE"] = "replay"
+    left = set(asked.pop(experiment.name)) - set(map(canonical, wanted))
+    asked |= {experiment.name: sorted(left)} if left else {}
+    listed.write_text(json.dumps(asked), encoding="utf-8")
+    if not asked:
+        raise SystemExit(0)
 
 
 # ------------------------------------------------------------------------------------------------------------ the rows
 def _known(path: pathlib.Path) -> list[dict]:
-    """The rows of the project's record, and those of a folder named by NDL_RESULTS behind them; in a smoke run none of these."""
-    if path.parent not in (modes.RESULTS, new_rows_folder()):
-        return parse(path)[0]
-    recorded = golden.read(path.stem, unsealed=mode() == "full")
-    return recorded if path.parent == modes.RESULTS else recorded + parse(path)[0]
+    """What counts as run before rows go to a file: the project's record, and the rows of another folder behind them.
+
+    Small runs and those of `lab again` go to folders that know of no record.
+    """
+    ours = path.parent in (modes.RESULTS, new_rows_folder())
+    recorded = golden.read(path.stem, unsealed=True) if ours else []
+    return recorded if path.parent == modes.RESULTS else recorded + parse(path)
 
 
 def _sign(path: pathlib.Path, rows: list[dict]) -> None:
@@ -261,25 +252,24 @@ def recorded_part(name: str, grid: list[dict], run: Callable, **options) -> list
     Args:
         name, grid, run, options: as for `record`.
     """
-    path = new_rows_folder() / f"{name}.jsonl"
-    found = golden.current(name, _known(path))
-    chosen = [found[canonical(config)] for config in grid if canonical(config) in found]
-    check_origin(name, chosen)
-    together = options.get("together", False)
-    _run_again(Experiment(name, run, together=together), chosen)
-    return chosen
+    _run_again(Experiment(name, run, options.get("data", ()), options.get("together", False)), grid)
+    return _chosen(name, golden.read(name), grid)
+
+
+def _chosen(name: str, rows: list[dict], grid: list[dict]) -> list[dict]:
+    newest = golden.current(name, rows)
+    found = [newest[canonical(c)] for c in grid if canonical(c) in newest]
+    check_origin(name, found)
+    return found
 
 
 def _select(name: str, rows: list[dict], grid: list[dict]) -> list[dict]:
     """The rows of a grid, or an error that says what to run."""
-    newest = golden.current(name, rows)
-    absent = [c for c in grid if canonical(c) not in newest]
-    if not absent:
-        chosen = [newest[canonical(c)] for c in grid]
-        check_origin(name, chosen)
+    chosen = _chosen(name, rows, grid)
+    if len(chosen) == len(grid):
         return chosen
-    keys = {canonical(c) for c in absent}
-    theirs = [row for row in rows if golden.key(name, row) in keys]
+    absent = {canonical(c) for c in grid} - golden.current(name, rows).keys()
+    theirs = [row for row in rows if row["key"] in absent]
     failed = [row["error"] for row in theirs if row["status"] == "failed"]
     stale = {row["code"] for row in theirs if row["status"] == "ok"}
     why = "they were never run"
@@ -288,7 +278,7 @@ def _select(name: str, rows: list[dict], grid: list[dict]) -> list[dict]:
     elif stale:
         why = f"version {golden.version(name)} counts, and theirs are {', '.join(sorted(stale))}"
     raise RecordError(
-        f"results/{name}.jsonl lacks {len(absent)} of {len(grid)} rows, e.g. {absent[0]}; {why}. "
+        f"results/{name}.jsonl lacks {len(absent)} of {len(grid)} rows, e.g. {min(absent)}; {why}. "
         "Run the notebook with NDL_MODE=full: it trains only these rows."
     )
 

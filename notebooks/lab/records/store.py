@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import pathlib
+from collections.abc import Iterable
 
 from ..modes import LabError
 
@@ -15,7 +16,6 @@ class RecordError(LabError):
     """A record is missing, stale, damaged or in use."""
 
 
-# ---------------------------------------------------------------------------------------------------------------- the file
 def canonical(value) -> str:
     """JSON with sorted keys and no spaces: equal text for equal values."""
     return json.dumps(
@@ -23,40 +23,38 @@ def canonical(value) -> str:
     )
 
 
+def key(config: dict, without: Iterable[str] = ()) -> str:
+    """A configuration as text, without some of its fields: equal for those that differ in nothing else."""
+    return canonical({k: v for k, v in config.items() if k not in without})
+
+
 def digest(row: dict) -> str:
     """Checksum of a row without its own ``digest`` field."""
-    content = canonical({k: v for k, v in row.items() if k != "digest"})
-    return hashlib.sha256(content.encode()).hexdigest()[:16]
+    return hashlib.sha256(key(row, ("digest",)).encode()).hexdigest()[:16]
 
 
-def parse(path: pathlib.Path) -> tuple[list[dict], bytes]:
-    """The rows of a record file and what is torn at its end.
-
-    A last line that lacks only its newline is a row: it holds its own checksum.
-    """
-    if not path.is_file():
-        return [], b""
-    whole, newline, torn = path.read_bytes().rpartition(b"\n")
-    rows = []
-    for number, line in enumerate((whole + newline).splitlines(), 1):
-        row = _intact(line)
-        if row is None:
-            raise RecordError(
-                f"{path.name}, line {number}: the row does not match its own checksum, so it was edited or damaged. "
-                "Records are written by full runs only: restore the file from version control."
-            )
-        rows.append(row)
-    last = _intact(torn)
-    return (rows, torn) if last is None else ([*rows, last], b"")
+def torn(path: pathlib.Path) -> bytes:
+    """What stands behind the last whole line of a record file."""
+    return path.read_bytes().rpartition(b"\n")[2] if path.is_file() else b""
 
 
-def _intact(line: bytes) -> dict | None:
-    """The row of a line, or None where it does not match its own checksum."""
-    try:
+def parse(path: pathlib.Path) -> list[dict]:
+    """The rows of a record file, without a torn last line."""
+    lines = path.read_bytes().splitlines(True) if path.is_file() else []
+    whole = [line for line in lines if line.endswith(b"\n")]
+    return [_intact(path, number, line) for number, line in enumerate(whole, 1)]
+
+
+def _intact(path: pathlib.Path, number: int, line: bytes) -> dict:
+    """The row of a line, which must match its own checksum."""
+    with contextlib.suppress(ValueError, TypeError, KeyError, RecursionError):
         row = json.loads(line)
-        return row if row["digest"] == digest(row) else None
-    except (ValueError, TypeError, KeyError, RecursionError):
-        return None
+        if row["digest"] == digest(row):
+            return row
+    raise RecordError(
+        f"{path.name}, line {number}: the row does not match its own checksum, so it was edited or damaged. "
+        "Records are written by full runs only: restore the file from version control."
+    )
 
 
 def size(path: pathlib.Path) -> int:
@@ -70,8 +68,7 @@ def append(path: pathlib.Path, *rows: dict, at: int | None = None) -> list[dict]
         at: the size of the file as its one writer left it.
 
     Raises:
-        RecordError: the file has another size, by a second writer that got in although it was locked; or the disk is full or the
-            folder cannot be written. The rows before this one are safe.
+        RecordError: the file has another size, by a second writer that got in although it was locked; or it cannot be written.
     """
     if at not in (None, size(path)):
         raise RecordError(
@@ -79,42 +76,27 @@ def append(path: pathlib.Path, *rows: dict, at: int | None = None) -> list[dict]
             "All rows are kept; stop the other run and run again"
         )
     signed = [row | {"digest": digest(row)} for row in rows]
-    lines = "".join(canonical(row) + "\n" for row in signed).encode()
-    try:
-        with open(path, "a+b") as file:
-            if file.tell() and not _ends_with_newline(file):
-                lines = b"\n" + lines
-            file.write(lines)
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise RecordError(
-            f"{path} could not be written ({error.strerror}): make room or make the folder writable, and run again; "
-            "the rows written before are kept"
-        ) from error
+    _add(path, "".join(canonical(row) + "\n" for row in signed).encode())
     return signed
 
 
-def _ends_with_newline(file) -> bool:
-    file.seek(-1, os.SEEK_END)
-    return file.read(1) == b"\n"
+def _add(path: pathlib.Path, content: bytes) -> None:
+    with writing(path), open(path, "ab") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def set_torn_aside(path: pathlib.Path, torn: bytes) -> None:
-    """Move a torn last line to <name>.torn, first there, then away from here."""
+@contextlib.contextmanager
+def writing(path: pathlib.Path):
+    """What a full disk or a closed folder means for who runs the notebook."""
     try:
-        with open(path.with_name(path.name + ".torn"), "ab") as aside:
-            aside.write(torn + b"\n")
-            aside.flush()
-            os.fsync(aside.fileno())
+        yield
     except OSError as error:
         raise RecordError(
-            f"{path.name} ends in a torn line, which could not be set aside ({error.strerror}): make room and run again; "
-            "the rows before it are safe"
+            f"{path} cannot be written ({error.strerror}): make room, or make its folder writable, or name another one with "
+            "NDL_RESULTS, and run again; the rows written before are kept"
         ) from error
-    with open(path, "r+b") as file:
-        file.truncate(path.stat().st_size - len(torn))
-    print(f"{path.name}: a torn last line ({len(torn)} bytes) was set aside in {path.name}.torn")
 
 
 @contextlib.contextmanager
@@ -123,19 +105,25 @@ def only_writer(path: pathlib.Path):
     import filelock
 
     lock = filelock.FileLock(f"{path}.lock")
-    try:
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        lock.acquire(timeout=0)
-    except filelock.Timeout as error:
-        raise RecordError(
-            f"{path.name} is being written by another run; wait for it or stop it"
-        ) from error
-    except OSError as error:
-        raise RecordError(
-            f"the results folder {path.parent} cannot be written ({error.strerror}): "
-            "make it writable, or name another one with NDL_RESULTS"
-        ) from error
+        try:
+            lock.acquire(timeout=0)
+        except filelock.Timeout as error:
+            raise RecordError(
+                f"{path.name} is being written by another run; wait for it or stop it"
+            ) from error
     try:
         yield
     finally:
         lock.release()
+
+
+def set_torn_aside(path: pathlib.Path) -> None:
+    """Move a torn last line to <name>.torn, first there, then away from here."""
+    if rest := torn(path):
+        _add(path.with_name(path.name + ".torn"), rest + b"\n")
+        os.truncate(path, size(path) - len(rest))
+        print(
+            f"{path.name}: a torn last line ({len(rest)} bytes) was set aside in {path.name}.torn"
+        )

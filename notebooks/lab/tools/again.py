@@ -3,7 +3,7 @@
 Without a name, groups of rows are drawn from all experiments whose data are at hand until, by their own record, S seconds are full,
 first from notebooks that the change since the branch left main touches; N is the commit's number if none is named. Only what ran with
 three seeds or more is drawn: without them nothing says how much a number may move. With a name, its groups whose configurations have
-the values named. The notebook that records them runs in replay, and there these groups run.
+the values named. The notebook that records them runs in replay, and there these groups run. Times are never taken again.
 All numbers of a row must be the recorded ones but for rounding, which may grow to a tenth of the standard deviation over seeds;
 where the golden file calls an experiment chaotic, they must lie where those of other seeds lie. Exit status 1 if one does not.
 """
@@ -29,10 +29,6 @@ from ..records import golden, store
 from ..stats import interval
 from . import scripts
 
-ROUNDING = 1e-4  # relative: other threads, other instructions
-TIMED = re.compile(
-    r"speed.*|overhead.*|cnn-(latency|memory)|scaling-.*|benchmark-seconds|behaviour.*"
-)
 LONGEST = 10.0  # seconds of a group that is drawn
 SEEDS = 3  # rows that differ by the seed alone, at least
 RECORDS = re.compile(r"lab\.(record|whole|on_devices)\(")
@@ -57,14 +53,13 @@ def owner(experiment: str) -> pathlib.Path:
     raise LabError(f"no notebook names the experiment {experiment!r}")
 
 
-def groups(experiment: str) -> dict[str, list[dict]]:
-    """The current rows of an experiment, those that ran together under one key."""
+def groups(experiment: str) -> list[list[dict]]:
+    """The current rows of an experiment, those that ran together in one list."""
     found: dict[str, list[dict]] = {}
     for row in golden.current(experiment, golden.read(experiment)).values():
-        fields = row["config"].items()
-        together = [(k, v) for k, v in fields if k != "seed" or "together" not in row]
-        found.setdefault(store.canonical(together), []).append(row)
-    return found
+        own = store.key(row["config"], ("seed",) if "together" in row else ())
+        found.setdefault(own, []).append(row)
+    return list(found.values())
 
 
 def git(*command: str) -> str:
@@ -93,24 +88,22 @@ def at_hand(rows: list[dict]) -> bool:
 
 
 def drawn(seconds: float, seed: int, first: set[pathlib.Path] = frozenset()) -> dict[str, list]:
-    """Experiment -> configurations, one of each group, until so many seconds are full."""
-    names = sorted(p.stem for p in modes.RESULTS.glob("*.jsonl") if not TIMED.fullmatch(p.stem))
-    names.remove("notebook-times")
+    """Experiment -> the rows of one of its groups, until so many seconds are full."""
+    names = sorted(p.stem for p in golden.place("").parent.glob("*.json"))
+    names = [name for name in names if golden.kept(name)["values"]]  # those of times have none
     draw, chosen, opened = random.Random(seed), {}, set()
     names = draw.sample(names, len(names))
     for name in sorted(names, key=lambda name: bool(first) and owner(name) not in first):
-        every = list(groups(name).values())
+        every = groups(name)
         seeds = collections.Counter(_kind(row) for group in every for row in group)
         cheap = [
             group
             for group in every
-            if sum(r["seconds"] for r in group) <= LONGEST
+            if sum(row["seconds"] for row in group) <= LONGEST
             and min(seeds[_kind(row)] for row in group) >= SEEDS
         ]
-        for group in draw.sample(cheap, min(1, len(cheap))):
-            if not at_hand(group):
-                continue
-            chosen[name] = [group[0]["config"]]
+        for group in filter(at_hand, draw.sample(cheap, min(1, len(cheap)))):
+            chosen[name] = group
             seconds -= sum(row["seconds"] for row in group)
             seconds -= 0 if owner(name) in opened else OPENING
             opened.add(owner(name))
@@ -119,41 +112,40 @@ def drawn(seconds: float, seed: int, first: set[pathlib.Path] = frozenset()) -> 
     return chosen
 
 
-def run(chosen: dict[str, list[dict]]) -> list[dict]:
-    """Run these groups again, by the notebooks that record them: {experiment, recorded row, new one}."""
+def run(chosen: dict[str, list[dict]]) -> dict[str, list[dict]]:
+    """Run these rows again, by the notebooks that record them: experiment -> new rows."""
     notebooks: dict[pathlib.Path, dict] = {}
-    for name, configs in chosen.items():
-        notebooks.setdefault(owner(name), {})[name] = configs
+    for name, rows in chosen.items():
+        keys = [store.key(row["config"], golden.kept(name).get("without", ())) for row in rows]
+        notebooks.setdefault(owner(name), {})[name] = keys
     with tempfile.TemporaryDirectory() as folder:
-        target = pathlib.Path(folder, "again.jsonl")
+        listed = pathlib.Path(folder, "asked.json")
         for path, asked in notebooks.items():
-            listed = pathlib.Path(folder, "asked.json")
             listed.write_text(json.dumps(asked), encoding="utf-8")
-            settings = {"NDL_AGAIN": str(listed), "NDL_AGAIN_TO": str(target)}
-            if scripts.run(path, "replay", OMP_NUM_THREADS="1", **settings):
+            if scripts.run(path, "replay", OMP_NUM_THREADS="1", NDL_AGAIN=str(listed)):
                 raise LabError(f"{modes.slug(path)} fails in replay, see above")
-        lines = target.read_text(encoding="utf-8").splitlines() if target.is_file() else []
-    return [json.loads(line) for line in lines]
+        return {name: store.parse(pathlib.Path(folder, f"{name}.jsonl")) for name in chosen}
 
 
-def judge(experiment: str, pairs: list[dict]) -> list[str]:
+def judge(experiment: str, fresh: list[dict]) -> list[str]:
     """What is not as recorded, in words."""
-    problems = [p["again"]["error"] for p in pairs if "error" in p["again"]][:1]
-    recorded = [row for group in groups(experiment).values() for row in group]
-    chaotic, kinds = golden.kept(experiment).get("chaotic", False), {}
-    for pair in pairs:
-        kinds.setdefault(_kind(pair["recorded"]), []).append(pair)
+    recorded = golden.current(experiment, golden.read(experiment))
+    chaotic, problems = golden.kept(experiment).get("chaotic", False), []
+    kinds: dict[str, list[dict]] = {}
+    for row in fresh:
+        kinds.setdefault(_kind(row), []).append(row)
     for kind, own in kinds.items():
-        like = [row for row in recorded if _kind(row) == kind]
-        for metric in [*own[0]["recorded"]["metrics"], "parameters"]:
-            old, new = ([_value(p[side], metric) for p in own] for side in ("recorded", "again"))
-            if not _stands(old, new, [_value(row, metric) for row in like], chaotic):
+        before = [recorded[row["key"]] for row in own]
+        like = [row for row in recorded.values() if _kind(row) == kind]
+        for metric in [*before[0]["metrics"], "parameters"]:
+            old, new, seeds = ([_value(r, metric) for r in rows] for rows in (before, own, like))
+            if not _stands(old, new, seeds, chaotic):
                 problems.append(f"{metric} was {old[:3]} and is {new[:3]} at {kind}")
     return problems
 
 
 def _kind(row: dict) -> str:
-    return store.canonical({k: v for k, v in row["config"].items() if k not in ("seed", "first")})
+    return store.key(row["config"], ("seed", "first"))
 
 
 def _value(row: dict, name: str):
@@ -165,7 +157,7 @@ def _stands(old: list, new: list, seeds: list, chaotic: bool) -> bool:
 
     If ``chaotic``: or whether their mean lies where 999 of 1,000 means of as many other seeds would.
     """
-    if max(map(golden.difference, old, new)) <= ROUNDING:
+    if max(map(golden.difference, old, new)) <= golden.LEAST:
         return True
     if len(seeds) < SEEDS or any(not isinstance(v, (int, float)) for v in old + new + seeds):
         return False
@@ -183,22 +175,22 @@ def main(arguments: list[str]) -> int:
     asked.add_argument("--seconds", type=float, default=60)
     asked.add_argument("--seed", type=int, default=int(git("rev-parse", "HEAD")[:6] or "0", 16))
     asked = asked.parse_args(arguments)
-    if not asked.experiment:
+    if asked.experiment:
+        wanted = dict(value.split("=", 1) for value in asked.values)
+        each = [
+            g for g in groups(asked.experiment) if any(_has(row["config"], wanted) for row in g)
+        ]
+        chosen = {asked.experiment: [row for group in each for row in group]}
+    else:
         print(f"rows drawn with --seed {asked.seed}")
         chosen = drawn(asked.seconds, asked.seed, touched())
-    else:
-        wanted = dict(value.split("=", 1) for value in asked.values)
-        rows = [row for g in groups(asked.experiment).values() for row in g]
-        chosen = {asked.experiment: [r["config"] for r in rows if _has(r["config"], wanted)]}
-    failed, found = 0, run(chosen)
-    for name in chosen:
-        pairs = [pair for pair in found if pair["experiment"] == name]
-        problems = judge(name, pairs)
-        if not pairs:
-            print(f"{name}: these rows are in no grid of its notebook any more")
-        failed += bool(problems)
-        print(f"{name}: {len(pairs)} rows again", *problems, sep="\n  ")
-    return int(failed > 0)
+    found = run(chosen)
+    problems = {name: judge(name, rows) for name, rows in found.items()}
+    for name, rows in found.items():
+        print(f"{name}: {len(rows)} rows again", *problems[name], sep="\n  ")
+        if not rows:
+            print("  these rows are in no grid of its notebook any more")
+    return int(any(problems.values()))
 
 
 def _has(config: dict, wanted: dict[str, str]) -> bool:

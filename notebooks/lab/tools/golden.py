@@ -13,7 +13,6 @@ gave these numbers on another processor: of code that has changed since it would
 from __future__ import annotations
 
 import argparse
-import json
 import pathlib
 import tempfile
 
@@ -36,14 +35,15 @@ def small(notebook: pathlib.Path, variant: dict[str, str]) -> dict[str, list]:
     with tempfile.TemporaryDirectory() as folder:
         if scripts.run(notebook, "smoke", NDL_GOLDEN_TO=folder, **variant):
             raise LabError(f"{slug(notebook)} fails in smoke mode, see above; nothing is kept")
-        return {p.stem: json.loads(p.read_text()) for p in pathlib.Path(folder).glob("*.json")}
+        files = pathlib.Path(folder).glob("*.jsonl")
+        return {file.stem: golden.values(store.parse(file)) for file in files}
 
 
 def tolerance(found: list[list], others: list[list[list]]) -> dict[str, float | None]:
     """For each metric `MARGIN` times the largest difference to the other runs; None where there is nothing to compare."""
     spread: dict[str, float] = {}
     for other in others:
-        for (_, before), (_, after) in zip(found, other):
+        for _, before, after in golden.pairs(found, other):
             for metric, value in before.items():
                 size = golden.difference(value, after.get(metric), 1e-9)
                 spread[metric] = max(size, spread.get(metric, 0.0))
@@ -90,16 +90,14 @@ def widen(notebook: pathlib.Path, only: list[str]) -> None:
     runs = [small(notebook, variant) for variant in VARIANTS]
     for name in only or [name for name in runs[0] if golden.kept(name)["values"]]:
         known = golden.kept(name)
-        before, here = known["tolerance"], tolerance(known["values"], [run[name] for run in runs])
-        both = {
-            metric: None
-            if None in (size, before.get(metric, 0))
-            else max(size, before.get(metric, 0))
-            for metric, size in here.items()
-        }
-        if before | both != before:
-            golden.write(name, known | {"tolerance": dict(sorted((before | both).items()))})
-            print(f"{name}: wider for {', '.join(m for m in both if both[m] != before.get(m, 0))}")
+        sizes = dict(known["tolerance"])
+        for metric, size in tolerance(known["values"], [run[name] for run in runs]).items():
+            before = sizes.get(metric, 0)
+            sizes[metric] = None if None in (size, before) else max(size, before)
+        if sizes != known["tolerance"]:
+            golden.write(name, known | {"tolerance": dict(sorted(sizes.items()))})
+            wider = [metric for metric in sizes if sizes[metric] != known["tolerance"].get(metric)]
+            print(f"{name}: wider for {', '.join(wider)}")
 
 
 def main(arguments: list[str]) -> None:

@@ -9,17 +9,15 @@ from __future__ import annotations
 import argparse
 import contextlib
 import pathlib
-from collections import Counter
 
-from .. import data, modes
+from .. import modes
 from ..modes import LabError
 from ..page.scale import on_gpu
 from ..records import golden, runs, store
 
 SHOWN = 10  # problems that a refusal lists
-FIELDS = dict.fromkeys(("experiment", "code", "key", "status", "device", "time"), str)
-FIELDS |= dict.fromkeys(("config", "metrics", "data", "versions"), dict)
-FIELDS |= {"seed": int, "seconds": (int, float)}
+FIELDS = {"experiment", "code", "key", "config", "seed"}  # what every row says
+FIELDS |= {"metrics", "seconds", "device", "data", "versions"}
 
 
 def gathered(folder: pathlib.Path) -> dict[str, list[dict]]:
@@ -27,108 +25,60 @@ def gathered(folder: pathlib.Path) -> dict[str, list[dict]]:
     files = sorted(folder.glob("*.jsonl"))
     if not files:
         raise LabError(f"{folder} holds no .jsonl file: name the folder of a full run")
-    found = {}
     for file in files:
         runs.check_name(file.stem)
-        found[file.stem], torn = store.parse(file)
-        if torn:
+        if store.torn(file):
             raise LabError(f"{file} ends in a torn line: let the run go on, which sets it aside")
-    return found
+        if not golden.place(file.stem).is_file():
+            raise LabError(f"{file.stem}: no experiment of this checkout has that name")
+    return {file.stem: store.parse(file) for file in files}
 
 
-def faults(experiment: str, row: dict) -> list[str]:
-    """What is wrong with a row by itself."""
-    wrong = [n for n, kind in FIELDS.items() if not isinstance(row.get(n), kind)]
-    if wrong:
-        return [f"lacks, or has of another kind: {', '.join(wrong)}"]
-    found = []
-    if row["experiment"] != experiment:
-        found.append(f"is of the experiment {row['experiment']!r}")
-    if row["key"] != store.canonical(row["config"]) or row["seed"] != row["config"].get("seed"):
-        found.append("its key or seed is not that of its configuration")
-    if row["status"] not in ("ok", "failed"):
-        found.append(f"has the unknown status {row['status']!r}")
-    if row["code"] != golden.version(experiment):
-        found.append(f"was made under version {row['code']}, now {golden.version(experiment)}")
-    if row["config"].get("machine", row["device"]) != row["device"]:
-        found.append(f"was timed for {row['config']['machine']} and ran on {row['device']}")
-    return found
-
-
-def beside(experiment: str, recorded: list[dict], fresh: list[dict]) -> list[str]:
-    """What speaks against rows beside those that are recorded."""
-    current, found = golden.current(experiment, recorded), []
-    known = [(r["config"], set(r["metrics"])) for r in current.values()]
-    known += [(config, set(numbers)) for config, numbers in golden.kept(experiment)["values"]]
-    fields = {frozenset(config) for config, _ in known}
-    metrics = {name for _, names in known for name in names}
+def faults(experiment: str, recorded: list[dict], fresh: list[dict]) -> list[str]:
+    """What speaks against rows, by themselves and beside those that are recorded."""
+    counts, found = golden.version(experiment), []
     for row in fresh:
-        key = golden.key(experiment, row)
-        if key in current:
-            found.append(f"{key} is recorded already, from {current[key]['device']}")
-        if known and frozenset(row["config"]) not in fields:
-            found.append(f"{key}: no recorded configuration has these fields")
-        if not row["metrics"] or (known and not set(row["metrics"]) <= metrics):
-            found.append(f"{key}: its metrics are {sorted(row['metrics'])}")
-        current[key] = row
-    kinds = {on_gpu(row["device"]) for row in current.values() if "machine" not in row["config"]}
-    if len(kinds) > 1:
-        found.append("rows of GPUs and of processors would stand in one grid")
-    with contextlib.suppress(store.RecordError):
-        runs.check_origin(experiment, list(current.values()))
-        return found + foreign(fresh)
-    return [*found, "their data or the layer's version differ from those of the recorded rows"]
-
-
-def foreign(rows: list[dict]) -> list[str]:
-    """Data in a form that neither the registry nor any record knows."""
-    found = []
-    for name, form in sorted({pair for row in rows for pair in row["data"].items()}):
-        source = data.SOURCES.get(name)
-        known = {layout.content for layout in source.layouts} if source else set()
-        text = f'"{name}":"{form}"'
-        if form not in known and not any(
-            text in p.read_text() for p in modes.RESULTS.glob("*.jsonl")
-        ):
-            found.append(f"{name} in the form {form} is not known here")
-    return found
+        if lacking := FIELDS - row.keys():
+            found.append(f"a row lacks {', '.join(sorted(lacking))}")
+        elif row["code"] != counts:
+            found.append(f"{row['key']} was made under version {row['code']}, now {counts}")
+    if found:
+        return found
+    try:
+        rows = list(golden.current(experiment, recorded + fresh).values())
+        runs.check_origin(experiment, rows)
+    except store.RecordError as error:
+        return [str(error)]
+    kinds = {on_gpu(row["device"]) for row in rows if "machine" not in row["config"]}
+    return ["rows of GPUs and of processors would stand in one grid"] if len(kinds) > 1 else []
 
 
 def merge(folder: pathlib.Path) -> dict[str, int]:
     """Append the rows of a folder to the records, or refuse and change nothing; experiment -> rows appended."""
-    found, fresh, recorded, problems = gathered(folder), {}, {}, []
+    fresh, recorded, problems = {}, {}, []
     with contextlib.ExitStack() as locks:
-        for name, rows in found.items():
-            if not golden.place(name).is_file():
-                problems.append(f"{name}: no experiment of this checkout has that name")
-                continue
+        for name, rows in gathered(folder).items():
             path = modes.RESULTS / f"{name}.jsonl"
             locks.enter_context(store.only_writer(path))
-            if store.parse(path)[1]:
+            if store.torn(path):
                 raise LabError(f"{path.name} ends in a torn line: a full run sets it aside")
             recorded[name] = golden.read(name, unsealed=True)
             there = {row["digest"] for row in recorded[name]}
             new = {row["digest"]: row for row in rows if row["digest"] not in there}.values()
-            wrong = [f"a row {text}" for row in new for text in faults(name, row)]
             fresh[name] = [row for row in new if row.get("status") == "ok"]
-            wrong = wrong or beside(name, recorded[name], fresh[name])
-            problems += [f"{name}: {text}" for text in wrong]
+            problems += [f"{name}: {text}" for text in faults(name, recorded[name], fresh[name])]
         if problems:
-            raise LabError(_refusal(folder, problems))
+            more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
+            first = f"{folder} is not merged, the records are as they were:"
+            raise LabError("\n  ".join([first, *problems[:SHOWN], *more]))
         for name, rows in fresh.items():
             store.append(modes.RESULTS / f"{name}.jsonl", *rows)
             golden.sign(name, recorded[name] + rows)
     return {name: len(rows) for name, rows in fresh.items()}
 
 
-def _refusal(folder: pathlib.Path, problems: list[str]) -> str:
-    lines = [f"{folder} is not merged, the records are as they were:", *problems[:SHOWN]]
-    return "\n  ".join([*lines, *([f"and {len(problems) - SHOWN} more"] * (len(problems) > SHOWN))])
-
-
 def main(arguments: list[str]) -> None:
     asked = argparse.ArgumentParser(prog="lab merge", description=__doc__)
     asked.add_argument("folder", type=pathlib.Path)
-    counts = Counter(merge(asked.parse_args(arguments).folder))
-    for name, count in counts.items():
+    for name, count in merge(asked.parse_args(arguments).folder).items():
         print(f"{name}: {count} rows appended")
