@@ -51,52 +51,35 @@ FURTHER = {  # not in the paper
 ACTIVATIONS = {"gelu": F.gelu, "squared": lambda x: F.relu(x).square()}
 
 
-@dataclass(frozen=True)
-class Size:
-    """A decoder: number of layers, width, number of attention heads."""
-
-    layers: int
-    width: int
-    heads: int
-
-    @property
-    def wide(self) -> int:
-        """Hidden units of the dense block."""
-        return 4 * self.width
-
-    @property
-    def narrow(self) -> int:
-        """Hidden units of the NdLinear block: the released share of the dense one's."""
-        return round(self.wide * NARROWER)
-
-
-def block(size: Size, arm: str) -> nn.Module:
+def block(width: int, arm: str) -> nn.Module:
     """The feed-forward block of an arm of `NAMES` or `FURTHER`.
 
     "axes" folds the channels into a near-square table and has as many hidden numbers as the dense block of four widths; "tiny" is a
     dense block with at most its parameters.
     """
+    narrow = round(4 * width * NARROWER)
     if arm in ("released", "ndlinear"):
-        return NdFeedForward(size.width, size.narrow, TERMS)
-    hidden = size.narrow if arm == "dense-width" else size.wide
+        return NdFeedForward(width, narrow, TERMS)
+    hidden = narrow if arm == "dense-width" else 4 * width
     if arm in ("axes", "tiny"):
-        fold = near_square(size.width)
+        fold = near_square(width)
         wide = tuple(2 * n for n in fold)
         folded = nn.Sequential(Kronecker(fold, wide), nn.ReLU(), Kronecker(wide, fold))
         if arm == "axes":
             return folded
-        hidden = (models.size(folded) - size.width) // (2 * size.width + 1)
-    return FeedForward(size.width, hidden, ACTIVATIONS.get(arm, F.relu))
+        hidden = (models.size(folded) - width) // (2 * width + 1)
+    return FeedForward(width, hidden, ACTIVATIONS.get(arm, F.relu))
 
 
-def decoder(size: Size, arm: str, vocabulary: int, context: int) -> Decoder:
+def decoder(
+    layers: int, width: int, heads: int, arm: str, vocabulary: int, context: int
+) -> Decoder:
     """A decoder at its start; the caller seeds.
 
     The factors of a Kronecker product start with the root of the others' deviation, so that its entries start with that deviation.
     """
-    make = lambda: block(size, arm)  # noqa: E731
-    model = Decoder(vocabulary, context, size.width, size.layers, size.heads, make)
-    std = scaled_std(size.width)
+    model = Decoder(vocabulary, context, width, layers, heads, lambda: block(width, arm))
+    std = scaled_std(width)
     start_as_released(model, std)
     for layer in model.layers:
         if arm == "ndlinear":
