@@ -26,7 +26,6 @@ from ..decoder import NdFeedForward
 from ..machine import require
 from ..modes import mode
 from ..page.facts import facts
-from ..stats import interval
 
 # what the page calls it: (registry of the data, row of models.UCR that gives the sizes, classes)
 SETS = {
@@ -38,12 +37,7 @@ SETS = {
     "Sleep": ("sleep", "Sleep", 5),
     "Heartbeat, training part": ("heartbeat", "HeartBeat", 2),
 }
-STEPS = {  # of a series, as the networks get it
-    "ECGFiveDays": 136,
-    "ECG5000": 140,
-    "ChlorineConcentration": 166,
-    "Heartbeat, training part": 27,
-}
+FRAMES = 27  # of a case of Heartbeat's training part, as the networks get it
 ARMS = ("base", "base*", "ndlinear", "learned", "folded", "time")
 FOLDS = {  # width: its two modes, the hidden two
     16: ((4, 4), (8, 8)),
@@ -205,14 +199,6 @@ def macs(model: models.Encoder, steps: int) -> int:
         torch.backends.mha.set_fastpath_enabled(fused)
 
 
-@functools.lru_cache
-def cost(dataset: str, arm: str) -> int:
-    """Multiply-adds of one case, NdLinear in its cheapest order, whatever the engine of the layer
-    makes of it."""
-    steps = STEPS[dataset]
-    return macs(build(dataset, arm, steps, layer=models.Cheapest), steps)
-
-
 # -------------------------------------------------------------------------------- data and scores
 @functools.lru_cache(maxsize=20)
 def parts(dataset: str, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
@@ -235,10 +221,9 @@ def parts(dataset: str, seed: int) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def heartbeat(x, y, seed: int, held: float = 0.2) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Heartbeat's training part (n, channels, time) cut in two at random, class by class; ``STEPS`` blocks of time averaged."""
-    frames = STEPS["Heartbeat, training part"]
-    block = x.shape[2] // frames
-    x = x[..., : frames * block].reshape(len(x), x.shape[1], frames, block).mean(-1)
+    """Heartbeat's training part (n, channels, time) cut in two at random, class by class; time averaged to `FRAMES`."""
+    block = x.shape[2] // FRAMES
+    x = x[..., : FRAMES * block].reshape(len(x), x.shape[1], FRAMES, block).mean(-1)
     rng = np.random.default_rng(seed)
     kept = np.ones(len(y), bool)
     for k in np.unique(y):
@@ -301,42 +286,13 @@ def _minirocket():
         numba.config.DISABLE_JIT = before
 
 
-# ---------------------------------------------------------------------------------------------------- tables and figures
+# ------------------------------------------------------------------------------------------ what is printed
 READINGS = {"macro": "macro_f1", "weighted": "weighted_f1", "micro": "accuracy"}
 METHODS = {"base": "Base Model", "base*": "Base Model*", "ndlinear": "NdLinear"}  # as printed
-TABLE = "ts_tf_classify_final_revised"
-NAMES = {
-    "base": "Base",
-    "base*": "Base*",
-    "ndlinear": "NdLinear as counted",
-    "learned": "learned activation",
-    "folded": "NdLinear, folded width",
-    "time": "NdLinear, time and channel",
-    "rocket": "MiniRocket",
-    "linear": "linear, raw series",
-    "sorted": "linear, sorted values",
-    "majority": "most frequent class",
-}
-
-
-def spread(values) -> str:
-    """Mean and 95 % interval as text; one value alone; nothing if there is none."""
-    form = "{:.3f} [{:.3f}, {:.3f}]" if len(values) > 1 else "{:.3f}"
-    return form.format(*interval(values)) if len(values) else ""
-
-
-def overview(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row for each arm of a data set: parameters, multiply-adds of one series, F1 in three readings with intervals."""
-    (dataset,) = set(runs["data"])
-    rows = []
-    for arm, at in runs.groupby("arm", sort=False):
-        row = {"arm": NAMES[arm], "parameters": at["parameters"].iloc[0]}
-        row["multiply-adds"] = cost(dataset, arm) if arm in ARMS else None
-        rows.append(row | {f"F1, {name}": spread(at[key]) for name, key in READINGS.items()})
-    return pd.DataFrame(rows)
 
 
 def stated(dataset: str) -> pd.Series:
     """The printed F1 of a data set, by arm."""
-    rows = facts(TABLE, metric="f1", dataset=SETS[dataset][1]).set_index("method")["value"]
+    rows = facts("ts_tf_classify_final_revised", metric="f1", dataset=SETS[dataset][1])
+    rows = rows.set_index("method")["value"]
     return pd.Series({arm: rows[method] for arm, method in METHODS.items()})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html as html_
 import json
+import math
 import re
 import string
 import sys
@@ -140,12 +141,13 @@ def _in_one_piece(cell: re.Match) -> str:
 
 
 def _merge(frame: pd.DataFrame, intervals: dict[str, str]) -> pd.DataFrame:
-    """The frame with each metric and its interval in one column of text."""
+    """The frame with each metric and its interval in one column of text; a value of one run stands alone."""
     for metric, form in intervals.items():
         low, high = f"{metric}_low", f"{metric}_high"
         cells = zip(frame[metric], frame[low], frame[high])
         frame[metric] = [
-            f"{form} [{form}, {form}]".format(*cell) if pd.notna(cell[0]) else "" for cell in cells
+            "" if pd.isna(cell[0]) else words(cell if math.isfinite(cell[1]) else cell[0], form)
+            for cell in cells
         ]
         frame = frame.drop(columns=[low, high])
     return frame
