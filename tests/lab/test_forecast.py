@@ -12,6 +12,8 @@ from lab.train import Split, seed_everything
 from scipy import stats as scipy_stats
 from torch.nn import functional as F
 
+STARTS = ["dense", "ndlinear", "text"]
+
 
 @pytest.fixture
 def table():
@@ -94,25 +96,32 @@ def test_ridge_is_least_squares_with_rows_for_the_penalty():
     assert torch.allclose(forecast.ridge(data, penalties=(70.0,)).double(), expected, atol=1e-4)
 
 
-def test_reductions_are_paired_ratios():
-    values = {"ndlinear": [1.5, 2.0, 4.0], "dense": [2.0, 4.0, 8.0]}
-    rows = [{"seed": s, "model": m, "mse": v} for m, vs in values.items() for s, v in enumerate(vs)]
-    share, low, high = forecast.reduction(pd.DataFrame(rows), "mse")
-    assert low < share < high and share == pytest.approx(1 - (1.5 / 2 * 0.5 * 0.5) ** (1 / 3))
-    wide = forecast.reduction(pd.DataFrame(rows), "mse", level=0.999)
-    assert wide[1] < low and wide[2] > high
+@pytest.fixture
+def runs():
+    """Errors of three arms on four seeds, and their logarithms."""
+    logs = pd.DataFrame(np.random.default_rng(0).normal(0, 0.3, (4, 3)), columns=STARTS)
+    long = logs.rename_axis("seed").reset_index().melt("seed", var_name="model", value_name="mse")
+    return long.assign(mse=np.exp(long["mse"])), logs
 
 
-def test_a_p_value_is_the_largest_over_the_ways_and_one_on_the_other_side():
-    logs = np.random.default_rng(0).normal(0, 0.3, (3, 4))
-    arms = ("dense", "ndlinear", "text")
-    rows = [(arm, s, np.exp(v)) for arm, row in zip(arms, logs) for s, v in enumerate(row)]
-    runs = pd.DataFrame(rows, columns=["model", "seed", "mse"])
+def test_a_reduction_is_the_mean_of_paired_ratios(runs):
+    frame, logs = runs
+    share, low, high = forecast.reduction(frame, "mse", level=0.9)
+    gaps = logs["ndlinear"] - logs["dense"]
+    found = scipy_stats.ttest_1samp(gaps, 0).confidence_interval(0.9)
+    ends = [gaps.mean(), found.high, found.low]
+    assert [share, low, high] == pytest.approx([1 - math.exp(end) for end in ends])
+    with pytest.raises(LabError, match="need the same seeds"):
+        forecast.reduction(frame[1:], "mse")
+
+
+def test_a_p_value_is_the_largest_over_the_ways_and_one_on_the_other_side(runs):
+    frame, logs = runs
     found = {}
-    for arm, own in zip(arms[1:], logs[1:]):
-        test = scipy_stats.ttest_1samp(logs[0] - own, -np.log(1 - 0.3))
+    for arm in STARTS[1:]:
+        test = scipy_stats.ttest_1samp(logs["dense"] - logs[arm], -np.log(1 - 0.3))
         found[arm] = test.pvalue if test.statistic < 0 else 1
-        assert forecast.p_value(runs, "mse", [arm], 0.3) == pytest.approx(found[arm])
-    both = forecast.p_value(runs, "mse", ["ndlinear", "text"], 0.3)
+        assert forecast.p_value(frame, "mse", [arm], 0.3) == pytest.approx(found[arm])
+    both = forecast.p_value(frame, "mse", STARTS[1:], 0.3)
     assert both == pytest.approx(max(found.values()))
-    assert forecast.p_value(runs, "mse", ["text"], -9.0) == 1  # it is not that much worse
+    assert forecast.p_value(frame, "mse", ["text"], -9.0) == 1  # it is not that much worse

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pandas as pd
@@ -60,27 +61,8 @@ def network(arm: str, size: int | tuple[int, ...], depth: int, bias: bool = True
     return nn.Sequential(*kept, nn.Flatten(0))  # one at the end, not two
 
 
-def lengths(cells: int = 1 << 14) -> tuple[np.ndarray, np.ndarray]:
-    """Distribution of |x|: values and their probabilities, by convolving that of one squared coordinate with itself."""
-    edge = np.linspace(0, 1, cells + 1)
-    one = np.diff(np.sqrt(edge))  # P(x^2 in a cell)
-    size = 1 << math.ceil(math.log2(INPUTS * cells))
-    total = np.fft.irfft(np.fft.rfft(one, size) ** INPUTS, size)[: INPUTS * (cells - 1) + 1].clip(0)
-    centre = (np.arange(cells) + 0.5) / cells
-    shift = 1 / 3 - one @ centre  # the mean of x^2 is a third: corrects for the cells' centres
-    squares = (np.arange(len(total)) + INPUTS / 2) / cells + INPUTS * shift
-    return np.sqrt(squares), total / total.sum()
-
-
-def constant_errors(sigma: float) -> dict[str, float]:
-    """Population mean squared error of the answers "always zero" and "always the mean", and the mean itself."""
-    r, p = lengths()
-    y = np.exp(-((r - RADIUS) ** 2) / (2 * sigma**2))
-    mean, square = float(p @ y), float(p @ y**2)
-    return {"zero": square, "mean": square - mean**2, "mean of the target": mean}
-
-
-def rays(cells: int = 1000, nodes: int = 60) -> tuple[Tensor, Tensor, Tensor]:
+@functools.cache
+def rays(cells: int = 4000, nodes: int = 60) -> tuple[Tensor, Tensor, Tensor]:
     """A uniform input of Radius Bump by its direction and its length, as a quadrature rule.
 
     A direction meets the surface of the cube at a distance R, where one coordinate is +-1 and the
@@ -88,13 +70,27 @@ def rays(cells: int = 1000, nodes: int = 60) -> tuple[Tensor, Tensor, Tensor]:
 
     Returns probabilities p of R (n,), lengths r on each ray (n, nodes), and their weights w (nodes,): E f = p @ (f(r) @ w).
     """
-    square = np.diff(np.sqrt(np.linspace(0, 1, cells + 1)))  # P(x^2 in a cell)
-    p = functools.reduce(fftconvolve, [square] * (INPUTS - 1)).clip(0)
-    reach = np.sqrt(1 + (np.arange(len(p)) + (INPUTS - 1) / 2) / cells)
+    one = np.diff(np.sqrt(np.linspace(0, 1, cells + 1)))  # P(x^2 in a cell)
+    p = functools.reduce(fftconvolve, [one] * (INPUTS - 1)).clip(0)
+    centre = (np.arange(cells) + 0.5) / cells
+    shift = 1 / 3 - one @ centre  # the mean of x^2 is a third: corrects for the cells' centres
+    squares = (np.arange(len(p)) / cells) + (INPUTS - 1) * (0.5 / cells + shift)
     t, w = np.polynomial.legendre.leggauss(nodes)
     t, w = (t + 1) / 2, w / 2
-    arrays = p / p.sum(), reach[:, None] * t, INPUTS * t ** (INPUTS - 1) * w
+    arrays = p / p.sum(), np.sqrt(1 + squares)[:, None] * t, INPUTS * t ** (INPUTS - 1) * w
     return tuple(map(torch.from_numpy, arrays))
+
+
+def population(sigma: float, f: Callable[[Tensor], Tensor]) -> float:
+    """Mean of a function of the target over all inputs."""
+    p, r, w = rays()
+    return float(p @ (f(target(r[..., None], sigma)) @ w))
+
+
+def constant_errors(sigma: float) -> dict[str, float]:
+    """Population mean squared error of the answers "always zero" and "always the mean", and the mean itself."""
+    mean, square = population(sigma, lambda y: y), population(sigma, torch.square)
+    return {"zero": square, "mean": square - mean**2, "mean of the target": mean}
 
 
 def along_rays(sigma: float) -> tuple[float, float]:
@@ -102,7 +98,7 @@ def along_rays(sigma: float) -> tuple[float, float]:
     p, r, w = rays()
     y = target(r[..., None], sigma)
     bound = y**2 @ w - (r * y @ w) ** 2 / (r**2 @ w)
-    return float(p @ bound), float(p @ (y**2 @ w))
+    return float(p @ bound), population(sigma, torch.square)
 
 
 def costs(arm: str, size: int | tuple[int, ...], depth: int) -> dict[str, int]:
@@ -135,17 +131,15 @@ def equal_dense(width: int, depth: int) -> dict[str, int]:
 
 def spread_of_zero(sigma: float, samples: int) -> float:
     """Standard deviation of the error of "always zero" over test sets of a size: what their draw alone does."""
-    r, p = lengths()
-    squares = np.exp(-((r - RADIUS) ** 2) / sigma**2)
-    return float(np.sqrt((p @ squares**2 - (p @ squares) ** 2) / samples))
+    fourth, square = population(sigma, lambda y: y**4), population(sigma, torch.square)
+    return math.sqrt((fourth - square**2) / samples)
 
 
 def constants() -> pd.DataFrame:
     """By difficulty: how rare a target above one tenth is, the constants' errors, and how that of zero varies between test sets."""
-    r, p = lengths()
     rows = {}
     for sigma in SIGMAS:
-        often = p[np.exp(-((r - RADIUS) ** 2) / (2 * sigma**2)) > 0.1].sum()
+        often = population(sigma, lambda y: (y > 0.1).double())
         errors = constant_errors(sigma)
         rows[sigma] = often, errors["zero"], errors["mean"], spread_of_zero(sigma, 200)
     columns = ["P(y > 0.1)", "always zero", "always the mean", "sd of zero, 200 samples"]
@@ -164,33 +158,35 @@ def printed(metric: str) -> pd.DataFrame:
     return found.set_index(["sigma", "width", "depth", "arm"])[["value", "std"]].sort_index()
 
 
-def by_pair(runs: pd.DataFrame, metric: str, level: float = 0.95) -> pd.DataFrame:
-    """NdLinear minus dense of the same label, paired by seed, and the dense mean: a row for each difficulty, width and depth."""
-    rows = {}
-    for key, group in runs.groupby(["sigma", "width", "depth"]):
-        dense = group[group["arm"] == "dense"][metric].mean()
-        rows[key] = (*paired(group, metric, "ndlinear", "dense", level=level), dense)
-    frame = pd.DataFrame(rows, index=["difference", "low", "high", "dense"]).T
-    return frame.rename_axis(["sigma", "width", "depth"])
-
-
 def against(
-    runs: pd.DataFrame, sigma: float, width: int, depth: int, opponent: int, level: float = 0.95
-) -> tuple[float, float, float] | None:
-    """Test error of NdLinear minus that of the dense network of width ``opponent``, in percent of the latter's mean, with interval.
+    runs: pd.DataFrame,
+    cell: tuple[float, int, int],
+    opponent: int,
+    metric: str = "end_test",
+    level: float = 0.95,
+) -> tuple[float, float, float, float] | None:
+    """NdLinear minus the dense network of width ``opponent`` in a cell (sigma, width, depth): mean, low, high, and the dense mean.
 
     Paired by the seeds that both have; None where there are fewer than two.
     """
+    sigma, width, depth = cell
     some = runs[(runs["sigma"] == sigma) & (runs["depth"] == depth)]
     dense = some[(some["arm"] == "dense") & (some["width"] == opponent)]
     modewise = some[(some["arm"] == "ndlinear") & (some["width"] == width)]
-    both = pd.concat([dense, modewise])
-    both = both[both["seed"].isin(dense["seed"]) & both["seed"].isin(modewise["seed"])]
-    if both["seed"].nunique() < 2:
+    seeds = set(dense["seed"]) & set(modewise["seed"])
+    if len(seeds) < 2:
         return None
-    found = paired(both, "end_test", "ndlinear", "dense", level=level)
-    scale = both[both["arm"] == "dense"]["end_test"].mean()
-    return tuple(100 * value / scale for value in found)
+    both = pd.concat([dense, modewise]).query("seed in @seeds")
+    mean = both[both["arm"] == "dense"][metric].mean()
+    return (*paired(both, metric, "ndlinear", "dense", level=level), mean)
+
+
+def by_pair(runs: pd.DataFrame, metric: str, level: float = 0.95) -> pd.DataFrame:
+    """`against` the dense network of the same label: a row for each difficulty, width and depth."""
+    cells = runs.groupby(["sigma", "width", "depth"]).groups
+    rows = {cell: against(runs, cell, cell[1], metric, level) for cell in cells}
+    frame = pd.DataFrame(rows, index=["difference", "low", "high", "dense"]).T
+    return frame.rename_axis(["sigma", "width", "depth"])
 
 
 def rank_correlation(
@@ -227,12 +223,11 @@ def tally(
     """In how many cells NdLinear has the lower or the higher error than each kind of opponent, or neither is certain."""
     words = {True: "lower", False: "higher", None: "open"}
     counts = {name: dict.fromkeys(words.values(), 0) for name in next(iter(fair.values()))}
-    for sigma in sorted(runs["sigma"].unique()):
-        for (width, depth), widths in fair.items():
-            for name, opponent in widths.items():
-                found = against(runs, sigma, width, depth, opponent, level)
-                if found:
-                    counts[name][words[below(found)]] += 1
+    for sigma, ((width, depth), widths) in itertools.product(runs["sigma"].unique(), fair.items()):
+        for name, opponent in widths.items():
+            found = against(runs, (sigma, width, depth), opponent, level=level)
+            if found:
+                counts[name][words[below(found[:3])]] += 1
     return pd.DataFrame(counts).T.rename_axis("equal")
 
 
@@ -249,8 +244,9 @@ def draw_gaps(axes, runs: pd.DataFrame, opponents: dict[str, str]) -> None:
             y = place + 0.36 * k + 0.16 * (depth - 2) - 0.26
             fill = colour(look) if depth == 2 else "none"
             for axis, sigma in zip(axes, SIGMAS):
-                mean, low, high = against(runs, sigma, width, depth, dense[common])
-                intervals(axis, y, (-mean, -high, -low), look, mfc=fill, ms=5)
+                mean, low, high, of = against(runs, (sigma, width, depth), dense[common])
+                ends = [-100 * value / of for value in (mean, high, low)]
+                intervals(axis, y, ends, look, mfc=fill, ms=5)
     for axis, sigma in zip(axes, SIGMAS):
         axis.axvline(0, color=colour("constant"), lw=1)
         axis.set_title(f"σ = {sigma}", fontsize=10)

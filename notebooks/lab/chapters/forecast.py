@@ -21,7 +21,7 @@ from ndlinear import NdLinear
 from .. import models
 from ..data import load
 from ..modes import LabError
-from ..stats import all_of, at_least, differences, interval, p_below
+from ..stats import differences, interval, p_below
 from ..train.loop import Split, seed_everything
 
 STEPS = 24
@@ -286,13 +286,3 @@ def p_value(runs: pd.DataFrame, metric: str, arms: list[str], least: float = 0.0
     """
     found = [-np.log(ratios(runs, metric, arm)) for arm in arms]
     return max(p_below(values, -np.log1p(-least)) for values in found)
-
-
-def reduces(found: dict[str, tuple[float, float, float]], printed: dict[str, float]) -> bool | None:
-    """Whether every reduction is at least half the printed one: True if all intervals are, False if one is wholly below."""
-    return all_of(*[at_least(value, printed[metric] / 2) for metric, value in found.items()])
-
-
-def share(reduction: tuple[float, float, float]) -> str:
-    """A reduction with its interval in percent: "27% [1%, 46%]"."""
-    return "{:.0%} [{:.0%}, {:.0%}]".format(*reduction).replace("-", "−")

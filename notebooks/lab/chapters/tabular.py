@@ -11,10 +11,8 @@ from torch import Tensor, nn
 
 from ndlinear import NdLinear
 
-from .. import models, stats
-from ..counts import count_macs
+from .. import stats
 from ..modes import LabError
-from ..stats import interval, summary
 from ..train.loop import Split
 from ..train.many import Plan, fit, parts_of
 from ..train.scores import accuracy
@@ -48,40 +46,30 @@ def directions(weight: Tensor) -> int:
 
 # ----------------------------------------------------------------------------------- without layers
 PEERS = ("constant", "linear", "boosting")
+MOST_TREES = 1000
 
 
-def peer(
-    name: str, split: Split, classes: bool, seed: int, most: int = 1000
-) -> tuple[object, dict]:
-    """A model that is no network, fitted on the training part: its answers to the test part and its
-    counts.
+def peer(name: str, split: Split, classes: bool, seed: int) -> tuple[object, dict]:
+    """A model of `PEERS`, fitted on the training part: its answers to the test part and its counts.
 
-    "constant": the most frequent class, or the mean target. "linear": logistic or linear regression
-    without a penalty. "boosting": scikit-learn's histogram gradient boosting as it comes, with as
-    many trees, up to ``most``, as are best on the validation part.
+    "constant": the most frequent class, or the mean target. "linear": logistic or linear regression without a penalty. "boosting":
+    scikit-learn's histogram gradient boosting as it comes, with as many trees, up to a thousand, as are best on the validation part.
     """
+    from sklearn import dummy, ensemble, linear_model
+
     (x, y), (x_val, y_val), (x_test, _) = [
         (a.numpy(), b.numpy()) for a, b in (split.train, split.val, split.test)
     ]
     if name == "constant":
-        from sklearn import dummy
-
         model = dummy.DummyClassifier() if classes else dummy.DummyRegressor()
         return model.fit(x, y).predict(x_test), {"parameters": 1, "macs": 0}
     if name == "linear":
-        from sklearn import linear_model
-
         linear = linear_model.LinearRegression()
         if classes:
             linear = linear_model.LogisticRegression(C=math.inf, max_iter=1000)
         return linear.fit(x, y).predict(x_test), {"parameters": x.shape[1] + 1, "macs": x.shape[1]}
-    if name != "boosting":
-        raise LabError(f"no model {name!r}: {', '.join(PEERS)}")
-    from sklearn import ensemble
-
-    kind = "Classifier" if classes else "Regressor"
-    boosting = getattr(ensemble, f"HistGradientBoosting{kind}")
-    model = boosting(max_iter=most, early_stopping=False, random_state=seed).fit(x, y)
+    boosting = getattr(ensemble, f"HistGradientBoosting{'Classifier' if classes else 'Regressor'}")
+    model = boosting(max_iter=MOST_TREES, early_stopping=False, random_state=seed).fit(x, y)
     staged = model.staged_predict_proba if classes else model.staged_predict
     losses = [_validation_loss(out, y_val, classes) for out in staged(x_val)]
     trees = losses.index(min(losses)) + 1
@@ -113,27 +101,17 @@ def runs(make, splits: Sequence[Split], units: Sequence[float], c: dict, seeds) 
     classes = not splits[0].train[1].is_floating_point()
     score = {"score": accuracy if classes else squared_error}
     parts = parts_of(splits)
-    plan = Plan(
-        epochs=c["epochs"],
-        batch=c["batch"],
-        lr=c["lr"],
-        optimiser=torch.optim.AdamW,
-        options={"weight_decay": 0.01, "fused": True},  # what AdamW takes if nothing is said
-    )
+    adam = {"weight_decay": 0.01, "fused": True}  # what AdamW takes if nothing is said
+    how = {name: c[name] for name in ("epochs", "batch", "lr")}
+    plan = Plan(**how, optimiser=torch.optim.AdamW, options=adam)
     loss = nn.functional.cross_entropy if classes else squared_error
     found = fit(make, parts, plan, seeds=seeds, loss=loss, scores=score)
     best, end = (found.score(parts["test"], score, moment) for moment in ("best", "end"))
-    model = make()
-    counts = {
-        "parameters": models.size(model),
-        "macs": count_macs(model, splits[0].test[0][:1]),
-    }
-    rows = []
-    for i, unit in enumerate(units):
-        metrics = {"score": unit * best[i]["score"], "epoch": found.when["best"][i]}
-        metrics["score_last"] = unit * end[i]["score"]
-        rows.append({"metrics": metrics, "curve": found.thin(i, 20), **counts})
-    return rows
+    metrics = [
+        {"score": unit * best[i]["score"], "score_last": unit * end[i]["score"], "epoch": epoch}
+        for i, (unit, epoch) in enumerate(zip(units, found.when["best"]))
+    ]
+    return found.rows(metrics, splits[0].test[0][:1], 20)
 
 
 # ------------------------------------------------------------------------------------------- tables
@@ -152,13 +130,3 @@ def differences(runs: pd.DataFrame, arm: str, over: str) -> pd.Series:
     """Score of one arm minus that of another, split by split, on the splits that both have."""
     both = set.intersection(*[set(runs[runs["arm"] == name]["seed"]) for name in (arm, over)])
     return stats.differences(runs[runs["seed"].isin(both)], "score", arm, over)
-
-
-def overview(runs: pd.DataFrame) -> pd.DataFrame:
-    """One row per arm, by score: counts, number of seeds, mean score, difference to NdLinear; the last two with intervals."""
-    counts = runs.groupby("arm")[["parameters", "macs"]].first().reset_index()
-    table = counts.merge(summary(runs, "arm", "score"))
-    others = [arm for arm in table["arm"] if arm != "NdLinear"]
-    rows = [(arm, *interval(differences(runs, arm, "NdLinear"))) for arm in others]
-    columns = ["arm", "difference", "difference_low", "difference_high"]
-    return table.merge(pd.DataFrame(rows, columns=columns), how="left").sort_values("score")

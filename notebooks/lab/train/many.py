@@ -17,6 +17,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, stack_module_state, vmap
 
+from ..counts import count_macs
+from ..models import size
 from ..modes import LabError
 from .loop import Split, seed_everything, thin
 
@@ -146,9 +148,15 @@ class Fitted:
         network.load_state_dict(own, assign=True)
         return network
 
-    def thin(self, i: int, points: int = 15) -> list[dict[str, float]]:
-        """At most so many points of a member's curve: for a record."""
-        return thin(self.curves[i], points)
+    def rows(
+        self, metrics: list[dict], sample: Tensor | None = None, points: int = 15
+    ) -> list[dict]:
+        """What a record keeps of each member: its metrics, at most so many points of its curve, parameters, multiply-adds of a sample."""
+        counts = {"parameters": size(self.members.first)}
+        if sample is not None:
+            counts["macs"] = count_macs(self.members.first, sample)
+        curves = [thin(curve, points) for curve in self.curves]
+        return [{"metrics": own, "curve": curve} | counts for own, curve in zip(metrics, curves)]
 
 
 class Shared(NamedTuple):
