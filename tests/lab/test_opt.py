@@ -56,20 +56,16 @@ def lines(*rows):
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def test_answers_in_both_spellings():
-    for rows, wanted in (
-        (({"answer": True}, {"answer": False}), [1, 0]),
-        (({"label": "false"}, {"label": "true"}), [0, 1]),
-    ):
-        assert questions.read_boolq(lines(*rows)).y.tolist() == wanted
-
-
-def test_answers_that_do_not_fit_are_refused():
-    assert questions.read_piqa(lines({}, {}), b"1\n0\n").y.tolist() == [1, 0]
+def test_the_right_answer_is_a_name_or_a_number():
+    for field, given in (("label", ("no", "yes")), ("answer", (False, True)), ("label", (0, 1))):
+        content = lines(*({field: answer} for answer in given))
+        assert questions.choices(content, field, ["no", "yes"]).y.tolist() == [0, 1]
+    two = lines({"label": 2}), ["first", "second"]
+    assert questions.choices_apart(lines({}, {}), b"1\n0\n", two[1]).y.tolist() == [1, 0]
     with pytest.raises(DataError, match="2 questions"):
-        questions.read_piqa(lines({}, {}), b"1\n")
+        questions.choices_apart(lines({}, {}), b"1\n", two[1])
     with pytest.raises(DataError, match="answers"):
-        questions.read_copa(lines({"label": 2}))
+        questions.choices(two[0], "label", two[1])
 
 
 def test_multiply_adds_by_hand():

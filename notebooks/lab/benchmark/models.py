@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from ndlinear import NdLinear
 from ndlinear_guide import layers
 
+from ..models import size as size_of
 from ..modes import LabError
 
 WIDTH = 256
@@ -205,11 +206,6 @@ def _made(make: Callable, args: tuple, inputs: int, bias: bool) -> nn.Module:
 
 
 # ------------------------------------------------------------------------------------------------------------- networks
-def size_of(model: nn.Module) -> int:
-    """Numbers that are trained."""
-    return sum(p.numel() for p in model.parameters())
-
-
 def _stack(first: nn.Module, second: nn.Module, width: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(first, nn.ReLU(), second, nn.ReLU(), layers.Dense(width, outputs))
 

@@ -135,17 +135,13 @@ def counts(compared: pd.DataFrame) -> dict[str, int]:
     return {word: int((results == word).sum()) for word in WORDS}
 
 
-def without_cifar(compared: pd.DataFrame) -> pd.DataFrame:
-    """The sets that are no form of the pictures of CIFAR."""
-    return compared[~compared["data"].str.startswith("cifar")]
-
-
 def answer(compared: pd.DataFrame, size: str = "both") -> dict:
     """One row of an answer: the pooled ratio with its intervals, over all sets and without CIFAR, the share of sets outside, and the
     counts over all cells. Of fewer than four sets nothing is pooled."""
     own = compared[compared["size"] == size]
     row = {"sets": len(own)}
-    for name, part in {"": own, "without CIFAR ": without_cifar(own)}.items():
+    rest = own[~own["data"].str.startswith("cifar")]
+    for name, part in {"": own, "without CIFAR ": rest}.items():
         if len(part) >= 4:
             found = pooled(part["mean"], part["error"])
             ends = zip(("ratio", "low", "high"), found[:3])

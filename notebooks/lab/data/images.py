@@ -6,6 +6,7 @@ import io
 import itertools
 import pickle
 import tarfile
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -84,22 +85,11 @@ def _strips(content: bytes) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)), y, names
 
 
-def read_strips(*contents: bytes) -> Raw:
-    """Training files in order, the test file last; the second training file is the one with fewer bits."""
+def read_strips(*contents: bytes, names: Sequence[str] = ()) -> Raw:
+    """Training files in order, the test file last; ``names``: of the parts that the training files are."""
     parts = [_strips(content) for content in contents]
     ends = np.cumsum([0, *(len(y) for _, y, _ in parts)]).tolist()
     splits = {"train": slice(0, ends[-2]), "test": slice(ends[-2], ends[-1])}
-    if len(parts) == 3:
-        splits |= {"train_exact": slice(0, ends[1]), "train_6bit": slice(ends[1], ends[2])}
-    return Raw(
-        np.concatenate([x for x, _, _ in parts]),
-        np.concatenate([y for _, y, _ in parts]),
-        parts[0][2],
-        splits,
-    )
-
-
-def read_exact_strips(*contents: bytes) -> Raw:
-    """Training files in order, all exact, together the whole training part; the test file last."""
-    raw = read_strips(*contents)
-    return Raw(raw.x, raw.y, raw.names, {part: raw.splits[part] for part in ("train", "test")})
+    splits |= {name: slice(*ends[i : i + 2]) for i, name in enumerate(names)}
+    x, y = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
+    return Raw(x, y, parts[0][2], splits)

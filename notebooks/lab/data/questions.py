@@ -6,15 +6,11 @@ Of a test by choices ``x`` holds the lines as they are published, ``y`` the plac
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 
 import numpy as np
 
 from .files import DataError, Raw
 
-CB = ("entailment", "contradiction", "neutral")  # in the order of the released script
-NO_YES = ("no", "yes")
-FIRST_SECOND = ("first", "second")
 LETTERS = ("A", "B", "C", "D", "E")
 
 
@@ -40,55 +36,25 @@ def _raw(lines: list[str], right: list[int], names: tuple[str, ...]) -> Raw:
     return Raw(np.array(lines, object), y, names, {"validation": slice(0, len(lines))})
 
 
-def _read(content: bytes, right: Callable[[dict], int], names: tuple[str, ...]) -> Raw:
+def choices(content: bytes, field: str, names: list[str]) -> Raw:
+    """Questions with a field that says which answer is right: its name, or its number among them."""
     lines = _lines(content)
-    return _raw(lines, [right(json.loads(line)) for line in lines], names)
+    right = [json.loads(line)[field] for line in lines]
+    numbers = [names.index(answer) if answer in names else int(answer) for answer in right]
+    return _raw(lines, numbers, tuple(names))
 
 
-def read_copa(content: bytes) -> Raw:
-    return _read(content, lambda question: question["label"], FIRST_SECOND)
+def choices_apart(content: bytes, right: bytes, names: list[str]) -> Raw:
+    """Questions whose right answers, as numbers, stand in a file of their own."""
+    return _raw(_lines(content), [int(line) for line in _lines(right)], tuple(names))
 
 
-def read_cb(content: bytes) -> Raw:
-    return _read(content, lambda question: CB.index(question["label"]), CB)
-
-
-def read_boolq(content: bytes) -> Raw:
-    names = {"false": 0, "true": 1}
-    answer = "answer" if b'"answer"' in content else "label"
-    return _read(content, lambda question: names[str(question[answer]).lower()], NO_YES)
-
-
-def read_piqa(content: bytes, right: bytes) -> Raw:
-    return _raw(_lines(content), [int(line) for line in _lines(right)], FIRST_SECOND)
-
-
-def _made_up(**fields: list) -> bytes:
-    """Twelve questions; a field with several values takes them in turn."""
-    return _written(
-        [{k: value[i % len(value)] for k, value in fields.items()} | {"idx": i} for i in range(12)]
-    )
-
-
-def copa_stand_in() -> Raw:
-    sentences = {"premise": ["It rained.", "She slept."], "question": ["effect"]}
-    choices = {"choice1": ["It was wet."], "choice2": ["It sang."]}
-    return read_copa(_made_up(**sentences, **choices, label=[0, 1]))
-
-
-def cb_stand_in() -> Raw:
-    sentences = {"premise": ["It rained.", "She slept."], "hypothesis": ["it was wet"]}
-    return read_cb(_made_up(**sentences, label=[*CB]))
-
-
-def boolq_stand_in() -> Raw:
-    answers = [True, False, True]
-    return read_boolq(_made_up(question=["is it wet"], passage=["Rain is wet."], answer=answers))
-
-
-def piqa_stand_in() -> Raw:
-    ways = {"sol1": ["use a key", "ask it"], "sol2": ["sing", "pull it"]}
-    return read_piqa(_made_up(goal=["Open a tin"], **ways), b"0\n1\n" * 6)
+def made_up(fields: dict[str, list], names: list[str], field: str = "") -> Raw:
+    """Twelve questions; a field with several values takes them in turn. Without a ``field`` that says it the right answers alternate."""
+    rows = [{k: v[i % len(v)] for k, v in fields.items()} | {"idx": i} for i in range(12)]
+    if field:
+        return choices(_written(rows), field, names)
+    return choices_apart(_written(rows), b"0\n1\n" * 6, names)
 
 
 # -------------------------------------------------------------------------------------------------- CommonsenseQA

@@ -6,7 +6,7 @@ of layers train on them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -81,23 +81,6 @@ def letters(novels: int = 10, length: int = 1000, most: int = 400) -> Table:
     return Table(np.stack(x), np.array(y))
 
 
-def tokens(sentences: Sequence[str], y: np.ndarray, read, encode, count: int = 4000) -> Table:
-    """Sentences as (16 tokens, the first 32 features of each from a frozen encoder); those with at least 12 words.
-
-    Args:
-        read: sentences -> (n, 2, T) token numbers and mask. encode: numbers and mask -> (n, T, width).
-    """
-    chosen = [i for i, text in enumerate(sentences) if len(text.split()) >= 12 and y[i] >= 0]
-    chosen = np.array(chosen[:count] or range(min(count, len(y))))
-    x = np.zeros((len(chosen), 16, 32), np.float32)
-    for start in range(0, len(chosen), 256):
-        part = read([sentences[i] for i in chosen[start : start + 256]])
-        with torch.inference_mode():
-            found = encode(part[:, 0], part[:, 1])[:, :16, :32] * part[:, 1, :16, None]
-        x[start : start + 256, : found.shape[1]] = found.numpy()
-    return Table(x, y[chosen])
-
-
 def teacher(terms: int, count: int = 5000) -> Table:
     """Gaussian cases (8, 8) and the answers of a teacher: 16 ReLU units whose matrix is a sum of ``terms`` Kronecker products
     (4, 4) x (8, 8), or without any structure (0); a fixed draw for each number of terms."""
@@ -167,7 +150,7 @@ SENSORS = {"racketsports": 1, "heartbeat": 15, "japanesevowels": 1}  # points th
 
 
 def tables(name: str) -> Table:
-    """A table by its name; sentences are made by `tokens`, since they need an encoder."""
+    """A table by its name, but for sentences, which need an encoder."""
     kind, _, form = name.partition(" ")
     if kind == "teacher":
         return teacher(int(form))
@@ -208,7 +191,7 @@ def _declared(group: str) -> dict[str, Set]:
 
 SETS = _declared("tables")
 CONTROLS = _declared("controls")  # the answer about their axes is known
-SENTENCES = ("sst2", "cola")  # they need an encoder: `tokens`
+SENTENCES = ("sst2", "cola")  # they need an encoder
 
 
 # --------------------------------------------------------------------------------------------------------------- entries
