@@ -62,6 +62,9 @@ HABITS = {  # what is typed by habit, and what to write here
     "lora_dropout": "dropout=",
     "use_rslora": "leave it out: alpha multiplies the update itself",
     "task_type": "leave it out, and name the head in modules_to_save",
+    "exclude_modules": "leave those out of the patterns: re.compile(r'(?!.*vision).*q_proj')",
+    "layers_to_transform": "name them in the patterns: 'layers.[01].*q_proj'",
+    "alpha_pattern": "call apply_ndlinear_lora once for each alpha, with its patterns",
 }
 
 
@@ -119,6 +122,11 @@ class NdLinearLoRA(nn.Module):
         refuse_sharded(base_layer)
         for name in options.keys() & HABITS.keys():
             raise TypeError(f"NdLinear-LoRA has no {name}: {HABITS[name]}")
+        if not isinstance(bias, bool):
+            raise TypeError(
+                f"bias is {bias!r}, not True or False: whether the update has biases; name base "
+                "layers whose own are to be trained in modules_to_save"
+            )
         if not math.isfinite(alpha) or not math.isfinite(dropout):
             raise ValueError(f"alpha={alpha} and dropout={dropout} must be finite numbers")
         sizes = features(base_layer)
@@ -147,6 +155,7 @@ class NdLinearLoRA(nn.Module):
         self.register_buffer("merged_weight", None, persistent=False)
         self.register_buffer("merged_bias", None, persistent=False)
         self._zero()
+        self.train(base_layer.training)
         base_layer.requires_grad_(False)  # last: whatever fails before leaves it as it was
 
     def _zero(self) -> None:
@@ -182,7 +191,7 @@ class NdLinearLoRA(nn.Module):
         return {
             "input_dims": list(self.adapter.input_dims),
             "hidden_size": list(self.adapter.hidden_size),
-            "alpha": self.alpha,
+            "alpha": float(self.alpha),
             "bias": self.has_bias,
             "transform_outer": self.adapter.transform_outer,
             "dropout": self.dropout.p,
@@ -221,9 +230,11 @@ class NdLinearLoRA(nn.Module):
     def merge(self) -> None:
         """Compute with one dense matrix from now on.
 
-        It is a copy: the base layer is not touched, and `unmerge` is exact. TypeError if the base
-        layer is quantised.
+        It is a copy of what there is now: what is changed in the adapter or in the base layer acts
+        from `unmerge` on, which is exact. TypeError if the base layer is quantised, or computes
+        something else than its weight and bias say.
         """
+        refuse_other_map(self.base_layer)
         linear = to_linear(self)
         self.merged = True
         self.merged_weight = linear.weight.data
@@ -312,7 +323,7 @@ def chosen_dtype(layer: nn.Module, dtype: torch.dtype | str | None) -> torch.dty
     chosen = getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
     if not isinstance(chosen, torch.dtype):
         raise ValueError(f"torch has no dtype {dtype!r}: give one such as 'bfloat16'")
-    if not _computes(chosen) or (layer.weight.is_complex() and not chosen.is_complex):
+    if not _computes(chosen) or layer.weight.is_complex() != chosen.is_complex:
         raise ValueError(
             f"an adapter of {chosen} cannot compute beside a layer of {layer.weight.dtype}: give "
             f"dtype={adapter_dtype(layer)}"
@@ -326,6 +337,8 @@ def _is_conv1d(module: nn.Module) -> bool:
 
 
 def features(layer: nn.Module) -> tuple[int, int]:
+    if nn.parameter.is_lazy(layer.weight):
+        raise ValueError("a lazy layer has no sizes yet: run one batch through the model first")
     if _is_conv1d(layer):
         return tuple(layer.weight.shape)
     if is_pointwise(layer):
@@ -361,6 +374,37 @@ def dense_weight(layer: nn.Module) -> Tensor:
     if is_pointwise(layer):
         return weight.reshape(features(layer)[::-1])
     return weight.T if _is_conv1d(layer) else weight
+
+
+@torch.no_grad()
+def refuse_other_map(layer: nn.Module) -> None:
+    """TypeError if a layer computes something else than its weight and its bias say."""
+    weight = dense_weight(layer)
+    if weight.is_meta:
+        raise TypeError("the weight is on the meta device, perhaps offloaded: load it first")
+    if hasattr(layer, "_hf_hook"):  # of accelerate: it takes the weight away again after a call
+        return
+    x = 1 + torch.arange(weight.shape[1], device=weight.device).cos().to(weight.dtype)
+    places = [1] * len(layer.stride) if is_pointwise(layer) else []
+    wanted = F.linear(x, weight, layer.bias)
+    gap = layer(x.reshape(1, -1, *places)).flatten() - wanted
+    size = torch.maximum((x * weight).norm(dim=1).max(), wanted.abs().max())
+    if gap.abs().max() > 0.02 * size:
+        raise TypeError(
+            f"this {kind_of(layer)} computes something else than its weight and bias say, by hooks "
+            "or a forward of its own, and a merged weight would not: keep the adapter beside it"
+        )
+
+
+def weight_to_write(layer: nn.Module) -> Tensor:
+    """The weight (outputs, inputs) of a layer, a view of it; TypeError if a change were lost."""
+    refuse_other_map(layer)
+    if layer._parameters.get("weight") is None:
+        raise TypeError(
+            "the weight of the base layer is made of others in each call: end that first, with "
+            "torch.nn.utils.parametrize.remove_parametrizations or torch.nn.utils.prune.remove"
+        )
+    return dense_weight(layer)
 
 
 def apply_ndlinear_lora(
@@ -409,6 +453,9 @@ def adapt(model: nn.Module, options: dict[nn.Module, dict]) -> dict[nn.Module, N
     """Put adapters with their options on layers; if one is refused, nothing is changed."""
     if options:
         _refuse_wrapped(model)
+    saved = {part for module in _saved(model).values() for part in module.modules()}
+    if not saved.isdisjoint(options):
+        raise ValueError("a layer to adapt stands in modules_to_save already: leave it out")
     for layer, given in options.items():
         _rehearse(layer, given)
     _refuse_tied(unwrapped(model), list(options))
@@ -441,14 +488,34 @@ def _matches(name: str, pattern: str | re.Pattern) -> bool:
 
 def _whole_modules(model: nn.Module, patterns) -> list[nn.Module]:
     """The modules that are trained as they are."""
-    whole = []
+    whole: list[nn.Module] = []
     for pattern in _patterns(patterns):
         named = ((bare_name(name), module) for name, module in model.named_modules())
         found = [module for name, module in named if name and _matches(name, pattern)]
         if not found:
             raise ValueError(f"modules_to_save {pattern!r} matches no module of this model")
+        _refuse_unsaved(model, found, pattern)
         whole += found
     return whole
+
+
+def _refuse_unsaved(model: nn.Module, whole: list[nn.Module], named) -> None:
+    """ValueError if modules cannot be trained as they are, or would not be found in a file."""
+    adapters = [layer for layer in model.modules() if isinstance(layer, NdLinearLoRA)]
+    parts = {part for layer in adapters for part in layer.modules()}
+    for module in whole:
+        if not parts.isdisjoint(module.modules()):
+            raise ValueError(
+                f"modules_to_save {named!r} names a layer that has an adapter: merge_lora(model) "
+                "folds that one in"
+            )
+        held = [*module.state_dict().values(), *module.parameters()]
+        if not all(isinstance(value, Tensor) for value in held):
+            raise ValueError(f"modules_to_save {named!r}: a file holds tensors, no extra state")
+        if not all(
+            value.is_floating_point() or value.is_complex() for value in module.parameters()
+        ):
+            raise ValueError(f"modules_to_save {named!r} holds whole numbers: dequantise it first")
 
 
 def _targets(model: nn.Module, target_modules, whole: list[nn.Module]) -> list[nn.Module]:
@@ -470,6 +537,7 @@ def _targets(model: nn.Module, target_modules, whole: list[nn.Module]) -> list[n
             "give a regular expression as re.compile(...)"
         )
     named = set().union(*found.values())
+    whole = [*whole, *_saved(model).values()]
     done = {part for module in whole for part in module.modules()}
     layers = [layer for layer in dict.fromkeys(linears.values()) if layer in named - done]
     layers = [layer for layer in layers if not isinstance(layer, NdLinearLoRA)]
@@ -509,17 +577,24 @@ def _refuse_tied(model: nn.Module, layers: list[nn.Module]) -> None:
     """Transformers ties weights by name, which fails once the layer has an adapter."""
     if not hasattr(model, "tie_weights"):
         return
-    owners: dict[int, set[str]] = {}
-    for name, module in model.named_modules():
-        for parameter in module._parameters.values():
-            owners.setdefault(id(parameter), set()).add(name)
+    owners = _owners(model)
     for layer in layers:
-        names = sorted(owners[id(layer.weight)])
+        names = sorted(owners.get(layer.weight, ()))
         if len(names) > 1:
             raise ValueError(
                 f"{names} share one weight, and an adapter would untie them: leave the layer out, "
                 "or give it a weight of its own first"
             )
+
+
+def _owners(model: nn.Module) -> dict[nn.Parameter, list[str]]:
+    """The modules that hold each parameter itself."""
+    owners: dict[nn.Parameter, list[str]] = {}
+    for name, module in model.named_modules():
+        for parameter in dict.fromkeys(module._parameters.values()):
+            if parameter is not None:
+                owners.setdefault(parameter, []).append(name)
+    return owners
 
 
 def _rehearse(layer: nn.Module, options: dict) -> NdLinearLoRA:
@@ -580,7 +655,8 @@ def save_lora(model: nn.Module, path) -> None:
 
     Around the model may stand torch.compile or DataParallel; names are those without it. Parameters
     that `fully_shard` has spread are gathered: call this in every process, the first one writes.
-    An older file of this name is replaced once the new one is whole.
+    An older file of this name is replaced once the new one is whole. What training changes in other
+    places is not in it, such as the statistics of a BatchNorm: name that in modules_to_save.
 
     Raises:
         ValueError: the model has no adapters, or FullyShardedDataParallel has taken them apart.
@@ -626,6 +702,7 @@ def write_file(tensors: dict[str, Tensor], path, about: dict[str, str]) -> None:
     """A safetensors file, written beside its place and moved there when it is whole."""
     path = os.path.realpath(path)
     beside = f"{path}.{os.getpid()}.part"
+    open(beside, "wb").close()  # the usual errors if there is no such folder
     try:
         _safetensors().save_file(tensors, beside, about)
         os.replace(beside, path)
@@ -661,14 +738,16 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def merge_lora(model: nn.Module) -> nn.Module:
     """Add all updates to the weights of their layers for good; the adapters go.
 
-    The layers stay frozen. In half precision the sums are rounded.
+    The layers stay frozen. In half precision the sums are rounded. A weight that other modules
+    hold, too, is left to them: the layer gets one of its own.
 
     Returns:
         The model.
 
     Raises:
-        ValueError, TypeError: the model has no adapters, is one itself, or a layer is quantised.
-            Nothing is changed.
+        ValueError, TypeError: the model has no adapters, is one itself, or a layer is quantised,
+            computes something else than its weight and bias say, or would hold numbers that are
+            not finite. Nothing is changed.
 
     >>> model = apply_ndlinear_lora(nn.Sequential(nn.Linear(20, 6)), "0")
     >>> merge_lora(model)
@@ -680,9 +759,18 @@ def merge_lora(model: nn.Module) -> nn.Module:
     adapters = _adapters(bare)
     if "" in adapters:
         raise ValueError("the model is itself an NdLinearLoRA: take to_linear(model)")
+    for layer in adapters.values():
+        weight_to_write(layer.base_layer)
     dense = {layer: (layer.weight, layer.bias) for layer in adapters.values()}
+    for name, layer in adapters.items():
+        if not all(torch.isfinite(part).all() for part in dense[layer] if part is not None):
+            raise ValueError(f"{name} would hold numbers that are not finite: it is left as it is")
+    owners = _owners(bare)
     for layer, (weight, bias) in dense.items():
         base = layer.base_layer
+        for key, own in list(base.named_parameters(recurse=False)):
+            if len(owners[own]) > 1:
+                setattr(base, key, nn.Parameter(own.detach().clone(), requires_grad=False))
         if base.bias is None and bias is not None:
             base.bias = nn.Parameter(bias.as_subclass(Tensor), requires_grad=False)
         elif bias is not None:
@@ -723,8 +811,11 @@ def load_lora(model: nn.Module, path, *, freeze: bool = True) -> nn.Module:
         raise ValueError(
             f"{path} adapts {configs}; this model does not fit in {wrong}: is it the right file?"
         )
-    _compare(path, _wanted(path, modules, configs, new, whole), tensors)
-    _refuse_infinite(path, tensors, configs)
+    _refuse_joined(path, modules, [*configs, *whole])
+    _refuse_unsaved(bare, [modules[name] for name in whole], whole)
+    wanted = _wanted(path, modules, configs, new, whole)
+    _compare(path, wanted, tensors)
+    _refuse_infinite(path, tensors, configs, wanted)
     adapt(model, {modules[name]: configs[name] for name in new})
     _choose_trained(bare, [modules[name] for name in whole], freeze)
     _copy(bare, tensors)
@@ -760,18 +851,29 @@ def _fits(modules: dict[str, nn.Module], name: str, configs: dict) -> bool:
     )
 
 
+def _refuse_joined(path, modules: dict, names: list[str]) -> None:
+    """ValueError if one module would be given the numbers of several."""
+    first: dict[nn.Module, str] = {}
+    for name in names:
+        if (other := first.setdefault(modules[name], name)) != name:
+            raise ValueError(
+                f"{path} has numbers for {other} and others for {name}, which are one layer in "
+                "this model: make them two"
+            )
+
+
 def _wanted(path, modules: dict, configs: dict, new: list[str], whole: list[str]) -> dict:
-    """The sizes of all tensors that a file must hold, and whether they are complex."""
+    """Tensors like all those that a file must hold."""
     wanted = {}
     for name in configs:
         layer = modules[name]
         if name in new:
             layer = _rehearsed(path, name, layer, configs[name])
         for key, value in layer.adapter.state_dict().items():
-            wanted[f"{name}.adapter.{key}".removeprefix(".")] = _kind(value)
+            wanted[f"{name}.adapter.{key}".removeprefix(".")] = value
     for name in whole:
         for key, value in modules[name].state_dict().items():
-            wanted[f"{name}.{bare_name(key)}"] = _kind(value)
+            wanted[f"{name}.{bare_name(key)}"] = value
     return wanted
 
 
@@ -788,7 +890,8 @@ def _kind(tensor: Tensor) -> tuple:
     return (*tensor.shape, "complex") if tensor.is_complex() else tuple(tensor.shape)
 
 
-def _compare(path, wanted: dict, tensors: dict[str, Tensor]) -> None:
+def _compare(path, like: dict[str, Tensor], tensors: dict[str, Tensor]) -> None:
+    wanted = {name: _kind(value) for name, value in like.items()}
     held = {name: _kind(value) for name, value in tensors.items()}
     if held == wanted:
         return
@@ -802,13 +905,21 @@ def _compare(path, wanted: dict, tensors: dict[str, Tensor]) -> None:
     )
 
 
-def _refuse_infinite(path, tensors: dict[str, Tensor], configs: dict) -> None:
+def _refuse_infinite(path, tensors: dict, configs: dict, wanted: dict) -> None:
     starts = tuple(f"{name}.adapter.".removeprefix(".") for name in configs)
     for name, value in tensors.items():
-        if name.startswith(starts) and not torch.isfinite(value.to(torch.complex128)).all():
+        if not name.startswith(starts):
+            continue
+        if not torch.isfinite(value.to(torch.complex128)).all():
             raise ValueError(
                 f"{name} of {path} holds numbers that are not finite: its training diverged, or "
                 "the file is damaged"
+            )
+        dtype = wanted[name].dtype
+        if not torch.isfinite(value.to(dtype)).all():
+            raise ValueError(
+                f"{name} of {path} holds numbers too large for this model's {dtype}: give the "
+                "adapter another dtype"
             )
 
 

@@ -17,6 +17,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.nn.utils import parametrizations, prune
 
 import ndlinear as nd
 from ndlinear_lora import (
@@ -202,6 +203,8 @@ def test_train_and_eval_do_not_change_what_is_merged():
     for mode in (True, False):
         assert layer.train(mode).merged
         torch.testing.assert_close(layer(x), y, atol=1e-5, rtol=1e-5)
+    model = apply_ndlinear_lora(Network().eval(), "q_proj", dropout=0.5)
+    assert not any(part.training for part in model.modules()), "it comes in the mode of its model"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
@@ -273,7 +276,21 @@ def test_apply_returns_the_model_freezes_the_rest_and_passes_options():
     assert {"head.weight", "head.bias"} < trainable(model), "a second call keeps what was chosen"
 
 
+def saved_head():
+    return apply_ndlinear_lora(Network(), "q_proj", modules_to_save="head")
+
+
+def with_head(kind):
+    return lambda: nn.ModuleDict({"q_proj": nn.Linear(4, 4), "head": kind(4, 4)})
+
+
+class Extra(nn.Linear):
+    def get_extra_state(self):
+        return {"step": 1}
+
+
 NONE = r"target_modules .* match none .*'body.0.q_proj', 'body.0.v_proj'.*'head'"
+HAS = "names a layer that has an adapter: merge_lora"
 BOTH = ["q_proj", "head"]
 WRONG = [
     *((Network, pattern, {}, NONE) for pattern in ("proj", "Q_PROJ", "norm", r"body\.\d\..*", [])),
@@ -291,6 +308,20 @@ WRONG = [
     (Network, "q_proj", {"alpha": -float("inf")}, "must be finite numbers"),
     (Network, BOTH, {"init": "none"}, "init must be"),
     (Network, BOTH, {"colour": "red"}, "colour"),
+    (Network, "q_proj", {"bias": "none"}, "'none', not True or False"),
+    (Network, "q_proj", {"alpha_pattern": {}}, "once for each alpha"),
+    (Network, "q_proj", {"dtype": torch.complex64}, "cannot compute beside a layer of torch.float"),
+    (adapted, "v_proj", {"modules_to_save": "head"}, HAS),
+    (adapted, "v_proj", {"modules_to_save": "head.*"}, HAS),
+    (saved_head, "head", {}, "stand in modules_to_save"),
+    (with_head(Extra), "q_proj", {"modules_to_save": "head"}, "no extra state"),
+    (
+        with_head(lambda *sizes: Integers(*sizes)),
+        "q_proj",
+        {"modules_to_save": "head"},
+        "holds whole numbers",
+    ),
+    (lambda: nn.Sequential(nn.LazyLinear(4)), "0", {}, "run one batch through the model first"),
     (TinyLM, "lm_head", {}, r"\['embed', 'lm_head'\] share one weight"),
 ]
 
@@ -421,6 +452,12 @@ def smaller():
     return nn.ModuleDict({"head": nn.Linear(4, 3)})
 
 
+def joined():
+    model = Network()
+    model.body[1] = model.body[0]
+    return model
+
+
 ANY = (Network, adapted)
 LOST = r"a.safetensors.*'alpha': 1.0.*in \['body.0.q_proj"
 REFUSED = [  # what was done to a file, models that refuse it, in which words
@@ -432,6 +469,9 @@ REFUSED = [  # what was done to a file, models that refuse it, in which words
     (lambda t, a: ({n: v.to(torch.complex64) for n, v in t.items()}, a), ANY, "complex"),
     (put(FIRST, torch.full((1, 2), float("nan"))), ANY, rf"{FIRST} .* not finite"),
     (put(FIRST, torch.full((1, 2), -float("inf"))), ANY, rf"{FIRST} .* not finite"),
+    (put(FIRST, torch.full((1, 2), 1e6)), [lambda: adapted(dtype="float16")], "too large for this"),
+    (lambda t, a: (t, a), [joined], "body.0.q_proj and others for body.1.q_proj, which are one"),
+    (lambda t, a: (t, a), [saved_head], "stands in modules_to_save already"),
     (lambda t, a: (t, {}), ANY, r"a.safetensors adapts \{\}"),
     (lambda t, a: (t, a), [lambda: adapted(alpha=2.0)], LOST),
     (lambda t, a: (t, a), [lambda: adapted(bias=True)], LOST),
@@ -477,6 +517,8 @@ def test_what_cannot_be_read_or_written_is_said(monkeypatch, tmp_path):
         load_lora(Network(), file)
     with pytest.raises(FileNotFoundError):
         load_lora(Network(), tmp_path / "b")
+    with pytest.raises(FileNotFoundError):
+        save_lora(adapted(), tmp_path / "nowhere" / "b")
     for write in (lora_state_dict, lambda model: save_lora(model, file)):
         with pytest.raises(ValueError, match="call apply_ndlinear_lora"):
             write(Network())
@@ -589,6 +631,53 @@ def test_sharded_models_are_adapted_first_and_saved_whole(one_process, tmp_path)
         assert not adapted_names(bare) and all(p.requires_grad for p in bare.parameters())
     with pytest.raises(ValueError, match="put the adapters on first, then call fully_shard"):
         NdLinearLoRA(sharded[0])
+
+
+def hooked():
+    layer = nn.Linear(24, 30)
+    layer.register_forward_hook(lambda layer, inputs, y: 2 * y)
+    return layer
+
+
+class Tripled(nn.Linear):
+    def forward(self, x):
+        return 3 * super().forward(x)
+
+
+def broken():
+    layer = nn.Linear(24, 30)
+    nn.init.constant_(layer.weight, torch.nan)
+    return layer
+
+
+UNMERGED = [
+    (hooked, "computes something else than its weight and bias say"),
+    (lambda: Tripled(24, 30), r"test_lora.Tripled computes something else"),
+    (lambda: parametrizations.weight_norm(nn.Linear(24, 30)), "remove_parametrizations"),
+    (lambda: prune.random_unstructured(nn.Linear(24, 30), "weight", 0.5), "prune.remove"),
+    (lambda: nn.Linear(24, 30, device="meta"), "on the meta device"),
+    (broken, "^1 would hold numbers that are not finite"),
+]
+
+
+@pytest.mark.parametrize(("make", "words"), UNMERGED, ids=range(len(UNMERGED)))
+def test_an_update_that_merging_would_lose_or_bend_is_not_merged(make, words):
+    model = stirred(nn.Sequential(NdLinearLoRA(nn.Linear(20, 24)), NdLinearLoRA(make())))
+    before = model[0].base_layer.weight.clone()
+    with pytest.raises((ValueError, TypeError), match=words):
+        merge_lora(model)
+    assert adapted_names(model) == ["0", "1"] and torch.equal(model[0].base_layer.weight, before)
+    if words.endswith(("say", "else")):
+        with pytest.raises(TypeError, match=words):
+            model[1].merge()
+
+
+@pytest.mark.parametrize("targets", ["*", "1"])
+def test_a_merged_weight_that_others_hold_stays_theirs(targets):
+    model, x = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6)), torch.randn(3, 6)
+    model[1].weight = model[0].weight
+    y = stirred(apply_ndlinear_lora(model, targets))(x)
+    torch.testing.assert_close(merge_lora(model)(x), y, atol=1e-4, rtol=1e-4)
 
 
 def test_merge_lora_names_the_way_where_the_model_is_an_adapter():
