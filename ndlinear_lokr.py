@@ -165,7 +165,7 @@ def _doubt_alphas(tensors: Mapping[str, Tensor], rank: int) -> None:
         second, alpha = (tensors.get(f"{name}.{part}") for part in ("lokr_w2", "alpha"))
         if second is None or second.shape[2:].numel() > 1 or alpha is None:
             continue
-        if alpha.is_floating_point() and alpha.numel() == 1 and 0 < alpha.item() < rank:
+        if not alpha.is_complex() and alpha.numel() == 1 and 0 < alpha.item() < rank:
             low[name] = alpha.item()
     if low:
         name, alpha = next(iter(low.items()))
@@ -354,6 +354,12 @@ def _check_scale(scale: Scale, names: Iterable[str]) -> None:
     if isinstance(scale, Mapping) and "peft_type" in scale:
         if str(scale["peft_type"]).rpartition(".")[2] not in ("LOKR", "LORA"):
             raise ValueError(f"the configuration is of {scale['peft_type']}, not of LOKR or LORA")
+        start = str(scale.get("init_lora_weights"))
+        if start.startswith(("pissa", "olora", "corda", "loftq", "lora_ga")):
+            raise ValueError(
+                f"the start {start!r} changed the base weights, too, and the adapter alone is not the "
+                "update: save it with path_initial_model_for_weight_conversion of PEFT"
+            )
     elif isinstance(scale, Mapping):
         if missing := [name for name in names if name not in scale]:
             raise ValueError(f"scale has no number for {missing[:5]}: give one for each layer")
@@ -460,7 +466,7 @@ def load_lokr(
     >>> load_lokr(model, file)[0].adapter
     NdLinear((3, 2), (2, 4), transform_outer=True, bias=False, init='linear')
     """
-    if fixed := sorted(options.keys() & {"alpha", "input_dims", "hidden_size"}):
+    if fixed := sorted(options.keys() & {"alpha", "input_dims", "hidden_size", "bias"}):
         raise TypeError(f"leave out {fixed}: the file says it; scale= takes the place of its alpha")
     held, scale = _opened(tensors, scale, prefix)
     layers, reasons = _read(held, scale, _lokr_layer, PARTS)
@@ -615,6 +621,8 @@ def _for_dtype(update: Update, dtype: torch.dtype) -> Update:
 def lokr_tensors(model: nn.Module, prefix: str = "") -> dict[str, Tensor]:
     """The adapters of a model as a LoKr file with full factors, which hold the scale.
 
+    Not what was trained in modules_to_save, for which such files have no place.
+
     Args:
         model: with NdLinearLoRA layers of two modes without biases.
         prefix: before the names of the layers. One that ends in "_", such as LyCORIS's "lycoris_",
@@ -646,6 +654,11 @@ def lokr_tensors(model: nn.Module, prefix: str = "") -> dict[str, Tensor]:
         first, second = (weight.to(_wide(dtype)) for weight in weights)
         first, second, _ = _for_dtype(Update(layer.alpha * first, second, 1.0), dtype)
         kernel = getattr(layer.base_layer, "kernel_size", ())
+        if f"{start}.lokr_w1" in tensors:
+            raise ValueError(
+                f"two layers would have the name {start}, the second is {name}: give a prefix that "
+                "does not end in '_', which leaves the dots"
+            )
         tensors[f"{start}.lokr_w1"] = first
         tensors[f"{start}.lokr_w2"] = second.reshape(*second.shape, *kernel)
         tensors[f"{start}.alpha"] = torch.tensor(1.0)
@@ -886,7 +899,7 @@ def _converted(given: argparse.Namespace, left_out: dict[str, str] | None) -> tu
     tensors, scale = _opened(given.source, given.scale, given.prefix)
     if given.to == "lokr":
         return lora_to_lokr(tensors, scale, left_out=left_out)
-    dotted = any("." in key.rpartition(".")[0] for key in tensors)
+    dotted = any("." in name for name in _by_layer(tensors, PARTS)[0])
     names = LORA[0] if (given.names or ("peft" if dotted else "kohya")) == "peft" else LORA[1]
     return lokr_to_lora(tensors, given.rank, scale=scale, names=names, left_out=left_out)
 

@@ -171,6 +171,10 @@ def test_what_is_no_lokr_is_not_written(model):
     three = apply_ndlinear_lora(model, "to_q", input_dims=(2, 3, 4), hidden_size=(2, 3, 5))
     with pytest.raises(ValueError, match="two modes"):
         lokr.lokr_tensors(three)
+    alike = apply_ndlinear_lora(tree("a_b.c", "a.b_c"), "*")
+    with pytest.raises(ValueError, match=r"the name lycoris_a_b_c, the second is a\.b_c: give a"):
+        lokr.lokr_tensors(alike, "lycoris_")
+    assert len(lokr.lokr_tensors(alike)) == 6
 
 
 def test_peft_reads_and_writes_the_same_numbers(model, x):
@@ -232,6 +236,14 @@ def test_the_command_makes_a_lora_and_a_lokr(tmp_path, capsys):
     assert made["lycoris_point.lora_down.weight"].shape == (12, 4, 1, 1)
     lokr.main([str(lora), str(again), "--to", "lokr"])
     assert set(lokr.read_lokr(again)) == {"lycoris_q", "lycoris_point"}
+
+
+def test_the_command_names_matrices_as_the_layers_that_are_converted(tmp_path):
+    """Not as those that it leaves out, here a LoRA with dots in its keys."""
+    source, target = tmp_path / "in", tmp_path / "out"
+    save_file(sdxl_file(), source)
+    lokr.main([str(source), str(target), "--to", "lora", "--rank", "2", "--skip"])
+    assert {key.partition(".")[2] for key in load_file(target)} == set(lokr.LORA[1])
 
 
 @pytest.mark.parametrize(
@@ -440,10 +452,12 @@ REFUSED = [  # a model's layers, a file, options, in which words
     ("a_b.c a.b_c", named("a_b_c"), {}, r"several layers: .*a_b\.c.*rename"),
     ("a.b", named("a_b", "a.b"), {}, "one layer of this model"),
     ("q", named("q"), {"alpha": 2.0}, r"leave out \['alpha'\].*scale="),
+    ("q", named("q"), {"bias": True}, r"leave out \['bias'\]"),
     ("q", named("q"), {"r": 8}, "has no r: leave it out"),
     ("q", named("q"), {"scale": NAN}, "the scale is nan"),
     ("q", named("q"), {"scale": {"v": 1.0}}, r"no number for \['lycoris_q'\]"),
     ("q", named("q"), peft_scale(peft_type="IA3"), "of IA3, not of LOKR"),
+    ("q", named("q"), peft_scale(init_lora_weights="pissa_niter_4"), "changed the base weights"),
     ("q", named("q"), peft_scale(r=None), "r in adapter_config.json is None"),
     ("q", named("q"), peft_scale(r=0), r"r in adapter_config.json is 0\.0"),
     ("q", named("q"), peft_scale(alpha_pattern={"(": 1}), "alpha_pattern in"),
