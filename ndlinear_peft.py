@@ -39,8 +39,17 @@ if (_met := getattr(ndlinear_lora, "__version__", "unknown")) != __version__:
         f"this ndlinear_peft.py is of version {__version__}, {ndlinear_lora.__file__} of version "
         f"{_met}: copy both from one release, side by side"
     )
-from ndlinear import NdLinear, kronecker_weight, near_square
-from ndlinear_lora import adaptable, adapter_dtype, dense_weight, kind_of, refuse_sharded
+from ndlinear import NdLinear, _read_only, kronecker_weight, near_square
+from ndlinear_lora import (
+    _is_conv1d,
+    _ToRead,
+    adaptable,
+    adapter_dtype,
+    dense_weight,
+    kind_of,
+    refuse_sharded,
+    weight_to_write,
+)
 
 __all__ = ["NdLinearConfig", "NdLinearLora", "load"]
 
@@ -138,6 +147,7 @@ class NdLinearLora(nn.Module, LoraLayer):
         self.layers: dict[str, NdLinear] = {}  # of these two factors; not a submodule itself
         self.added: dict[str, tuple[float, list[Tensor]]] = {}  # scale and factors, as merged
         self._active_adapter = adapter_name
+        self.train(base_layer.training)
         alpha = options.get("lora_alpha", 1.0)
         self.update_layer(adapter_name, 1, alpha, config=config)
 
@@ -154,7 +164,8 @@ class NdLinearLora(nn.Module, LoraLayer):
         self.r[adapter_name] = r
         self.lora_alpha[adapter_name] = lora_alpha
         self.scaling[adapter_name] = float(lora_alpha)
-        self.lora_dropout[adapter_name] = nn.Dropout(dropout) if dropout else nn.Identity()
+        drop = nn.Dropout(dropout) if dropout else nn.Identity()
+        self.lora_dropout[adapter_name] = drop.train(self.training)
         dims, hidden = near_square(self.in_features), near_square(self.out_features)
         adapter = NdLinear(dims, hidden, bias=False).to(adapter_dtype(self.get_base_layer()))
         nn.init.zeros_(adapter.weights[-1])
@@ -170,6 +181,25 @@ class NdLinearLora(nn.Module, LoraLayer):
         return self.scaling[adapter_name] * kronecker_weight(self.layers[adapter_name])
 
     @property
+    def weight(self) -> Tensor:
+        """The base weight; with what adapters add to it where torch and others read it, not call.
+
+        So do nn.MultiheadAttention and, in evaluation, nn.TransformerEncoderLayer. A quantised one
+        is given as it is.
+        """
+        layer = self.get_base_layer()
+        total = layer.weight
+        names = [] if self.disable_adapters else self._acting()
+        try:
+            dense_weight(layer)
+        except TypeError:
+            return total
+        for name in names:
+            part = self._missing(name) * kronecker_weight(self.layers[name])
+            total = total + (part.T if _is_conv1d(layer) else part).to(total)
+        return _read_only(total, _ToRead) if names else total
+
+    @property
     def lora_A(self) -> nn.ModuleDict:
         """Where PEFT looks for the names of the adapters."""
         return self.lora_first
@@ -177,7 +207,7 @@ class NdLinearLora(nn.Module, LoraLayer):
     @torch.no_grad()
     def merge(self, safe_merge: bool = False, adapter_names: list[str] | None = None) -> None:
         """Add updates to the base weight; TypeError if that one is quantised."""
-        weight = dense_weight(self.get_base_layer()).data
+        weight = weight_to_write(self.get_base_layer()).data
         stale = [name for name in self.added if self._missing(name)]
         for name in stale:
             self._take_out(name)
@@ -213,6 +243,11 @@ class NdLinearLora(nn.Module, LoraLayer):
         merged = self.added[name][0] if name in self.added else 0.0
         return self.scaling.get(name, merged) - merged  # a deleted one has no scale of its own
 
+    def _acting(self) -> list[str]:
+        """The active adapters that are not in the base weight as they are."""
+        own = [name for name in self.active_adapters if name in self.layers]
+        return [name for name in own if name not in self.added or self._missing(name)]
+
     def scale_layer(self, scale: float) -> None:
         """Multiply the scales of the active adapters."""
         for name in self.active_adapters:
@@ -247,9 +282,8 @@ class NdLinearLora(nn.Module, LoraLayer):
                 update = self.scaling[name] * self._update(name, x[rows])
                 result = result.index_add(0, rows.nonzero().flatten(), update.to(y.dtype))
             return result
-        for name in self.active_adapters:
-            if name in self.layers and (scale := self._missing(name)):
-                result = result + scale * self._update(name, x)
+        for name in self._acting():
+            result = result + self._missing(name) * self._update(name, x)
         return result.to(y.dtype)
 
     def __repr__(self) -> str:
@@ -267,8 +301,14 @@ def load(
 
     Returns:
         The PeftModel.
+
+    Raises:
+        ValueError: the folder holds none, or the model has one of this name that is merged, has
+            other scales or stands on other layers.
     """
-    found = PeftConfig.from_pretrained(folder)
+    places = ("subfolder", "revision", "cache_dir", "token")
+    place = {name: options[name] for name in places if name in options}
+    found = PeftConfig.from_pretrained(folder, **place)
     if not _is_ours(found):
         raise ValueError(f"{folder} holds no NdLinear adapter; load it with PeftModel")
     known = {field.name for field in dataclasses.fields(NdLinearConfig) if field.init}
@@ -280,8 +320,28 @@ def load(
             both = ("low_cpu_mem_usage", "autocast_adapter_dtype")
             shared = {name: options[name] for name in both if name in options}
             model.add_adapter(adapter_name, config, **shared)
-        model.load_adapter(folder, adapter_name, is_trainable=is_trainable, **options)
+        _refuse_another(model, adapter_name, config)
+        read = model.load_adapter(folder, adapter_name, is_trainable=is_trainable, **options)
+        if read.unexpected_keys:
+            raise ValueError(
+                f"{folder} is not of adapter {adapter_name} as this model has it: "
+                f"{read.unexpected_keys[:5]} were not read"
+            )
         return model
     return PeftModel.from_pretrained(
         model, folder, adapter_name, is_trainable=is_trainable, config=config, **options
     )
+
+
+def _refuse_another(model: PeftModel, name: str, config: NdLinearConfig) -> None:
+    """ValueError if new numbers in an adapter that there is would not give what was saved."""
+    own = model.peft_config[name]
+    scales = [(one.lora_alpha, one.alpha_pattern) for one in (own, config)]
+    if scales[0] != scales[1]:
+        raise ValueError(
+            f"adapter {name} of this model has lora_alpha and alpha_pattern {scales[0]}, the one in "
+            f"the folder {scales[1]}: give another adapter_name, or delete_adapter({name!r}) first"
+        )
+    layers = (layer for layer in model.modules() if isinstance(layer, NdLinearLora))
+    if any(name in layer.merged_adapters for layer in layers):
+        raise ValueError(f"adapter {name} is merged: call unmerge_adapter() first")

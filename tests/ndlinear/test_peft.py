@@ -270,7 +270,84 @@ def test_scales_as_peft_s_helper_changes_them(x):
         torch.testing.assert_close(half, (y + plain) / 2, atol=1e-4, rtol=1e-4)
 
 
+def test_a_weight_that_is_not_held_is_not_merged_into():
+    plain = base()
+    nn.utils.parametrizations.weight_norm(plain[2])
+    with pytest.raises(TypeError, match="remove_parametrizations"):
+        adapted(plain, target_modules=["2"]).merge_adapter()
+
+
 # --------------------------------------------------------------------------------------------- what PEFT's users do, too
+@pytest.mark.parametrize("targets", [["linear1", "linear2"], ["out_proj"]])
+def test_code_that_reads_weights_and_does_not_call_sees_the_update(targets):
+    """As torch's encoder does in evaluation, and its attention always."""
+    torch.manual_seed(0)
+    plain = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+    model, x = adapted(copy.deepcopy(plain), target_modules=targets), torch.randn(2, 3, 16)
+    dense = copy.deepcopy(model)
+    dense.merge_adapter()
+    wanted = dense.train()(x)
+    assert not alike(wanted, plain(x))
+    y = model.train()(x)
+    y.sum().backward()
+    assert all(p.grad.any() for p in model.parameters() if p.requires_grad)
+    with torch.no_grad():
+        for other in (y, model.eval()(x), dense.eval()(x)):
+            torch.testing.assert_close(other, wanted, atol=1e-4, rtol=1e-4)
+        with model.disable_adapter():
+            torch.testing.assert_close(model(x), plain.eval()(x), atol=1e-4, rtol=1e-4)
+
+
+def test_adapters_come_in_the_mode_of_their_layers(x):
+    options = {"target_modules": ["0", "2"], "lora_dropout": 0.5}
+    model = adapted(base().eval(), **options)
+    model.add_adapter("second", NdLinearConfig(**options))
+    for name in ("default", "second"):
+        stirred(model, name, 0).set_adapter(name)
+        assert torch.equal(model(x), model(x))
+    assert not torch.equal(model.train()(x), model(x))
+
+
+def test_a_scale_of_zero_still_has_gradients(x):
+    model = adapted(lora_alpha=0.0)
+    model(x).sum().backward()
+    assert alike(model(x), base()(x)) and all(
+        p.grad is not None for p in model.parameters() if p.requires_grad
+    )
+
+
+def test_an_adapter_in_a_subfolder_is_read_with_its_own_configuration(x, tmp_path):
+    model = adapted(target_modules=["0"])
+    model.add_adapter("other", NdLinearConfig(target_modules=["0", "2"], lora_alpha=3.0))
+    stirred(model, "other", 1).set_adapter("other")
+    model.save_pretrained(tmp_path)
+    again = load(base(), tmp_path, subfolder="other")
+    assert alike(again(x), model(x))
+    load(again, tmp_path, "third", subfolder="other")
+    again.set_adapter("third")
+    assert alike(again(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: adapted(lora_alpha=5.0), r"\(5\.0, \{\}\), the one in the folder \(2\.0, \{\}\)"),
+        (lambda: adapted(alpha_pattern={"0": 1.0}), "lora_alpha and alpha_pattern"),
+        (lambda: adapted(target_modules=["0"]), r"'base_model.model.2.lora_first.* were not read"),
+        (lambda: merged(adapted()), r"is merged: call unmerge_adapter\(\) first"),
+    ],
+)
+def test_an_adapter_is_not_read_into_another_one(make, words, tmp_path):
+    adapted().save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=words):
+        load(make(), tmp_path)
+
+
+def merged(model):
+    model.merge_adapter()
+    return model
+
+
 def test_adapters_mixed_in_a_batch(both, x):
     model, _ = both
     names = ["second", "__base__", "default"]
