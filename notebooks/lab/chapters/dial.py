@@ -335,7 +335,7 @@ SHARED = {"linear": "linear-scrambled", "text-scrambled": "text", "text-local": 
 PANELS = {  # what a figure calls a reading
     "text": "as the text names the parts",
     "linear": "linear parts alone",
-    "linear-scrambled": "linear parts, permuted",
+    "linear-scrambled": "linear parts, permuted, rescaled",
 }
 
 
@@ -363,12 +363,6 @@ def ends(runs: pd.DataFrame) -> pd.DataFrame:
             rows.append((reading, alpha, *two, *np.exp(interval(logs[alpha]))))
     names = ["reading", "alpha", "ndlinear", "dense", "ratio", "ratio_low", "ratio_high"]
     return pd.DataFrame(rows, columns=names)
-
-
-def by_budget(runs: pd.DataFrame) -> dict[str, pd.DataFrame]:
-    """The runs of each reading and number of steps, under a name that says both."""
-    groups = runs.groupby(["reading", "steps"], sort=False)
-    return {f"{reading}, {steps:,} steps": part for (reading, steps), part in groups}
 
 
 def along(runs: pd.DataFrame, reading: str) -> pd.DataFrame:

@@ -1,7 +1,8 @@
 """Diffusion transformers (DiT) small enough for one processor core: the network, its training and
 sampling, and what is measured on the samples.
 
-The module that the evidence exchanges, the timestep embedder, is handed in.
+The network has the parameter names of the public DiT checkpoints. The module that the evidence
+exchanges, the timestep embedder, is handed in.
 
 No distance here is an FID: features come from a classifier that is trained in this module.
 """
@@ -124,6 +125,7 @@ class DiT(nn.Module):
     ):
         super().__init__()
         self.channels, self.patch, self.classes = channels, patch, classes
+        # names as in the public checkpoints
         self.x_embedder = nn.ModuleDict({"proj": nn.Conv2d(channels, width, patch, stride=patch)})
         self.t_embedder = nn.ModuleDict({"mlp": dense_embedder(width)})
         self.y_embedder = nn.ModuleDict({"embedding_table": nn.Embedding(classes + 1, width)})
