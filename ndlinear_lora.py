@@ -293,7 +293,13 @@ def _unrows(layer: nn.Module, y: Tensor) -> Tensor:
 
 
 def refuse_sharded(layer: nn.Module) -> None:
-    """ValueError if a weight is a DTensor: each process would draw and train its own adapter."""
+    """ValueError if a weight is a DTensor: each process would draw and train its own adapter; or
+    if accelerate has offloaded it: the adapter would be where the weight is, nowhere."""
+    if hasattr(layer, "_hf_hook") and layer.weight.is_meta:
+        raise ValueError(
+            "the weight of this layer is offloaded: put the adapters on first, then call "
+            "accelerate.cpu_offload or dispatch_model"
+        )
     if any(hasattr(parameter, "device_mesh") for parameter in layer.parameters()):
         raise ValueError(
             "the weights are spread over several processes already, and each would train another "

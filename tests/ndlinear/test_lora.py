@@ -284,6 +284,13 @@ def with_head(kind):
     return lambda: nn.ModuleDict({"q_proj": nn.Linear(4, 4), "head": kind(4, 4)})
 
 
+def offloaded():
+    """As accelerate leaves a model whose weights are elsewhere between two calls."""
+    model = nn.Sequential(nn.Linear(4, 4, device="meta"))
+    model[0]._hf_hook = None
+    return model
+
+
 class Extra(nn.Linear):
     def get_extra_state(self):
         return {"step": 1}
@@ -321,6 +328,7 @@ WRONG = [
         {"modules_to_save": "head"},
         "holds whole numbers",
     ),
+    (offloaded, "0", {}, "is offloaded: put the adapters on first"),
     (lambda: nn.Sequential(nn.LazyLinear(4)), "0", {}, "run one batch through the model first"),
     (TinyLM, "lm_head", {}, r"\['embed', 'lm_head'\] share one weight"),
 ]
