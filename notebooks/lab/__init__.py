@@ -9,7 +9,7 @@ Imports go down only: `chapters` and `tools` -> `page` -> `records` -> `data` ->
 
 from . import reads, modes  # isort: skip  (first: modes puts ndlinear.py on the import path)
 from . import counts, machine, records, released, stats, timing
-from .counts import costs, count_macs
+from .counts import count_macs
 from .data import load, split
 from .machine import require
 from .modes import LabError, mode, pick
