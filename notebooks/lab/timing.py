@@ -64,13 +64,13 @@ def rounds(
 
 
 # ----------------------------------------------------------------------------------------------------------- statistics
-def median_interval(values, level: float = 0.95) -> tuple[float, float, float]:
-    """Median with the interval between two order statistics that holds the true median with at least ``level``, whatever the
+def median_interval(values) -> tuple[float, float, float]:
+    """Median with the interval between two order statistics that holds the true median with at least 95 %, whatever the
     distribution (the sign test turned round). Fewer than six values decide nothing: (-inf, inf)."""
     values = np.sort(np.asarray(values, dtype=float))
     from scipy.stats import binom  # takes a second to import, and few pages need it
 
-    k = int(binom.ppf(0.5 - level / 2, values.size, 0.5))
+    k = int(binom.ppf(0.025, values.size, 0.5))
     low, high = (values[k - 1], values[-k]) if k > 0 else (-np.inf, np.inf)
     return float(np.median(values)), float(low), float(high)
 
