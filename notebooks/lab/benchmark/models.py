@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import bisect
 import functools
+import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -150,52 +151,44 @@ POWERS = [2**k for k in range(1, 8)]
 
 def sizes(kind: str, axes: Sequence[int], hidden: Sequence[int]) -> list[Size]:
     """All sizes of a kind of layer between two tables, the smallest first."""
-    inputs, outputs = math.prod(axes), math.prod(hidden)
-    if kind == "dense":
-        found = [(inputs * outputs, layers.Dense, (inputs, outputs))]
-    elif kind in ("low-rank", "bottleneck"):
-        make = {"low-rank": layers.LowRank, "bottleneck": layers.Bottleneck}[kind]
-        found = [
-            (rank * (inputs + outputs), make, (inputs, outputs, rank))
-            for rank in range(1, min(inputs, outputs) + 1)
-        ]
-    elif kind == "ndlinear-sum":
-        two = [(part[0], math.prod(part[1:])) for part in (axes, (16, 16))]
-        (d, e), (a, b) = two
-        found = [
-            (terms * (a * d + b * e), KroneckerSum, (*two, terms))
-            for terms in range(2, min(a * d, b * e) + 1)
-        ]
-    else:
-        found = list(_padded(kind, inputs, outputs))
-    found.sort(key=lambda each: each[0])
+    found = sorted(_every(kind, axes, math.prod(hidden)), key=lambda each: each[0])
+    inputs = math.prod(axes)
     return [
         Size(count, functools.partial(_made, make, args, inputs)) for count, make, args in found
     ]
 
 
-def _padded(kind: str, inputs: int, outputs: int):
-    """Sizes of the layers whose blocks must divide the inputs, which are padded to the next multiple."""
+def _every(kind: str, axes: Sequence[int], outputs: int) -> Iterator[tuple[int, type, tuple]]:
+    """Weights, class and arguments of each size; where blocks must divide the inputs, these are padded to the next multiple."""
+    inputs = math.prod(axes)
+    ranks = range(1, min(inputs, outputs) + 1)
 
     def up(multiple):
         return -(-inputs // multiple) * multiple
 
-    if kind == "blocks":
+    if kind == "dense":
+        yield inputs * outputs, layers.Dense, (inputs, outputs)
+    elif kind in ("low-rank", "bottleneck"):
+        make = {"low-rank": layers.LowRank, "bottleneck": layers.Bottleneck}[kind]
+        for rank in ranks:
+            yield rank * (inputs + outputs), make, (inputs, outputs, rank)
+    elif kind == "ndlinear-sum":
+        two = [(part[0], math.prod(part[1:])) for part in (axes, (16, 16))]
+        (d, e), (a, b) = two
+        for terms in range(2, min(a * d, b * e) + 1):
+            yield terms * (a * d + b * e), KroneckerSum, (*two, terms)
+    elif kind == "blocks":
         for blocks in [*POWERS, outputs]:
-            yield (
-                up(blocks) * outputs // blocks,
-                layers.BlockDiagonal,
-                (up(blocks), outputs, blocks),
-            )
+            args = up(blocks), outputs, blocks
+            yield up(blocks) * outputs // blocks, layers.BlockDiagonal, args
     elif kind == "blast":
-        for rank in range(1, min(inputs, outputs) + 1):
+        for rank in ranks:
             yield rank * (up(4) + outputs + 16), layers.Blast, (up(4), outputs, rank, 4)
     elif kind == "monarch":
-        for m in POWERS:
-            for a in POWERS:
-                folds = (m, up(m) // m), (a, outputs // a)
-                if folds[0][1] > 1:
-                    yield m * a * (folds[0][1] + folds[1][1]), layers.BlockTensorTrain, folds
+        for m, a in itertools.product(POWERS, POWERS):
+            n, c = up(m) // m, outputs // a
+            if n > 1:
+                yield m * a * (n + c), layers.BlockTensorTrain, ((m, n), (a, c))
     else:
         raise LabError(f"no kind of layer {kind!r}; there are {', '.join(NAMES)}")
 

@@ -15,7 +15,7 @@ import pandas as pd
 from ..data.with_axes import CONTROLS, SETS
 from ..page import figures
 from ..page.show import cells, grid, put
-from . import models, protocol, reading
+from . import models, reading
 from .models import NONE, OURS
 from .protocol import SIZES
 from .reading import BETTER, OPEN, WORSE, Key, Rows
@@ -217,11 +217,3 @@ def draw_kinds(axis, rows: Rows, budget: str) -> None:
     axis.set_ylim(len(found) - 0.5, -0.5)
     axis.set_xticks([])
     axis.set_xlabel(f"{models.NAMES[OURS[budget]]}\n(right: better)")
-
-
-def samples(rows: Rows) -> dict[str, int]:
-    """The most training cases of each sample size."""
-    return {
-        size: max(int(rows.parts[name, size]["samples"]) for name in protocol.EVERY)
-        for size in SIZES
-    }

@@ -21,6 +21,7 @@ from ndlinear_guide.rates import rates as rates_by_rule
 
 from ..data.with_axes import CONTROLS, SENTENCES, SETS, Table, clipped, scaling, tables, turned
 from ..modes import LabError
+from ..stats import best_rates as lowest_rates
 from ..train import Split
 from ..train.many import Adam, Fitted, Plan, fit
 from ..train.scores import accuracy
@@ -269,10 +270,8 @@ def by_rate(rows: pd.DataFrame) -> pd.DataFrame:
 
 def best_rates(found: pd.DataFrame) -> pd.DataFrame:
     """For each cell the rate with the lowest mean log validation loss over the cuts, and the least and the largest that was tried."""
-    means = np.log(found["val_loss"]).groupby([found[name] for name in (*CELL, "lr")]).mean()
-    each = means.reset_index().groupby(CELL, sort=False)
-    best = means.groupby(level=CELL, sort=False).idxmin().map(lambda key: key[-1])
-    return pd.DataFrame({"lr": best, "least": each["lr"].min(), "largest": each["lr"].max()})
+    best = lowest_rates(found.assign(loss=np.log(found["val_loss"])), CELL, "loss")
+    return best[["lr"]].join(found.groupby(CELL)["lr"].agg(least="min", largest="max"))
 
 
 def grown(found: pd.DataFrame) -> list[dict]:

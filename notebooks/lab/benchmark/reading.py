@@ -84,6 +84,16 @@ class Rows:
     def has(self, key: Key) -> bool:
         return key in self.tested
 
+    def left(self, name: str, size: str) -> int:
+        """The cases that a cut leaves to train on, by the rule for cuts that share cases."""
+        part = self.parts[name, size]
+        return int(part["pool"] - part["tested"] - part["validated"])
+
+    def over_cuts(self, name: str, size: str, values: np.ndarray) -> tuple[float, float, float]:
+        """Mean and interval of a value for each cut of a set."""
+        tested_on = int(self.parts[name, size]["tested"])
+        return over_cuts(values, trained_on=self.left(name, size), tested_on=tested_on)
+
 
 # --------------------------------------------------------------------------------------------------------- two models
 def compare(rows: Rows, one: Callable, other: Callable, sets: Sequence[str]) -> pd.DataFrame:
@@ -115,13 +125,9 @@ def across(rows: Rows, values: Callable, sets: Sequence[str]) -> pd.DataFrame:
             continue
         each["both"] = (each["small"] + each["large"]) / 2
         each["growth"] = each["large"] - each["small"]
-        parts = {size: rows.parts[name, size] for size in SIZES}
-        left = {s: int(p["pool"] - p["tested"] - p["validated"]) for s, p in parts.items()}
-        widest = max(SIZES, key=lambda size: parts[size]["tested"] / left[size])
+        widest = max(SIZES, key=lambda s: rows.parts[name, s]["tested"] / rows.left(name, s))
         for size, own in each.items():
-            of = size if size in SIZES else widest
-            tested_on = int(parts[of]["tested"])
-            mean, low, high = over_cuts(own, trained_on=left[of], tested_on=tested_on)
+            mean, low, high = rows.over_cuts(name, size if size in SIZES else widest, own)
             error = (high - mean) / float(stdtrit(len(own) - 1, 0.975))
             result = BETTER if high < 0 else WORSE if low > 0 else OPEN
             row = {"data": name, "size": size, "mean": mean, "low": low, "high": high}
@@ -206,12 +212,11 @@ def leaders(rows: Rows, budget: str) -> pd.DataFrame:
     found = []
     for name, size in itertools.product(SETS, SIZES):
         keys = [Key(name, size, OURS[budget], budget), *rivals(rows, name, size, budget)]
-        first = min(keys, key=lambda key: rows.tested[key].mean())
-        for key in keys:
-            pair = [lambda _, s, k=k: k._replace(size=s) for k in (key, first)]
-            beside = compare(rows, *pair, [name]).set_index("size")
-            near = key == first or beside.loc[size, "result"] != WORSE
-            found.append({"data": name, "layer": key.layer, "best": key == first, "near": near})
+        tests = {key.layer: rows.tested[key] for key in keys}
+        best = min(tests, key=lambda layer: tests[layer].mean())
+        for layer, losses in tests.items():
+            near = rows.over_cuts(name, size, losses - tests[best])[1] <= 0
+            found.append({"data": name, "layer": layer, "best": layer == best, "near": near})
     return _shares(pd.DataFrame(found))
 
 
