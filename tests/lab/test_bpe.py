@@ -14,27 +14,29 @@ TEXT = "the theatre; the thaw, the bathe—then 1901 19 1901!\n\nThey bathe ther
 
 
 def by_definition(text, merges):
-    """The pairs of the most frequent neighbours, counted anew after each merge over all words of the text."""
+    """The symbols after so many merges of the most frequent neighbours, counted anew each time over all words of the text."""
     words = [[bytes([b]) for b in word.encode()] for word in bpe.words(text)]
     number = {bytes([b]): b for b in range(256)}
-    found = []
     for k in range(merges):
         counts = collections.Counter(pair for word in words for pair in itertools.pairwise(word))
         a, b = min(counts, key=lambda p: (-counts[p], number[p[0]], number[p[1]]))
-        found.append((number[a], number[b]))
         number.setdefault(a + b, 256 + k)
         for word in words:
             for i in range(len(word)):
                 if tuple(word[i : i + 2]) == (a, b):
                     word[i : i + 2] = [a + b]
-    return found, [number[symbol] for word in words for symbol in word]
+    return [number[symbol] for word in words for symbol in word]
 
 
-def test_the_pairs_and_the_symbols_are_those_of_the_definition():
-    found, symbols = by_definition(TEXT * 3, 25)
+def test_the_symbols_are_those_of_the_definition():
     encoding = bpe.learn(TEXT * 3, 281)
-    assert encoding.merges == found
-    assert encoding.encode(TEXT * 3).tolist() == symbols
+    assert encoding.vocabulary == 281
+    assert encoding.encode(TEXT * 3).tolist() == by_definition(TEXT * 3, 25)
+
+
+def decoded(encoding, symbols):
+    """The text of symbols, whose bytes the library spells as characters."""
+    return "".join(map(encoding.tokenizer.id_to_token, symbols)).encode("latin-1").decode()
 
 
 ENCODING = bpe.learn(TEXT, 270)
@@ -44,7 +46,7 @@ ENCODING = bpe.learn(TEXT, 270)
 @given(st.text(st.characters(codec="utf-8"), max_size=60))
 def test_words_and_symbols_give_the_text_back(text):
     assert "".join(bpe.words(text)) == text
-    assert ENCODING.decode(ENCODING.encode(text).tolist()) == text
+    assert decoded(ENCODING, ENCODING.encode(text).tolist()) == text
 
 
 # --------------------------------------------------------------------------------------------------------------- novels
