@@ -181,17 +181,15 @@ HEAD = TS.partition("1,2,3")[0].replace("@data", "@equalLength false\n@data")
 
 
 @pytest.mark.parametrize(
-    ("train", "most", "words"),
+    ("train", "words"),
     [
-        (("Other", TS), 2**20, r"not hold LSST_TRAIN\.ts; it holds Other/Other_TRAIN\.ts"),
-        (("LSST", TS), len(TS.encode()) - 1, r"unpacks to [\d,]+ bytes, more than"),
-        (("LSST", HEAD + "1,2:1\n1,2,3:9"), 2**20, "different lengths"),
-        (("LSST", HEAD + "1,2:1\n1,?:9"), 2**20, "values are missing"),
+        (("Other", TS), r"lacks LSST_TEST\.ts, LSST_TRAIN\.ts; it holds .*Other_TRAIN\.ts"),
+        (("LSST", HEAD + "1,2:1\n1,2,3:9"), "different lengths"),
+        (("LSST", HEAD + "1,2:1\n1,?:9"), "values are missing"),
     ],
 )
-def test_an_archive_that_is_not_as_it_should_be_is_refused(monkeypatch, train, most, words):
-    """It lacks the files, a member unpacks to too much, or the series are irregular."""
-    monkeypatch.setattr(files, "LARGEST", most)
+def test_an_archive_that_is_not_as_it_should_be_is_refused(train, words):
+    """It lacks the files, or the series are irregular."""
     with pytest.raises(DataError, match=words):
         series.read_zip(archive(*train), "LSST")
 
@@ -245,12 +243,6 @@ def test_quotes_and_words_for_missing_are_text_like_any_other():
 @pytest.mark.parametrize(
     ("read", "content", "words"),
     [
-        (tables.read_cardio, [b"id;age\n1;2\n"], "the columns gender, .* are missing; it has id"),
-        (tables.read_cardio, [CARDIO + b"7;" + b"1;" * 10 + b";0\n"], "values are missing"),
-        (texts.read_sst2, [b"label\ttext\n1\ta\n"] * 3, "expected the columns label and sentence"),
-        (texts.read_sst2, [b"label\tsentence\n2\ta\n"] * 3, "labels must be 0 or 1"),
-        (texts.read_cola, [b"a\tb\n"] * 3, "expected four columns"),
-        (texts.read_wikitext, [b"a b\n"] * 3, "no <unk>"),
         (
             questions.read_commonsenseqa,
             [b'{"question": {"stem": "a", "choices": []}}'] * 2,

@@ -13,7 +13,7 @@ import os
 import pathlib
 import tempfile
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,6 +82,15 @@ class Raw:
     y: np.ndarray | None
     names: tuple[str, ...]
     splits: dict[str, slice] = field(default_factory=dict)
+
+    @classmethod
+    def of_parts(cls, parts: Mapping[str, tuple], names: Iterable[str] = ()) -> Raw:
+        """Parts one after the other: name -> (inputs, classes). Inputs are an array or a list of texts; no classes: None."""
+        ends = np.cumsum([0, *(len(x) for x, _ in parts.values())]).tolist()
+        splits = {part: slice(i, j) for part, i, j in zip(parts, ends, ends[1:])}
+        x = [np.array(x, object) if isinstance(x, list) else x for x, _ in parts.values()]
+        y = [np.array(y, np.int64) for _, y in parts.values() if y is not None]
+        return cls(np.concatenate(x), np.concatenate(y) if y else None, tuple(names), splits)
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from .files import DataError, Raw
+from .files import Raw
 
 BREAK = "\f"  # begins a novel
 BLANK = "\n\n"  # between paragraphs
@@ -15,8 +15,6 @@ BLANK = "\n\n"  # between paragraphs
 def _paragraphs(novels: list[str]) -> list[str]:
     """The paragraphs of all novels; the first one of each novel but the first begins with `BREAK`."""
     whole = [text.strip() for text in novels]
-    if not all(whole):
-        raise DataError("a novel is empty")
     return BLANK.join([whole[0], *(BREAK + text for text in whole[1:])]).split(BLANK)
 
 
@@ -25,28 +23,17 @@ def text_of(paragraphs: Iterable[str]) -> str:
     return BLANK.join(paragraphs)
 
 
-def _raw(train: list[str], valid: list[str]) -> Raw:
-    """One paragraph a case."""
-    parts = [_paragraphs(novels) for novels in (train, valid)]
-    n = len(parts[0])
-    x = np.array([*parts[0], *parts[1]], object)
-    return Raw(x, None, (), {"train": slice(0, n), "valid": slice(n, len(x))})
-
-
 def _text(content: bytes) -> str:
     """A file as text: without a byte-order mark, lines ending in one character."""
     return content.decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def read_novels(*contents: bytes, train: int) -> Raw:
-    """A file for each novel; the first ``train`` of them are the training part."""
-    found = [_text(content) for content in contents]
-    return _raw(found[:train], found[train:])
-
-
-def read_joined(train: bytes, valid: bytes) -> Raw:
-    """Two files, novels divided by form feeds."""
-    return _raw(*(_text(content).split(BREAK) for content in (train, valid)))
+    """Files of one novel each, or of several divided by form feeds; the first ``train`` novels are the training part. A paragraph a
+    case."""
+    found = [novel for content in contents for novel in _text(content).split(BREAK)]
+    parts = {"train": _paragraphs(found[:train]), "valid": _paragraphs(found[train:])}
+    return Raw.of_parts({part: (paragraphs, None) for part, paragraphs in parts.items()})
 
 
 def _made_up(seed: int, sentences: int) -> str:

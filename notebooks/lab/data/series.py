@@ -1,4 +1,4 @@
-"""Time series to classify: sets of the UCR and UEA archives, as the archives have them or as an npz copy."""
+"""Time series to classify: sets of the UCR and UEA archives, as the archives or aeon have them, or as an npz copy."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import zipfile
 import numpy as np
 
 from ..machine import require
-from . import files
 from .files import DataError, Raw
 
 Cases = tuple[np.ndarray, list[str]]  # (case, channel, time) and a label per case
@@ -31,28 +30,26 @@ def join(train: Cases, test: Cases) -> Raw:
     labels = set(train[1]) | set(test[1])
     numbers = all(name.lstrip("-").isdigit() for name in labels)
     names = tuple(sorted(labels, key=(lambda name: (int(name), name)) if numbers else None))
-    y = np.array([names.index(name) for name in [*train[1], *test[1]]], np.int64)
-    parts = {"train": slice(0, len(train[0])), "test": slice(len(train[0]), len(y))}
-    return Raw(np.concatenate([train[0], test[0]]), y, names, parts)
-
-
-def _unzipped(archive: zipfile.ZipFile, wanted: str, folder: str) -> pathlib.Path:
-    """A member of a zip, unpacked; one that unpacks to more than `files.LARGEST` bytes is refused."""
-    found = [m for m in archive.infolist() if m.filename.rsplit("/", 1)[-1] == wanted]
-    if not found:
-        has = ", ".join(archive.namelist())
-        raise DataError(f"the archive does not hold {wanted}; it holds {has}")
-    if found[0].file_size > files.LARGEST:
-        size = f"{found[0].file_size:,} bytes, more than {files.LARGEST:,}"
-        raise DataError(f"{found[0].filename} unpacks to {size}")
-    return pathlib.Path(archive.extract(found[0], folder))
+    parts = {"train": train, "test": test}
+    classes = {part: (x, [names.index(label) for label in own]) for part, (x, own) in parts.items()}
+    return Raw.of_parts(classes, names)
 
 
 def read_zip(content: bytes, name: str) -> Raw:
     """The archive's zip of the set of this name."""
+    parts = [f"{name}_TRAIN.ts", f"{name}_TEST.ts"]
     with zipfile.ZipFile(io.BytesIO(content)) as archive, tempfile.TemporaryDirectory() as at:
-        parts = [f"{name}_TRAIN.ts", f"{name}_TEST.ts"]
-        return join(*(read_ts(_unzipped(archive, part, at)) for part in parts))
+        held = {member.rpartition("/")[2]: member for member in archive.namelist()}
+        if missing := set(parts) - held.keys():
+            raise DataError(f"the archive lacks {', '.join(sorted(missing))}; it holds {[*held]}")
+        return join(*(read_ts(pathlib.Path(archive.extract(held[part], at))) for part in parts))
+
+
+def aeon(name: str) -> Raw:
+    """A set that aeon carries; "_eq" at the end of a name: stretched to equal length."""
+    data = pathlib.Path(require("aeon.datasets").__file__).parent / "data"
+    folder = data / name.removesuffix("_eq")
+    return join(*[read_ts(folder / f"{name}_{part}.ts") for part in ("TRAIN", "TEST")])
 
 
 def read_npz(content: bytes) -> Raw:

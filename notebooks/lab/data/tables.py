@@ -1,4 +1,4 @@
-"""Tables: Cardio Disease (classification) and Food Delivery Time (regression)."""
+"""Tables: Cardio Disease, Food Delivery Time, electricity transformer temperature (ETT, rows are hours), and those of scikit-learn."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ import io
 import numpy as np
 import pandas as pd
 
-from .files import DataError, Raw
+from ..machine import require
+from .files import Raw
 
 CARDIO = (
     *("age", "gender", "height", "weight", "ap_hi", "ap_lo"),
     *("cholesterol", "gluc", "smoke", "alco", "active"),
 )
+ETT = ("HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT")
 FOOD_CODED = ("Type_of_order", "Type_of_vehicle", "weather_description", "Traffic_Level")
 FOOD = (
     *("Delivery_person_Age", "Delivery_person_Ratings"),
@@ -24,20 +26,9 @@ FOOD = (
 )
 
 
-def _columns(frame: pd.DataFrame, wanted: tuple[str, ...]) -> None:
-    missing = [name for name in wanted if name not in frame.columns]
-    if missing:
-        raise DataError(
-            f"the columns {', '.join(missing)} are missing; it has {', '.join(map(str, frame.columns))}"
-        )
-
-
 def read_cardio(content: bytes) -> Raw:
     """``;`` between columns; ``id`` is dropped, ``cardio`` is the class; nothing is cleaned."""
     frame = pd.read_csv(io.BytesIO(content), sep=";")
-    _columns(frame, (*CARDIO, "cardio"))
-    if frame.isna().any(axis=None):
-        raise DataError("values are missing; there are none in the publisher's file")
     y = frame["cardio"].to_numpy(np.int64)
     return Raw(np.ascontiguousarray(frame[[*CARDIO]].to_numpy(np.float32)), y, CARDIO)
 
@@ -46,7 +37,6 @@ def read_food(content: bytes) -> Raw:
     """Rows with a missing value are dropped; the four text columns become numbers from 0 in alphabetical order."""
     # "#VALUE!" is an error of the spreadsheet that it came from
     frame = pd.read_csv(io.BytesIO(content), na_values=["#VALUE!"])
-    _columns(frame, (*FOOD, "TARGET"))
     frame = frame[[*FOOD, "TARGET"]].dropna().copy()
     for column in FOOD_CODED:
         if not pd.api.types.is_numeric_dtype(frame[column]):
@@ -77,3 +67,23 @@ def food_stand_in() -> Raw:
     frame.insert(0, "ID", [f"{i:04X}" for i in range(n)])
     frame.insert(14, "", np.nan)
     return read_food(frame.to_csv(index=False, na_rep="N/A").encode())
+
+
+def read_ett(content: bytes) -> Raw:
+    """(time, 7) from a file of the publisher."""
+    frame = pd.read_csv(io.BytesIO(content))
+    return Raw(frame[[*ETT]].to_numpy(np.float32), None, ETT)
+
+
+def ett_stand_in() -> Raw:
+    hours, rng = np.arange(600)[:, None], np.random.default_rng(0)
+    waves = np.sin(2 * np.pi * hours / 24 + np.arange(7)) + 0.1 * rng.standard_normal((600, 7))
+    return read_ett(pd.DataFrame(waves, columns=list(ETT)).round(4).to_csv().encode())
+
+
+def sklearn(name: str) -> Raw:
+    """A set of scikit-learn: features or pictures, and classes or real targets."""
+    bunch = getattr(require("sklearn.datasets"), f"load_{name}")()
+    x = np.asarray(bunch.images if "images" in bunch else bunch.data, np.float32)
+    names = bunch.get("target_names", bunch.get("feature_names"))
+    return Raw(x, np.asarray(bunch.target), tuple(map(str, names)))

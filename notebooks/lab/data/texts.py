@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 
 import numpy as np
 import pandas as pd
 
-from .files import DataError, Raw
+from .files import Raw
 
 
 def _tsv(content: bytes, **how) -> pd.DataFrame:
@@ -17,20 +18,10 @@ def _tsv(content: bytes, **how) -> pd.DataFrame:
     return pd.read_csv(io.BytesIO(content), sep="\t", **how)
 
 
-def _parts(texts: dict[str, list[str]]) -> tuple[np.ndarray, dict[str, slice]]:
-    """One array of texts from all parts, in order, and where each part lies."""
-    ends = np.cumsum([0, *map(len, texts.values())]).tolist()
-    x = np.array([text.strip() for part in texts.values() for text in part], object)
-    return x, {part: slice(i, j) for part, i, j in zip(texts, ends, ends[1:])}
-
-
-def _raw(parts: dict[str, tuple[list[str], list]], names: tuple[str, ...]) -> Raw:
-    """Sentences and labels; those that are not public are -1."""
-    x, splits = _parts({part: sentences for part, (sentences, _) in parts.items()})
-    y = np.array([int(label) for _, labels in parts.values() for label in labels], np.int64)
-    if not set(y.tolist()) <= {-1, 0, 1} or len(x) != len(y):
-        raise DataError("labels must be 0 or 1")
-    return Raw(x, y, names, splits)
+def _raw(parts: dict[str, tuple[list[str], list]], names: Sequence[str] = ()) -> Raw:
+    """Sentences, without blanks at their ends, and labels; those that are not public are -1."""
+    cleaned = {part: ([text.strip() for text in own], y) for part, (own, y) in parts.items()}
+    return Raw.of_parts(cleaned, names)
 
 
 def _sentences(n: int, seed: int) -> tuple[list[str], list[int]]:
@@ -53,12 +44,7 @@ SST2_PARTS = ("train", "dev", "test")
 
 def _sst2_part(content: bytes) -> tuple[list[str], list[str]]:
     frame = _tsv(content)
-    text = next((name for name in ("sentence", "content") if name in frame), None)
-    if text is None or "label" not in frame:
-        raise DataError(
-            f"expected the columns label and sentence, found {', '.join(frame.columns)}"
-        )
-    return frame[text].tolist(), frame["label"].tolist()
+    return frame["sentence" if "sentence" in frame else "content"].tolist(), frame["label"].tolist()
 
 
 def read_sst2(*contents: bytes) -> Raw:
@@ -73,16 +59,13 @@ def sst2_stand_in() -> Raw:
 
 
 # ------------------------------------------------------------------------------------------------------------------ CoLA
-COLA = ("source", "label", "mark", "sentence")
 COLA_NAMES = ("unacceptable", "acceptable")
 COLA_PARTS = ("train", "dev_in", "dev_out")
 
 
 def read_cola(*contents: bytes) -> Raw:
     """Training part, and the development parts of the same and of other sources; ``dev`` is both, as in GLUE."""
-    frames = [_tsv(content, header=None) for content in contents]
-    if any(frame.shape[1] != len(COLA) for frame in frames):
-        raise DataError(f"expected four columns without a header: {', '.join(COLA)}")
+    frames = [_tsv(content, header=None) for content in contents]  # source, label, mark, sentence
     return _cola([(frame[3].tolist(), frame[1].tolist()) for frame in frames])
 
 
@@ -102,12 +85,8 @@ WIKI_PARTS = ("train", "valid", "test")
 
 def read_wikitext(*contents: bytes) -> Raw:
     """One line of the text per case, its tokens separated by blanks; rare words are <unk>."""
-    lines = [content.decode("utf-8").split("\n") for content in contents]
-    lines = [part[:-1] if part[-1] == "" else part for part in lines]
-    if not any("<unk>" in line for line in lines[0]):
-        raise DataError("there is no <unk> in it: this is not the tokenised version 1")
-    x, splits = _parts(dict(zip(WIKI_PARTS, lines)))
-    return Raw(x, None, (), splits)
+    lines = [content.decode("utf-8").removesuffix("\n").split("\n") for content in contents]
+    return _raw({part: (own, None) for part, own in zip(WIKI_PARTS, lines)})
 
 
 def wikitext_stand_in() -> Raw:
