@@ -90,7 +90,7 @@ def test_setup_cell_passes_on_what_git_says(tmp_path):
     (half / "ndlinear-book" / "README.md").write_text("the checkout stopped here")
     missing = f"file://{tmp_path}/missing.git"
     expected = {
-        (none, ""): "BOOK = '' did not bring it",
+        (none, ""): "repository '' does not exist",
         (nothing, missing): "does not appear to be a git repository",
         (half, missing): "already exists and is not an empty directory",
     }
