@@ -129,13 +129,13 @@ except ModuleNotFoundError:
 
 PROJECT = """
 from ndlinear import count_parameters
-from ndlinear_guide.layers import narrow, spread
+from ndlinear_guide.layers import divisors, spread
 from ndlinear_lora import load_lora
 
 reveal_type(count_parameters((4, 6), (3, 5)))
 reveal_type(spread(24, 3))
 load_lora(1, 2, 3, 4, 5)
-narrow("wide", 1, 1)
+divisors("wide")
 """
 RULES = "[mypy]\nstrict = True\n[mypy-torch.*,numpy.*,scipy.*,pandas.*]\nignore_missing_imports = True\n"
 
@@ -156,7 +156,7 @@ def test_installed_modules_have_types(installed, tmp_path):
         '6: note: Revealed type is "int"',
         '7: note: Revealed type is "tuple[int, ...]"',
         '8: error: Too many arguments for "load_lora"',
-        '9: error: Argument 1 to "narrow" has incompatible type "str"; expected "int"',
+        '9: error: Argument 1 to "divisors" has incompatible type "str"; expected "int"',
     ):
         assert f"code.py:{words}" in str(said.value)
 
