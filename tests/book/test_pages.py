@@ -371,7 +371,7 @@ BREAKS = (  # a rule, a notebook of the book, what stands in it, what would stan
     ("answer_first", "10_one_layer", '"# ', '"', "start with"),
     ("answer_first", "40_cnn", "**On CIFAR-10,", f"**On CIFAR-10,{30 * ' so'}", "30 words"),
     ("claimed_first", "40_cnn", "*Claimed* (", "*Claimed*: (", "'*Claimed* (place)"),
-    ("frame", "10_one_layer", "import subprocess", "import subprocess, this", "byte for byte"),
+    ("frame", "10_one_layer", "sys.path.insert(0", "sys.path.insert(1", "byte for byte"),
     ("frame", "10_one_layer", "lab.footer(", "lab.footer(10, ", "lab.footer("),
     ("cell_lengths", "00_template", '"import torch\\n",', '"import torch\\n",' * 31, "at most 30"),
     ("sections", "00_template", "## Limits", "## Bounds", "add the sections"),
