@@ -6,7 +6,8 @@ VENV ?= .venv
 PINS ?= constraints.txt
 RUN = $(VENV)/bin/python
 WARM = $(RUN) notebooks/lab/tools/warm.py
-INSTALL = $(RUN) -m pip install --disable-pip-version-check -q -c $(PINS)
+# What pip would compile is mostly never imported; Python compiles a module when it first is.
+INSTALL = $(RUN) -m pip install --disable-pip-version-check --no-compile -q -c $(PINS)
 
 # With another backend than that of the notebooks, which a shell may name here, the pages have no figures.
 unexport MPLBACKEND

@@ -80,7 +80,7 @@ def tokens(tokenizer, sentences, length: int) -> Tensor:
     return torch.stack([ids, mask], 1)
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def tables(name: str, count: int = 4000) -> with_axes.Table:
     """Sentences of a data set as (16 tokens, the first 32 features of each); those with at least 12 words."""
     bert, tokenizer = load()
@@ -141,7 +141,7 @@ def load():
 
 
 # ----------------------------------------------------------------------------------------------------------- frozen vectors
-@torch.inference_mode()
+@torch.no_grad()
 def embed(sentences) -> np.ndarray:
     """(n, width) float32: the mean of each sentence's token vectors, scaled to length 1, as this encoder was trained."""
     bert, tokenizer = load()

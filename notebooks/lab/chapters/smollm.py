@@ -382,7 +382,11 @@ def ratios(found: pd.DataFrame, method: str, other: str) -> np.ndarray:
 
 
 # ------------------------------------------------------------------------------------------------- training all weights
-TASKS = {"commonsenseqa": "valid", "gsm8k": "test"}  # data set -> the part that is held out
+TASKS = {
+    "commonsenseqa": "valid",
+    "gsm8k": "test",
+    "arc-easy": "test",
+}  # data set -> the part that is held out
 CONTEXT = 176  # tokens of a problem at most
 RANK = 8  # of the LoRA whose number of parameters the sums of terms may have
 

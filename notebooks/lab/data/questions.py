@@ -1,4 +1,4 @@
-"""Questions as lines of JSON: tests of language models by choices, CommonsenseQA, and word problems with solutions (GSM8K).
+"""Questions as lines of JSON: tests of language models by choices, CommonsenseQA, and questions with solutions (GSM8K, ARC).
 
 Of a test by choices ``x`` holds the lines as they are published, ``y`` the place of the right answer among the answers.
 """
@@ -6,6 +6,7 @@ Of a test by choices ``x`` holds the lines as they are published, ``y`` the plac
 from __future__ import annotations
 
 import json
+import re
 
 import numpy as np
 
@@ -125,3 +126,52 @@ def _sums(n: int, seed: int) -> bytes:
 
 def gsm8k_stand_in() -> Raw:
     return read_gsm8k(_sums(40, 0), _sums(12, 1))
+
+
+# ------------------------------------------------------------------------------------------------------------ ARC
+ASKED = re.compile(
+    r"Please choose the correct answer to the question: (.*?)\n\n(Answer1: .*)\n\n.*", re.S
+)
+
+
+def read_arc(train: bytes, test: bytes) -> Raw:
+    """A question a case, in the form of GSM8K: "answer" is the text of the right choice, and the others are left out."""
+    tests = [json.loads(line) for line in _lines(test)]
+    parts = [_instructed(row) for row in json.loads(train)], [_right(row) for row in tests]
+    lines = np.array([json.dumps(row) for part in parts for row in part], object)
+    return Raw(lines, None, (), _two(*parts, ("train", "test")))
+
+
+def _instructed(row: dict) -> dict[str, str]:
+    """A question whose choices stand in the text of an instruction."""
+    question, listed = ASKED.fullmatch(row["instruction"]).groups()
+    choices = re.split(r" ?Answer\d: ", listed)
+    return {"question": question, "answer": choices[int(row["answer"].removeprefix("answer"))]}
+
+
+def _right(row: dict) -> dict[str, str]:
+    choices = {choice["label"]: choice["text"] for choice in row["question"]["choices"]}
+    return {"question": row["question"]["stem"], "answer": choices[row["answerKey"]]}
+
+
+def arc_stand_in() -> Raw:
+    """Which of two numbers is even?"""
+    train = [
+        {
+            "instruction": "Please choose the correct answer to the question: Which of the two is even?\n\n"
+            f"Answer1: {n} Answer2: {n + 1}\n\nAnswer format: answer1/answer2",
+            "answer": f"answer{1 + n % 2}",
+        }
+        for n in range(40)
+    ]
+    test = [
+        {
+            "question": {
+                "stem": "Which of the two is even?",
+                "choices": [{"label": "A", "text": f"{n}"}, {"label": "B", "text": f"{n + 1}"}],
+            },
+            "answerKey": "AB"[n % 2],
+        }
+        for n in range(50, 62)
+    ]
+    return read_arc(json.dumps(train).encode(), _written(test))
