@@ -70,6 +70,18 @@ def encoder():
     return block
 
 
+class Conv1D(nn.Module):
+    """As transformers has it in GPT-2: a linear map whose weight is (inputs, outputs)."""
+
+    def __init__(self, nf, nx):
+        super().__init__()
+        self.nf = nf
+        self.weight, self.bias = nn.Parameter(torch.randn(nx, nf)), nn.Parameter(torch.randn(nf))
+
+    def forward(self, x):
+        return x @ self.weight + self.bias
+
+
 VIEWS = ("view", "_unsafe_view", "t", "transpose", "expand", "unsqueeze", "detach", "alias")
 
 

@@ -10,7 +10,7 @@ import pickle
 
 import pytest
 import torch
-from ndlinear_cases import KINDS, expected, made, modes_of, randomise, reference
+from ndlinear_cases import KINDS, Conv1D, made, modes_of, randomise, reference
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.utils import parametrize
@@ -83,19 +83,6 @@ def packed(layer):
     return call
 
 
-class Leaves(torch.fx.Tracer):
-    def is_leaf_module(self, module, name):
-        return isinstance(module, nd.NdLinear) or super().is_leaf_module(module, name)
-
-
-def by_leaves(layer):
-    model = nn.Sequential(layer)
-    traced = torch.fx.GraphModule(model, Leaves().trace(model))
-    called = [node.target for node in traced.graph.nodes if node.op == "call_module"]
-    assert any(isinstance(traced.get_submodule(name), nd.NdLinear) for name in called)
-    return lambda x: traced(x)
-
-
 def in_pieces(layer):
     for mode in modes_of(layer):
         mode.weight.data = mode.weight.data.t().contiguous().t()
@@ -121,13 +108,11 @@ CALLS = {  # what is made of a layer: a copy with parameters of its own, or a fu
         lambda x: torch.func.vmap(layer, in_dims=-1)(x.movedim(0, -1))
     ),
     "fx": lambda layer: (lambda traced: lambda x: traced(x))(torch.fx.symbolic_trace(layer)),
-    "fx, as a leaf": by_leaves,
     "complex numbers": complex_numbers,
 }
 NOT_PROMISED = {  # torch's own encoder takes few of them, an adapter is not traced, assigning unties
     *(("encoder", use) for use in ("vmap", "vmap over the last axis", "complex numbers")),
-    *(("encoder", "fx"), ("encoder", "fx, as a leaf")),
-    *(("adapter", "fx"), ("adapter", "fx, as a leaf"), ("tied", "state_dict")),
+    *(("encoder", "fx"), ("adapter", "fx"), ("tied", "state_dict")),
 }
 
 
@@ -137,7 +122,9 @@ NOT_PROMISED = {  # torch's own encoder takes few of them, an adapter is not tra
     sorted(set(itertools.product(KINDS, LAYOUTS | CALLS)) - NOT_PROMISED),
 )
 def test_values_and_gradients_are_those_of_the_formula(kind, use):
+    """In evaluation torch's encoder reads the weights of its layers, its attention always does."""
     layer, x = made(kind)
+    layer.eval()
     layer(x)
     call = CALLS.get(use, lambda layer: lambda x: layer(x))(layer)
     owner = call if isinstance(call, nn.Module) else layer
@@ -160,17 +147,6 @@ def test_values_and_gradients_are_those_of_the_formula(kind, use):
         same(ours, theirs)
 
 
-@pytest.mark.parametrize("training", [True, False])
-def test_in_a_transformer_encoder_and_in_attention(training):
-    block, x = made("encoder")
-    with torch.set_grad_enabled(training):
-        y = block.train(training)(x)
-        same(y, reference(block, x), 1e-6)
-    if training:
-        y.square().sum().backward()
-        assert all(p.grad is not None for p in block.self_attn.out_proj.parameters())
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_autocast(kind, dtype):
@@ -185,7 +161,7 @@ def test_autocast(kind, dtype):
 
 
 # ----------------------------------------------------------------------------------------------- compilers and exports
-@pytest.mark.parametrize("kind", ["reordered", "backwards", "flat", "sum", "adapter", "encoder"])
+@pytest.mark.parametrize("kind", ["backwards", "sum", "adapter", "encoder"])
 def test_compile_for_every_batch_size_and_later_weights(kind):
     torch.compiler.reset()
     layer, x = made(kind)
@@ -201,7 +177,7 @@ def test_compile_for_every_batch_size_and_later_weights(kind):
         inputs = [x] if kind == "encoder" else [x, *trained]
         for ours, theirs in zip(gradients(y, inputs), gradients(wanted, inputs)):
             same(ours, theirs, 1e-8)
-    if kind in ("reordered", "backwards"):
+    if kind == "backwards":
         assert counter.frame_count == 2, "once for 8, once for any size"
 
 
@@ -260,31 +236,9 @@ def test_a_change_before_the_backward_is_noticed_or_harmless(kind, what, executi
         same(a, b)
 
 
-@pytest.mark.parametrize("kind", LAYERS)
-def test_nothing_is_kept_without_gradients(kind):
-    (layer, x), kept = made(kind), []
-    note = torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t)
-    with note, torch.no_grad():
-        layer(x)
-    assert not kept
-    with torch.inference_mode():
-        assert layer(x).is_inference()
-
-
 # ------------------------------------------------------- numbers that a mode brings when it is called, or in another form
-def offloaded(model, folder):
-    """As accelerate: parameters on the meta device, their numbers brought by a function in place of `forward`."""
-    for mode in modes_of(model):
-        values = {name: value.detach().clone() for name, value in mode.named_parameters()}
-        for name, value in mode.named_parameters():
-            mode._parameters[name] = nn.Parameter(value.to("meta"), requires_grad=False)
-        mode.forward = lambda x, held=values: nn.functional.linear(
-            x, held["weight"], held.get("bias")
-        )
-
-
-def cast_by_hooks(model, folder):
-    """As FSDP2 with a policy for single modes: float64 outside of calls, float32 inside, by hooks."""
+def cast_by_hooks(model):
+    """As layer-wise casting, or FSDP2 with a policy for single modes: another dtype outside of calls."""
     for mode in modes_of(model):
         mode.double()
         mode.register_forward_pre_hook(lambda module, inputs: module.float() and None)
@@ -329,45 +283,50 @@ class Same(nn.Module):
         return weight.clone()
 
 
-def parametrised(model, folder):
+def parametrised(model):
     for mode in modes_of(model):
         parametrize.register_parametrization(mode, "weight", Same())
 
 
-def wrapped(model, folder):
+class Twice(nn.Linear):
+    """What an adapter library does: a layer in place of the mode's, with a weight, that does something else."""
+
+    def forward(self, x):
+        return 2 * super().forward(x)
+
+
+def of_another_class(model):
+    """One mode is enough."""
+    mode = modes_of(model)[-1]
+    mode.__class__ = Twice
+    for parameter in mode.parameters():
+        parameter.div_(2)
+
+
+def wrapped(model):
     for layer in model.modules():
         if isinstance(layer, nd.NdLinear):
             for k, mode in enumerate(layer.align_layers):
                 layer.align_layers[k] = nn.Sequential(mode, nn.Identity())
 
 
-def cpu_offload(model, folder):
+def cpu_offload(model):
     pytest.importorskip("accelerate").cpu_offload(model, "cpu")
 
 
-def dispatch_model(model, folder):
-    accelerate = pytest.importorskip("accelerate")
-    leaves = [name for name, part in model.named_modules() if name and not list(part.children())]
-    places = {name: ("cpu", "disk")[i % 2] for i, name in enumerate(leaves)}
-    loose = [name for name, _ in model.named_parameters() if name.rpartition(".")[0] not in places]
-    places |= dict.fromkeys(loose, "cpu")
-    accelerate.dispatch_model(model, places, "cpu", offload_dir=folder, force_hooks=True)
-
-
-def quantised(model, folder):
+def quantised(model):
     """torch.ao puts modules in place of the modes whose `weight` and `bias` are methods."""
     torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8, inplace=True)
 
 
 ALTERED = {  # what is done to the modes of a model, and how far its results may move
-    "offloaded": (offloaded, 1e-5),
     "cast by hooks": (cast_by_hooks, 1e-5),
     "parametrised": (parametrised, 1e-5),
     "wrapped": (wrapped, 1e-5),
-    "int8": (lambda model, folder: list(map(int8, modes_of(model))), 0.06),
+    "of another class": (of_another_class, 1e-5),
+    "int8": (lambda model: list(map(int8, modes_of(model))), 0.06),
     "quantize_dynamic": (quantised, 0.06),
     "cpu_offload": (cpu_offload, 1e-5),
-    "dispatch_model": (dispatch_model, 1e-5),
 }
 READ_OUTSIDE = {  # weights that are read outside of calls, as those of nn.Linear are
     *(("adapter", "cast by hooks"), ("adapter", "wrapped"), ("adapter", "quantize_dynamic")),
@@ -380,12 +339,12 @@ READ_OUTSIDE = {  # weights that are read outside of calls, as those of nn.Linea
     ("kind", "how"),
     sorted(set(itertools.product(KINDS.keys() - {"tied", "one bias"}, ALTERED)) - READ_OUTSIDE),
 )
-def test_modes_of_another_make_and_their_dense_equivalent(kind, how, tmp_path):
+def test_modes_of_another_make_and_their_dense_equivalent(kind, how):
     (layer, x), (alter, tol) = made(kind, torch.float32), ALTERED[how]
     model = nn.Sequential(layer).eval()
     with torch.no_grad():
         want = model(x)
-        alter(model, tmp_path)
+        alter(model)
         got = model(x)
         assert (got - want).abs().max() <= tol * want.abs().max()
         assert tol < 0.01 or (got != want).any()
@@ -398,26 +357,6 @@ def test_modes_of_another_make_and_their_dense_equivalent(kind, how, tmp_path):
         assert (found - got.flatten(-axes)).abs().max() <= close * got.abs().max()
         held = [] if how == "wrapped" else [w for term in model[0].terms for w in term.weights]
         assert all(isinstance(weight, torch.Tensor) for weight in held)
-
-
-@pytest.mark.parametrize("mode", range(3))
-@pytest.mark.parametrize("kind", ["as defined", "reordered", "backwards", "no bias"])
-def test_a_mode_of_another_class_is_called(kind, mode):
-    layer, x = made(kind)
-    other = copy.deepcopy(layer)
-    other.align_layers[mode].__class__ = Twice
-    with torch.no_grad():
-        for parameter in layer.align_layers[mode].parameters():
-            parameter.mul_(2)
-    same(other(x), expected(layer, x))
-    assert "Twice(in_features" in repr(other)
-
-
-class Twice(nn.Linear):
-    """What an adapter library does: a layer in place of the mode's, with a weight, that does something else."""
-
-    def forward(self, x):
-        return 2 * super().forward(x)
 
 
 def test_from_linear_of_a_quantised_layer():
@@ -434,8 +373,7 @@ def test_from_linear_of_a_quantised_layer():
 @pytest.mark.parametrize("kind", [nd.NdLinear, nd.FlatNdLinear, nd.NdLinearSum])
 def test_from_a_conv1d_of_transformers(kind):
     """GPT-2's dense layer: its weight is (inputs, outputs)."""
-    conv = pytest.importorskip("transformers.pytorch_utils").Conv1D(6, 20)
-    randomise(conv)
+    conv = randomise(Conv1D(6, 20))
     linear = nn.Linear(20, 6)
     linear.load_state_dict({"weight": conv.weight.t(), "bias": conv.bias})
     ours, theirs = (kind.from_linear(dense, (4, 5), (3, 2)) for dense in (conv, linear))
