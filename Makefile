@@ -40,8 +40,8 @@ coverage: test
 
 # Before each commit, in under two minutes: lint, the layer, the ground of the lab, one notebook, the rules of pages and the ledger.
 check: lint
-	OMP_NUM_THREADS=1 NDL_MODE=smoke $(RUN) -m pytest -q -n 2 --nbmake notebooks/10_one_layer.ipynb tests/ndlinear/test_layer.py \
-		tests/ndlinear/test_algebra.py tests/lab/test_loop.py tests/lab/test_counts.py tests/lab/test_records.py tests/lab/test_rooms.py \
+	OMP_NUM_THREADS=1 NDL_MODE=smoke $(RUN) -m pytest -q -n 2 --nbmake notebooks/10_one_layer.ipynb tests/ndlinear/test_algebra.py \
+		tests/lab/test_loop.py tests/lab/test_counts.py tests/lab/test_records.py tests/lab/test_rooms.py \
 		tests/book/test_pages.py tests/book/test_ledger.py
 
 lint: $(VENV)/test.installed

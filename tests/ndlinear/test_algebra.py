@@ -1,4 +1,4 @@
-"""The exact algebra: dense equivalents, nearest Kronecker products, sums of terms, counts and orders."""
+"""Algorithm 1 against one einsum and a closed form of its biases; its dense equivalents, nearest Kronecker products, counts, orders."""
 
 import copy
 import functools
@@ -14,6 +14,7 @@ from ndlinear_cases import (
     QUICK,
     batches,
     bias_by_formula,
+    by_einsum,
     layers,
     randomise,
     reference,
@@ -21,6 +22,7 @@ from ndlinear_cases import (
     sums,
 )
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
 import ndlinear as nd
 import ndlinear_lora
@@ -33,14 +35,16 @@ def dense(rows, columns, bias=True, dtype=torch.float64):
     return randomise(nn.Linear(columns, rows, bias, dtype=dtype))
 
 
-# ---------------------------------------------------------------------------------------------------- dense equivalents
+# -------------------------------------------------------------------------------------- Algorithm 1 and its dense equivalents
 @QUICK
 @given(st.one_of(layers(), sums()), batches)
 def test_the_dense_equivalent_of_a_layer_or_a_sum(layer, batch):
-    """Its weight is the derivative of the formula by the input, its bias the value at zero; both with their gradients."""
+    """Its weight is the derivative of the formula by the input, its bias the value at zero; both with their gradients, or copied."""
     d, h = math.prod(layer.input_dims), math.prod(layer.hidden_size)
     x = torch.randn(*batch, *layer.input_dims, dtype=torch.float64)
-    torch.testing.assert_close(layer(x), reference(layer, x), **close)
+    y = layer(x)
+    assert y.is_contiguous()
+    torch.testing.assert_close(y, reference(layer, x), **close)
     units = torch.eye(d, dtype=torch.float64).reshape(d, *layer.input_dims)
     at_zero = reference(layer, 0 * units[0])
     columns = (reference(layer, units) - at_zero).reshape(d, h)
@@ -55,24 +59,45 @@ def test_the_dense_equivalent_of_a_layer_or_a_sum(layer, batch):
     found, wanted = (torch.autograd.grad(loss, parameters, allow_unused=True) for loss in losses)
     for ours, theirs in zip(found, wanted):
         torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-9)
-
-
-@QUICK
-@given(st.one_of(layers(), sums()))
-def test_to_linear_is_the_same_function_of_copies(layer):
-    n, x = len(layer.input_dims), torch.randn(5, *layer.input_dims, dtype=torch.float64)
-    y, before, linear = layer(x), copy.deepcopy(layer.state_dict()), nd.to_linear(layer)
+    before, linear = copy.deepcopy(layer.state_dict()), nd.to_linear(layer)
     has_bias = any(name.endswith("bias") for name in before)
     assert type(linear) is nn.Linear and (linear.bias is not None) == has_bias
-    assert linear.weight.shape == (math.prod(layer.hidden_size), math.prod(layer.input_dims))
-    assert linear.in_features == math.prod(layer.input_dims) and linear.weight.requires_grad
-    torch.testing.assert_close(linear(x.flatten(-n)), y.flatten(-n), **close)
+    assert (linear.in_features, linear.out_features) == (d, h) and linear.weight.requires_grad
+    rows = reference(layer, units).reshape(d, h)
+    torch.testing.assert_close(linear(units.reshape(d, d)), rows, **close)
     nn.init.zeros_(linear.weight)
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
     if not isinstance(layer, nd.NdLinearSum) or layer.rank > 1:  # one term has another bias
         count = sum(value.numel() for value in before.values())
         sizes = (layer.input_dims, layer.hidden_size)
         assert count == nd.count_parameters(*sizes, has_bias, len(layer.terms))
+
+
+@QUICK
+@given(shapes(4), batches, st.randoms(use_true_random=False))
+def test_function_follows_any_order(shape, batch, random):
+    dims, hidden = shape
+    weights = [torch.randn(h, d, dtype=torch.float64) for d, h in zip(dims, hidden)]
+    biases = [torch.randn(h, dtype=torch.float64) for h in hidden]
+    some = [b if random.random() < 0.7 else None for b in biases]
+    zeros = [torch.zeros_like(b) if own is None else b for b, own in zip(biases, some)]
+    order = random.sample(range(len(dims)), len(dims))
+    x = torch.randn(*batch, *dims, dtype=torch.float64)
+    y, product = nd.ndlinear(x, weights, some, order), by_einsum(x, weights)
+    assert y.is_contiguous()
+    torch.testing.assert_close(y, product + bias_by_formula(weights, zeros, order), **close)
+    torch.testing.assert_close(nd.ndlinear(x, weights, None, order), product, **close)
+
+
+@pytest.mark.parametrize("mode", range(-4, 4))
+@pytest.mark.parametrize("bias", [False, True])
+def test_mode_product_counts_axes_like_torch(mode, bias):
+    x = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    weight = torch.randn(6, x.shape[mode], dtype=torch.float64)
+    b = torch.randn(6, dtype=torch.float64) if bias else None
+    y = torch.tensordot(x, weight, dims=([mode], [1]))
+    want = (y + b if bias else y).movedim(-1, mode)
+    torch.testing.assert_close(nd.mode_product(x, weight, mode, b), want, **close)
 
 
 # ---------------------------------------------------------------------------------------------------- nearest Kronecker
@@ -175,7 +200,7 @@ def test_an_exact_sum_of_products_is_found(dims, hidden, rank, dtype):
 def test_restarts_never_hurt_and_are_seeded():
     """On matrices where the singular vectors lead to a poor local optimum; more sweeps do not hurt either."""
     gains = []
-    for seed in (3, 11, 16, 22, 25, 38):
+    for seed in (3, 11, 16):
         torch.manual_seed(seed)
         matrix = torch.randn(27, 8, dtype=torch.float64)
         find = functools.partial(nd.nearest_kronecker, matrix, (2, 2, 2), (3, 3, 3), tol=1e-8)
@@ -186,20 +211,6 @@ def test_restarts_never_hurt_and_are_seeded():
 
 
 # --------------------------------------------------------------------------------------------------------- from_linear
-@QUICK
-@given(layers(4))
-def test_a_layer_survives_the_way_through_a_dense_layer(layer):
-    linear = nd.to_linear(layer)
-    back = nd.NdLinear.from_linear(linear, layer.input_dims, layer.hidden_size)
-    assert back.transform_outer
-    assert back.approximation.weight_error < 1e-6
-    torch.testing.assert_close(nd.kronecker_weight(back), linear.weight, atol=1e-6, rtol=1e-6)
-    if layer.transform_outer and linear.bias is not None:
-        assert back.approximation.bias_error < 1e-6
-        torch.testing.assert_close(nd.total_bias(back).flatten(), linear.bias, atol=1e-5, rtol=1e-5)
-    assert (back.biases[0] is None) == (linear.bias is None)
-
-
 @pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("dims, hidden", [((4, 5), (3, 4)), ((2, 3, 2), (2, 3, 2))])
@@ -281,6 +292,22 @@ def test_cheapest_order_by_trying_all(shape):
         assert layer.order == tuple(sorted(range(len(dims)), reverse=not outer))
         assert costs[layer.execution_order] == least
         assert (layer.execution_order == layer.order) == (costs[layer.order] == least)
+
+
+@pytest.mark.parametrize("size", [2, 256])
+@pytest.mark.parametrize(
+    "dims, hidden", [((7, 2), (2, 7)), ((3, 4, 5), (5, 4, 3)), ((64, 8, 8), (64, 8, 8))]
+)
+def test_multiply_adds_are_what_torch_counts(dims, hidden, size):
+    """Torch counts operations by their names: a product under another name would be left out."""
+    for outer, training in itertools.product((True, False), (True, False)):
+        layer, x = nd.NdLinear(dims, hidden, outer), torch.randn(size, *dims)
+        with FlopCounterMode(display=False) as counter, torch.set_grad_enabled(training):
+            layer(x)
+        assert counter.get_total_flops() == 2 * size * layer.plan(size, training).macs
+        with FlopCounterMode(display=False) as counter:
+            nd.ndlinear(x[:2], layer.weights, order=layer.order)
+        assert counter.get_total_flops() == 2 * 2 * nd.count_macs(dims, hidden, layer.order)
 
 
 def test_ties_keep_their_place():

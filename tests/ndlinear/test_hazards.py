@@ -1,9 +1,7 @@
-"""What outlives a version: what a layer prints, files of earlier ones, and torch without its private names."""
+"""What outlives a version: what a layer prints, and torch without its private names."""
 
 import importlib.util
 import inspect
-import pathlib
-import pickle
 import re
 import sys
 
@@ -18,6 +16,22 @@ EXECUTIONS = ["planned", "recompute", "sequential"]
 close = {"atol": 1e-10, "rtol": 1e-10}
 
 
+CALLS = [
+    "NdLinear((4, 5), (3, 2), transform_outer=True, bias=True, init='linear')",
+    "NdLinear((4, 5), (3, 2), transform_outer=False, bias=False, init='unit')",
+    "FlatNdLinear((4,), (3,), transform_outer=True, bias=True, init='paper', execution='sequential')",
+    "NdLinearSum((4, 5), (3, 2), rank=3, bias=False, init='paper')",
+]
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_repr_gives_the_call_back(call):
+    layer = eval(call, vars(nd))
+    assert repr(layer) == call and call in repr(nn.Sequential(layer))
+    given = [name for name in ("transform_outer", "execution", "rank", "init") if name in call]
+    assert all(f"{name}={getattr(layer, name)!r}" in call for name in given)
+
+
 def test_repr_shows_wrapped_modes_and_still_gives_the_call_back():
     layer = nd.NdLinear((4, 6), (3, 5))
     layer.align_layers[1] = nn.Sequential(layer.align_layers[1])
@@ -27,20 +41,6 @@ def test_repr_shows_wrapped_modes_and_still_gives_the_call_back():
     assert repr(eval(repr(layer), vars(nd))) == lines[0]
     torch.nn.utils.parametrizations.weight_norm(layer.align_layers[0])
     assert "align_layers.0: ParametrizedLinear(" in repr(layer)
-
-
-# ---------------------------------------------------------------------------------- files of before
-def test_a_layer_pickled_by_an_earlier_file_loads():
-    """By `NdLinear.from_linear` of version 0.1.0 as of 21 November 2026."""
-    layer = pickle.loads(pathlib.Path(__file__).with_name("earlier.pickle").read_bytes())
-    assert repr(layer) == "NdLinear((2, 2), (2, 2), transform_outer=True, bias=True, init='linear')"
-    assert layer.approximation is None, "it had another name then"
-    x = torch.arange(4.0).reshape(2, 2)
-    torch.testing.assert_close(layer(x), expected(layer, x))
-    want = torch.tensor([[-1.5134, 1.5759], [0.0466, -0.1030]])
-    torch.testing.assert_close(layer(x), want, atol=1e-4, rtol=0)
-    assert repr(pickle.loads(pickle.dumps(layer))) == repr(layer)
-    assert b"Plan" not in pickle.dumps(layer)
 
 
 # ---------------------------------------------------------------------- torch without private names
