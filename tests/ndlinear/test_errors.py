@@ -148,7 +148,6 @@ BAD_BIAS = ["(7, 4, 5)", "weight (3, 4)", "bias (4,)"]
 VALUES = [
     (lambda: nd.NdLinear((4,), (3,), init="xavier"), INITS),
     (lambda: nd.NdLinearSum((4,), (3,), init="xavier"), INITS),
-    (lambda: nd.NdLinear((4,), (3,), execution="squential"), EXECUTIONS),
     (lambda: setattr(nd.NdLinear((4,), (3,)), "execution", "squential"), EXECUTIONS),
     (lambda: WRAPPED(torch.zeros(5, 4)), ["(..., 4, 5)", "(5, 4)"]),
     (lambda: nd.ndlinear(X, []), ["0 weights"]),
@@ -161,8 +160,6 @@ VALUES = [
     (lambda: nd.mode_product(X, torch.zeros(4), 1), ["axis 1", "weight (4,)"]),
     (lambda: nd.mode_product(X, W[0], 1, torch.zeros(4)), ["weight (3, 4)", "bias (4,)"]),
     (lambda: nd.rearrange(torch.zeros(6, 20), (4, 4), (3, 2)), FOLDS),
-    (lambda: nd.nearest_kronecker(torch.zeros(6, 20), (4, 4), (3, 2)), FOLDS),
-    (lambda: nd.NdLinear.from_linear(nn.Linear(20, 6), (4, 4), (3, 2)), FOLDS),
     (lambda: nd.NdLinearSum.from_linear(nn.Linear(20, 6), (4, 4), (3, 2), rank=2), FOLDS),
     (lambda: nd.rearrange(torch.zeros(120), (4, 5), (3, 2)), ["(120,)"]),
     (lambda: lora(nn.Linear(20, 6), (4, 4), (3, 2)), OTHER_FOLDS),
@@ -170,15 +167,20 @@ VALUES = [
     (lambda: lora(nn.Linear(20, 6), hidden_size=(6,)), ["(4, 5)", "(6,)"]),
     (lambda: lora(nn.Linear(0, 6, device="meta")), ["input_dims=(1, 0)"]),
     (lambda: ndlinear_lora.apply_ndlinear_lora(nn.Linear(4, 4), "*"), ["itself"]),
+    (lambda: ndlinear_lora.merge_lora(lora(nn.Linear(4, 4))), ["itself", "to_linear"]),
     (lambda: nd.FlatNdLinear((4, 5), (3, 2))(torch.zeros(7, 21)), ["(..., 20), got (7, 21)"]),
     (of_modes((4, 6), (4, 6), nn.Linear(4, 6), nn.Linear(6, 4)), SWAPPED),
     (of_modes((4, 6), (6, 4), nn.Linear(4, 6), nn.Linear(6, 6)), ["mode 2", "(4, 6), got (6, 6)"]),
 ]
+CONVS = (nn.Conv1d(4, 4, 3), nn.Conv2d(4, 4, 1, groups=2), nn.Conv2d(4, 4, 1, padding=1))
 TYPES = [
     (lambda: ON_META(torch.zeros(4, 5, device="meta").double()), ["float64", "float32", "meta"]),
     (lambda: nd.nearest_kronecker(X[0].int(), (5,), (4,)), ["int32", "double()"]),
     (lambda: nd.NdLinear.from_linear(X[0], (5,), (4,)), ["nn.Linear", "Tensor"]),
-    (lambda: lora(nn.Conv1d(4, 4, 3)), ["nn.Linear", "Conv1d"]),
+    *(
+        (partial(lora, layer), ["nn.Linear or a convolution of kernel 1", "Conv"])
+        for layer in CONVS
+    ),
     (lambda: lora(nd.NdLinear((4,), (4,))), ["nn.Linear", "NdLinear"]),
     (of_modes((4, 6), (3, 5), nn.Linear(4, 3).double(), nn.Linear(6, 5)), MIXED),
     (of_modes((4, 6), (3, 5), nn.Linear(4, 3), nn.Linear(6, 5).double()), MIXED),

@@ -2,7 +2,6 @@
 
 import copy
 import dataclasses
-import json
 import random
 
 import pytest
@@ -13,7 +12,6 @@ from torch import nn
 
 peft = pytest.importorskip("peft")
 import ndlinear_lora  # noqa: E402
-import ndlinear_peft  # noqa: E402
 from ndlinear_peft import NdLinearConfig, NdLinearLora, load  # noqa: E402
 
 
@@ -101,30 +99,6 @@ def test_plain_peft_refuses_the_file_in_words(low, tmp_path):
         load(base(), tmp_path)
 
 
-def test_several_adapters(x, tmp_path):
-    first = adapted(seed=0)
-    adapted(seed=1, lora_alpha=0.5).save_pretrained(tmp_path)
-    y_first, y_second = first(x), load(base(), tmp_path)(x)
-    load(first, tmp_path, "second")
-    assert alike(first(x), y_first)
-    first.set_adapter("second")
-    assert alike(first(x), y_second) and not torch.allclose(y_first, y_second, atol=1e-3)
-    first.delete_adapter("second")
-    first.set_adapter("default")
-    assert alike(first(x), y_first)
-
-
-@pytest.mark.parametrize("kind", ["linear", "svd", "cat"])
-def test_adapters_are_not_added_up_to_one(kind, x, tmp_path):
-    model = adapted()
-    model.save_pretrained(tmp_path)
-    load(model, tmp_path, "second")
-    y = model(x)
-    with pytest.raises(ValueError, match=r"no add_weighted_adapter; make several active"):
-        model.add_weighted_adapter(["default", "second"], [0.5, 0.5], "mix", kind)
-    assert list(model.peft_config) == ["default", "second"] and alike(model(x), y)
-
-
 def test_a_half_precision_base_has_adapters_of_float32_or_of_its_dtype(x, tmp_path):
     model = adapted(base(torch.bfloat16))
     dtypes = {p.dtype for n, p in model.named_parameters() if "lora_" in n}
@@ -170,14 +144,18 @@ def test_what_low_rank_alone_has_and_other_layers_are_refused(options, words):
 
 
 def test_patterns_dropout_and_a_copy(x):
-    pattern = {"2": 8.0}
-    model = adapted(lora_dropout=0.5, alpha_pattern=pattern)
+    """Adapters come in the mode of their layers."""
+    options = {"lora_dropout": 0.5, "alpha_pattern": {"2": 8.0}}
+    model = adapted(base().eval(), **options)
     layers = model.base_model.model
     assert layers[0].scaling["default"] == 2.0 and layers[2].scaling["default"] == 8.0
-    model.train()
-    assert not torch.equal(model(x), model(x))
-    model.eval()
+    model.add_adapter("second", NdLinearConfig(target_modules=["0", "2"], **options))
+    stirred(model, "second", 0)
+    for name in ("second", "default"):
+        model.set_adapter(name)
+        assert torch.equal(model(x), model(x))
     assert torch.equal(copy.deepcopy(model)(x), model(x))
+    assert not torch.equal(model.train()(x), model(x))
     assert "lora_second" in repr(layers[0])
 
 
@@ -200,27 +178,23 @@ def test_a_conv1d_of_transformers(x):
 # ------------------------------------------------------------------------------------------ merged in part, and rescaled
 @pytest.fixture
 def both(x, tmp_path):
-    """A model with two active adapters, and what it computes."""
+    """A model with two active adapters."""
     model = adapted()
     adapted(seed=1, lora_alpha=0.5).save_pretrained(tmp_path)
     load(model, tmp_path, "second")
     model.base_model.set_adapter(["default", "second"])
-    return model, model(x)
+    return model
 
 
 def layers_of(model):
     return (model.base_model.model[0], model.base_model.model[2])
 
 
-def for_all(change):
-    return lambda model: [change(layer) for layer in layers_of(model)]
-
-
-SCALES = {  # what changes the function
-    "scale_layer": for_all(lambda layer: layer.scale_layer(2.0)),
-    "unscale_layer": for_all(lambda layer: layer.unscale_layer(4.0)),
-    "set_scale": for_all(lambda layer: layer.set_scale("default", 3.0)),
-    "back": for_all(lambda layer: layer.unscale_layer()),
+SCALES = {  # what changes the function, and the scales after it
+    "scale_layer": (lambda layer: layer.scale_layer(2.0), lambda a, b: (2 * a, 2 * b)),
+    "unscale_layer": (lambda layer: layer.unscale_layer(4.0), lambda a, b: (a / 4, b / 4)),
+    "set_scale": (lambda layer: layer.set_scale("default", 3.0), lambda a, b: (6.0, b)),
+    "back": (lambda layer: layer.unscale_layer(), lambda a, b: (2.0, 0.5)),
 }
 MERGES = {  # what does not
     "one": lambda model: model.merge_adapter(adapter_names=["default"]),
@@ -234,14 +208,17 @@ MERGES = {  # what does not
 @pytest.mark.parametrize("seed", range(8))
 def test_scales_changed_while_adapters_are_merged_in_part_act_and_unmerge(seed, both, x):
     """Six steps drawn at random, beside a twin that is never merged; at the end all is taken out, or added for good."""
-    model, _ = both
+    model, scales = both, (2.0, 0.5)
     twin, draw = copy.deepcopy(model), random.Random(seed)
     for name in [draw.choice([*SCALES, *MERGES]) for _ in range(6)] + ["scale_layer", "one"]:
-        for change in SCALES, MERGES:
-            if name in change:
-                change[name](model)
-        if name in SCALES:
-            SCALES[name](twin)
+        if name in MERGES:
+            MERGES[name](model)
+        else:
+            change, after = SCALES[name]
+            scales = after(*scales)
+            for layer in (*layers_of(model), *layers_of(twin)):
+                change(layer)
+                assert tuple(layer.scaling.values()) == scales
         torch.testing.assert_close(model(x), twin(x), atol=1e-3, rtol=1e-3)
     unloaded = copy.deepcopy(model).merge_and_unload(safe_merge=True)
     torch.testing.assert_close(unloaded(x), twin(x), atol=1e-3, rtol=1e-3)
@@ -254,20 +231,17 @@ def test_scales_changed_while_adapters_are_merged_in_part_act_and_unmerge(seed, 
         torch.testing.assert_close(model(x), base()(x), atol=1e-3, rtol=1e-3)
 
 
-def test_scales_as_peft_s_helper_changes_them(x):
+@pytest.mark.parametrize("merged", [False, True])
+def test_scales_as_peft_s_helper_changes_them(merged, x):
     from peft.helpers import rescale_adapter_scale
 
-    model = adapted()
-    layer, y, plain = model.base_model.model[0], model.base_model.model[0](x), base()[0](x)
-    for change, factor in (("scale_layer", 6.0), ("set_scale", 6.0), ("unscale_layer", 2 / 3)):
-        getattr(layer, change)(*(["default"] if change == "set_scale" else []), 3.0)
-        assert layer.scaling == {"default": pytest.approx(factor)}
-        layer.unscale_layer()
-    for merge in (lambda: None, model.merge_adapter):
-        merge()
-        with rescale_adapter_scale(model, 0.5):
-            half = model.base_model.model[0](x)
-        torch.testing.assert_close(half, (y + plain) / 2, atol=1e-4, rtol=1e-4)
+    model, plain = adapted(target_modules=["0"]), base()[0](x)
+    layer = model.base_model.model[0]
+    y = layer(x)
+    if merged:
+        model.merge_adapter()
+    with rescale_adapter_scale(model, 0.5):
+        torch.testing.assert_close(layer(x), (y + plain) / 2, atol=1e-4, rtol=1e-4)
 
 
 def test_a_weight_that_is_not_held_is_not_merged_into():
@@ -296,16 +270,6 @@ def test_code_that_reads_weights_and_does_not_call_sees_the_update(targets):
             torch.testing.assert_close(other, wanted, atol=1e-4, rtol=1e-4)
         with model.disable_adapter():
             torch.testing.assert_close(model(x), plain.eval()(x), atol=1e-4, rtol=1e-4)
-
-
-def test_adapters_come_in_the_mode_of_their_layers(x):
-    options = {"target_modules": ["0", "2"], "lora_dropout": 0.5}
-    model = adapted(base().eval(), **options)
-    model.add_adapter("second", NdLinearConfig(**options))
-    for name in ("default", "second"):
-        stirred(model, name, 0).set_adapter(name)
-        assert torch.equal(model(x), model(x))
-    assert not torch.equal(model.train()(x), model(x))
 
 
 def test_a_scale_of_zero_still_has_gradients(x):
@@ -348,19 +312,26 @@ def merged(model):
     return model
 
 
-def test_adapters_mixed_in_a_batch(both, x):
-    model, _ = both
-    names = ["second", "__base__", "default"]
+def test_several_adapters_one_after_the_other_and_mixed_in_a_batch(x, tmp_path):
+    model, other = adapted(), adapted(seed=1, lora_alpha=0.5)
+    wanted = {"default": model(x), "second": other(x), "__base__": base()(x)}
+    other.save_pretrained(tmp_path)
+    load(model, tmp_path, "second")
+    assert alike(model(x), wanted["default"]), "the one that was active still is"
+    for kind in ("linear", "svd", "cat"):
+        with pytest.raises(ValueError, match=r"no add_weighted_adapter; make several active"):
+            model.add_weighted_adapter(["default", "second"], [0.5, 0.5], "mix", kind)
+    model.set_adapter("second")
+    assert alike(model(x), wanted["second"])
     with pytest.raises(ValueError, match="non-existing adapter"):
         model.eval()(x, adapter_names=["third", "default", "default"])
-    mixed = model(x, adapter_names=names)
-    for row, name in enumerate(names):
-        if name == "__base__":
-            wanted = base()(x)
-        else:
-            model.base_model.set_adapter(name)
-            wanted = model(x)
-        torch.testing.assert_close(mixed[row], wanted[row], atol=1e-5, rtol=1e-5)
+    names = ["second", "__base__", "default"]
+    for row, (name, mixed) in enumerate(zip(names, model(x, adapter_names=names))):
+        torch.testing.assert_close(mixed, wanted[name][row], atol=1e-5, rtol=1e-5)
+    less = copy.deepcopy(model)
+    less.delete_adapter("second")
+    less.set_adapter("default")
+    assert alike(less(x), wanted["default"])
     model.merge_adapter()
     with pytest.raises(ValueError, match="merged adapters"):
         model(x, adapter_names=names)
@@ -382,15 +353,6 @@ def test_a_configuration_can_be_copied(copied, x):
     assert model.base_model.model[0].scaling == {"default": 3.0}
     with pytest.raises(ValueError, match="has no use_dora"):
         dataclasses.replace(first, use_dora=True)
-
-
-@pytest.mark.parametrize("start", [ndlinear_peft.START, ndlinear_peft.START.partition(";")[0]])
-def test_files_of_all_versions_are_read(start, x, tmp_path):
-    model = adapted()
-    model.save_pretrained(tmp_path)
-    config = json.loads((tmp_path / "adapter_config.json").read_text())
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config | {"init_lora_weights": start}))
-    assert alike(load(base(), tmp_path)(x), model(x))
 
 
 def test_sharded_layers_are_refused(one_process):
