@@ -11,8 +11,6 @@ import subprocess
 import sys
 import sysconfig
 import tarfile
-import venv
-import zipfile
 
 import pytest
 import torch
@@ -36,7 +34,7 @@ def run(folder, *command):
 
 
 def made(source: pathlib.Path, kind: str, target: pathlib.Path) -> pathlib.Path:
-    """What setuptools builds of a source tree: "sdist", "wheel" or "editable"."""
+    """What setuptools builds of a source tree: "sdist" or "wheel"."""
     target.mkdir(exist_ok=True)
     code = f"from setuptools import build_meta; build_meta.build_{kind}({str(target)!r})"
     run(source, sys.executable, "-c", code)
@@ -45,22 +43,16 @@ def made(source: pathlib.Path, kind: str, target: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.fixture(scope="module")
-def checkout(tmp_path_factory):
-    """What the build reads, and a room of the lab that it must leave out."""
-    folder = tmp_path_factory.mktemp("package") / "ndlinear-book"  # does not count in the coverage
-    folder.mkdir()
+def installed(tmp_path_factory):
+    """The folder into which pip installed the wheel of the unpacked source distribution; the lab is left out."""
+    around = tmp_path_factory.mktemp("package")
+    checkout = around / "ndlinear-book"  # does not count in the coverage
+    checkout.mkdir()
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", *ROOT.glob("ndlinear*.py")):
-        shutil.copy(ROOT / name, folder)
+        shutil.copy(ROOT / name, checkout)
     for name in ("ndlinear_guide", "notebooks/lab"):
         left_out = shutil.ignore_patterns("__pycache__")
-        shutil.copytree(ROOT / name, folder / name, ignore=left_out)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def installed(checkout):
-    """The folder into which pip installed the wheel of the unpacked source distribution."""
-    around = checkout.parent
+        shutil.copytree(ROOT / name, checkout / name, ignore=left_out)
     with tarfile.open(made(checkout, "sdist", around / "sdist")) as packed:
         packed.extractall(around / "unpacked", filter="data")
     (source,) = (around / "unpacked").iterdir()
@@ -125,48 +117,3 @@ except ModuleNotFoundError:
     said = run(installed, sys.executable, "-S", "-W", "error", "-c", code).splitlines()
     assert said[1].startswith("NdLinearSum((8, 8), (8, 8)") and said[1].endswith(" False")
     assert [said[0], *said[2:]] == ["True", "2 64", "((2, 3), (2, 2))", "no lab"]
-
-
-PROJECT = """
-from ndlinear import count_parameters
-from ndlinear_guide.layers import divisors, spread
-from ndlinear_lora import load_lora
-
-reveal_type(count_parameters((4, 6), (3, 5)))
-reveal_type(spread(24, 3))
-load_lora(1, 2, 3, 4, 5)
-divisors("wide")
-"""
-RULES = "[mypy]\nstrict = True\n[mypy-torch.*,numpy.*,scipy.*,pandas.*]\nignore_missing_imports = True\n"
-
-
-def test_installed_modules_have_types(installed, tmp_path):
-    """For someone's code in an environment of its own, where a library without types is an error; torch is left out, it takes a minute."""
-    pytest.importorskip("mypy")
-    venv.create(tmp_path / "own", symlinks=os.name != "nt")
-    (packages,) = (tmp_path / "own").glob("[Ll]ib/**/site-packages")
-    (packages / "installed.pth").write_text(f"{installed}\n")
-    (tmp_path / "code.py").write_text(PROJECT)
-    (tmp_path / "mypy.ini").write_text(RULES)
-    python = next((tmp_path / "own").glob("[bS]*/python*"))
-    check = [sys.executable, "-m", "mypy", "--python-executable", python, "code.py"]
-    with pytest.raises(AssertionError) as said:
-        run(tmp_path, *check)
-    for words in (
-        '6: note: Revealed type is "int"',
-        '7: note: Revealed type is "tuple[int, ...]"',
-        '8: error: Too many arguments for "load_lora"',
-        '9: error: Argument 1 to "divisors" has incompatible type "str"; expected "int"',
-    ):
-        assert f"code.py:{words}" in str(said.value)
-
-
-def test_an_editable_install_maps_the_lab_as_well(checkout):
-    """In a checkout notebooks, make and the builder of the book say `import lab`."""
-    wheel = made(checkout, "editable", checkout.parent / "editable")
-    with zipfile.ZipFile(wheel) as packed:
-        (finder,) = (name for name in packed.namelist() if name.endswith("_finder.py"))
-        text = packed.read(finder).decode()
-    for name in MODULES:
-        assert f"{name!r}: {str(checkout / name)!r}" in text
-    assert f"'lab': {str(checkout / 'notebooks' / 'lab')!r}" in text

@@ -22,8 +22,6 @@ SHAPES = [
     ((1, 4, 2), (3, 1, 2)),
     ((2, 3, 1, 2, 3), (3, 2, 2, 1, 2)),
 ]
-cases = pytest.mark.parametrize("outer", [True, False], ids=["1..N", "N..1"])
-shapes = pytest.mark.parametrize("dims, hidden", SHAPES, ids=str)
 
 
 @pytest.fixture(scope="session")
@@ -44,46 +42,36 @@ def release(request):
     sys.modules.pop("released_ndlinear", None)
 
 
-@cases
-@shapes
+@pytest.mark.parametrize("outer", [True, False], ids=["1..N", "N..1"])
+@pytest.mark.parametrize("dims, hidden", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_same_seed_same_initial_weights(release, dims, hidden, outer, dtype):
+def test_same_seed_same_numbers_and_checkpoints_in_both_directions(
+    release, dims, hidden, outer, dtype, tmp_path
+):
     torch.set_default_dtype(dtype)
     try:
-        torch.manual_seed(11)
-        theirs = release.NdLinear(dims, hidden, transform_outer=outer)
-        after = torch.rand(1)
-        torch.manual_seed(11)
-        ours = nd.NdLinear(dims, hidden, transform_outer=outer)
-        assert torch.equal(after, torch.rand(1)), "what is drawn next is the same too"
-        x = torch.randn(3, *dims)
+        made, drawn_next = [], []
+        for library in (release, nd):
+            torch.manual_seed(11)
+            made.append(library.NdLinear(dims, hidden, transform_outer=outer))
+            drawn_next.append(torch.rand(1))
     finally:
         torch.set_default_dtype(torch.float32)
-    a, b = theirs.state_dict(), ours.state_dict()
-    assert list(a) == list(b)
+    a, b = (layer.state_dict() for layer in made)
+    assert list(a) == list(b) and torch.equal(*drawn_next)
     assert all(torch.equal(a[name], b[name]) and a[name].dtype == b[name].dtype for name in a)
-    torch.testing.assert_close(ours(x), theirs(x), atol=1e-5, rtol=1e-5)
-
-
-@cases
-@shapes
-def test_checkpoints_in_both_directions_with_values_and_all_gradients(
-    release, dims, hidden, outer, tmp_path
-):
-    torch.manual_seed(0)
     x, g = (torch.randn(6, *sizes, dtype=torch.float64) for sizes in (dims, hidden))
-    theirs = release.NdLinear(dims, hidden, transform_outer=outer).double()
-    ours = nd.NdLinear(dims, hidden, outer).double()
-    for source, target in ((theirs, ours), (ours, theirs)):
+    made = [layer.double() for layer in made]
+    for source, target in (made, made[::-1]):
         for parameter in source.parameters():
             torch.nn.init.normal_(parameter)
         torch.save(source.state_dict(), tmp_path / "checkpoint.pt")
         target.load_state_dict(torch.load(tmp_path / "checkpoint.pt", weights_only=True))
         results = []
-        for layer in (source, target):
+        for layer in made:
             inputs = [x.clone().requires_grad_(), *layer.parameters()]
             y = layer(inputs[0])
             results.append([y, *torch.autograd.grad((y * g + y.square()).sum(), inputs)])
         assert len(results[0]) == 2 + 2 * len(dims)
-        for a, b in zip(*results):
-            torch.testing.assert_close(a, b, atol=1e-10, rtol=1e-10)
+        for theirs, ours in zip(*results):
+            torch.testing.assert_close(ours, theirs, atol=1e-10, rtol=1e-10)
