@@ -342,17 +342,11 @@ def _advice(seen: Seen, axes: Shape, row: dict) -> str:
 
 
 def _structured(layer: nn.Linear, dims: Shape, hidden: Shape) -> dict:
-    """Costs of the layers of one folding, how separable the weight is, and what rank a low-rank layer of that size has."""
-    size = count_parameters(dims, hidden, bias=False)
-    macs = count_macs(dims, hidden, cheapest_order(dims, hidden))
-    both = layer.in_features + layer.out_features
+    """Costs of the layer of one folding, and how separable the weight is."""
     return {
         "folding": (dims, hidden),
         "ndlinear parameters": count_parameters(dims, hidden, bias=layer.bias is not None),
-        "ndlinear macs": macs,
-        "low rank of as many macs": max(1, macs // both),
-        "low rank of as many parameters": max(1, size // both),
-        "full rank": min(layer.in_features, layer.out_features),
+        "ndlinear macs": count_macs(dims, hidden, cheapest_order(dims, hidden)),
         "separable": first_term(layer.weight, dims, hidden),
         "by chance": by_chance(layer.weight, dims, hidden),
     }

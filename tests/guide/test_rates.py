@@ -8,19 +8,10 @@ from torch import nn
 
 from ndlinear import NdLinear, NdLinearSum, kronecker_weight
 from ndlinear_guide import layers
-from ndlinear_guide.rates import layer_shapes, lr_groups
+from ndlinear_guide.rates import layer_shapes, lr_groups, rates
 from ndlinear_lora import NdLinearLoRA
 
 RATE = 1e-3
-
-
-def rates(model, lr=RATE, **options):
-    """Rate of each trainable parameter by name; fails unless each stands in exactly one group."""
-    names = {id(p): name for name, p in model.named_parameters()}
-    pairs = [(names[id(p)], g["lr"]) for g in lr_groups(model, lr, **options) for p in g["params"]]
-    assert len(pairs) == len(dict(pairs))
-    assert set(dict(pairs)) == {n for n, p in model.named_parameters() if p.requires_grad}
-    return dict(pairs)
 
 
 def weights(found):
@@ -62,7 +53,10 @@ KNOWN = [  # optimiser, layer, factors on the rate of its weights and of its bia
 
 @pytest.mark.parametrize(("optimiser", "model", "factors", "biases"), KNOWN)
 def test_rates_of_a_layer(optimiser, model, factors, biases):
-    found = rates(model, optimiser=optimiser)
+    found = rates(model, RATE, optimiser=optimiser)
+    assert set(found) == {name for name, p in model.named_parameters() if p.requires_grad}
+    groups = lr_groups(model, RATE, optimiser=optimiser)
+    assert sum(len(group["params"]) for group in groups) == len(found), "each in one group"
     assert weights(found) == pytest.approx([RATE * f for f in factors])
     others = [rate for name, rate in found.items() if name.endswith("bias")]
     assert others == pytest.approx([RATE * f for f in biases])
@@ -71,7 +65,7 @@ def test_rates_of_a_layer(optimiser, model, factors, biases):
 # ----------------------------------------------------------------------------------------------------------- any model
 def test_other_layers_keep_the_rate():
     parts = nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), NdLinear((4, 6, 6), (2, 3, 3)), nn.Flatten()
-    found = rates(nn.Sequential(*parts, nn.Linear(18, 2)))
+    found = rates(nn.Sequential(*parts, nn.Linear(18, 2)), RATE)
     assert {r for n, r in found.items() if n[0] != "2"} == {RATE}
     assert RATE not in weights({n: r for n, r in found.items() if n[0] == "2"})
 
@@ -79,7 +73,7 @@ def test_other_layers_keep_the_rate():
 def test_frozen_parameters_are_left_out():
     model = nn.Sequential(NdLinear((4, 4), (4, 4)), nn.Flatten(), nn.Linear(16, 2))
     model[0].align_layers[0].requires_grad_(False)
-    assert not any(name.startswith("0.align_layers.0") for name in rates(model))
+    assert not any(name.startswith("0.align_layers.0") for name in rates(model, RATE))
     with pytest.raises(ValueError, match="nothing to train"):
         lr_groups(model.requires_grad_(False), RATE)
 
@@ -90,7 +84,7 @@ def test_a_shared_matrix_gets_the_smaller_rate():
     read_out = nn.Sequential(NdLinear((8, 8), (8, 8)), nn.Linear(8, 8))
     read_out[1].weight = read_out[0].align_layers[0].weight
     for model in (tied, read_out):
-        assert rates(model)["0.align_layers.0.weight"] == RATE
+        assert rates(model, RATE)["0.align_layers.0.weight"] == RATE
 
 
 def test_muon_can_be_given_the_matrices_alone():
@@ -107,15 +101,15 @@ def test_with_the_shapes_of_a_small_model_rates_no_longer_depend_on_the_width():
 
     small = layer_shapes(net(4))
     assert small == {"0": (16, 16), "2": (16, 16), "4": (16, 3)}
-    assert rates(net(4)) == rates(net(4), tuned_at=small)
-    wide = rates(net(32), tuned_at=small)
+    assert rates(net(4), RATE) == rates(net(4), RATE, tuned_at=small)
+    wide = rates(net(32), RATE, tuned_at=small)
     assert wide["4.weight"] == pytest.approx(RATE * 16 / 1024)
     assert wide["2.align_layers.0.weight"] == pytest.approx(RATE * 16 / (2 * 32))
     assert wide["2.align_layers.0.bias"] == pytest.approx(RATE / 2)
     assert wide["4.bias"] == pytest.approx(RATE)
     model = nn.Sequential(nn.Conv1d(8, 6, 5))  # a convolution can be named too
     assert layer_shapes(model) == {"0": (40, 6)}
-    assert rates(model, tuned_at={"0": (20, 6)})["0.weight"] == pytest.approx(RATE / 2)
+    assert rates(model, RATE, tuned_at={"0": (20, 6)})["0.weight"] == pytest.approx(RATE / 2)
 
 
 @pytest.mark.parametrize("optimiser", ["adam", "sgd"])

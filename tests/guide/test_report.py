@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from ndlinear_cases import Conv1D
 from torch import nn
 from torch.nn import functional as F
 
@@ -262,20 +263,16 @@ def test_what_cannot_be_converted_is_refused_in_plain_words(made, names, options
 
 
 def test_conv1d_of_gpt2_is_counted_and_converted():
-    transformers = pytest.importorskip("transformers", reason="the extra `experiments` is missing")
-    sizes = {"n_embd": 24, "n_layer": 2, "n_head": 2, "vocab_size": 50, "n_positions": 16}
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(**sizes)).eval()
-    found = guide.report(model, {"input_ids": TOKENS}).set_index("layer")
-    assert len(found) == 2 * 4 + 1 and "weight shared" in found.loc["lm_head", "advice"]
-    name = "transformer.h.0.mlp.c_fc"
-    row, conv = found.loc[name], model.get_submodule(name)
-    assert (row["inputs"], row["outputs"], row["rows"]) == (24, 96, 14)
-    smaller, fits = guide.convert(model, [name], share=0.5, kind="low-rank")
-    x = torch.randn(5, 24)
-    lost = (smaller.get_submodule(name)(x) - conv(x)).norm() / (conv(x) - conv.bias).norm()
+    model, x = nn.Sequential(Conv1D(96, 24), nn.GELU(), Conv1D(24, 96)), torch.randn(5, 24)
+    found = guide.report(model, x)
+    assert found[["layer", "inputs", "outputs"]].to_numpy().tolist() == [
+        ["0", 24, 96],
+        ["2", 96, 24],
+    ]
+    smaller, fits = guide.convert(model, ["0"], share=0.5, kind="low-rank")
+    lost = (smaller[0](x) - model[0](x)).norm() / (model[0](x) - model[0].bias).norm()
     assert 0 < lost.item() == pytest.approx(fits["error"][0], rel=0.3)
-    pair = [("transformer.h.1.mlp.c_fc", "transformer.h.1.mlp.c_proj")]
-    assert guide.swap(model, pair, "narrow")(TOKENS).logits.shape == (2, 7, 50)
+    assert guide.swap(model, [("0", "2")], "narrow")(x).shape == (5, 24)
 
 
 def test_modes_of_an_ndlinear_are_no_linear_layers_and_a_later_flatten_has_the_axes_it_joins():
