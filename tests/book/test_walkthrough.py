@@ -44,7 +44,8 @@ def checkout(tmp_path):
         module = "" if name == "python" else f"-m {name}"
         (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}" {module} "$@"\n')
         (tools / name).chmod(0o755)
-    (folder / ".venv" / "book.installed").touch()
+    for stamp in ("torch.installed", "book.installed"):
+        (folder / ".venv" / stamp).touch()
     one_variant(folder / "notebooks" / "lab" / "tools" / "golden.py")
     without_experiments(folder / NOTEBOOK)
     return folder

@@ -385,7 +385,7 @@ def ratios(found: pd.DataFrame, method: str, other: str) -> np.ndarray:
 TASKS = {
     "commonsenseqa": "valid",
     "gsm8k": "test",
-    "arc-easy": "test",
+    "arc": "test",
 }  # data set -> the part that is held out
 CONTEXT = 176  # tokens of a problem at most
 RANK = 8  # of the LoRA whose number of parameters the sums of terms may have
