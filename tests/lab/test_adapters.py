@@ -1,4 +1,4 @@
-"""DoRA against peft, where it is installed; sums of products against written-out matrices."""
+"""DoRA against peft, sums of products against written-out matrices, the words of the rule for a loss."""
 
 import copy
 import functools
@@ -9,11 +9,8 @@ from lab import adapters, models
 from lab.chapters import lora
 from torch import nn
 
-from ndlinear_lora import NdLinearLoRA
-
 X = torch.linspace(-1, 1, 5 * 24).reshape(5, 24).double().cos()
 NAMES = {"A": "lora_A.default", "B": "lora_B.default", "m": "lora_magnitude_vector.default"}
-DORA = functools.partial(adapters.DoRA, rank=3)
 
 
 @pytest.fixture
@@ -26,23 +23,12 @@ def maps(model):
     return {name: model.get_submodule(name) for name in ("0", "2")}
 
 
-@pytest.mark.parametrize("adapter", [functools.partial(models.LoRA, rank=2), DORA, NdLinearLoRA])
-def test_nothing_changes_at_the_start_and_only_the_adapters_are_trained(base, adapter):
-    model = copy.deepcopy(base)
-    lora.attach(model, maps(model), adapter)
-    assert torch.allclose(model(X), base(X), atol=1e-12)
-    frozen = {name: p.clone() for name, p in model.named_parameters() if not p.requires_grad}
-    assert {name.split("base_layer.")[-1] for name in frozen} == {"weight", "bias"}
-    model(X).square().sum().backward()
-    assert all((p.grad is not None) == p.requires_grad for p in model.parameters())
-
-
 def test_outputs_gradients_and_starts_of_dora_are_those_of_peft(base):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(target_modules=["0", "2"], r=3, lora_alpha=3, use_dora=True)
     theirs = peft.get_peft_model(copy.deepcopy(base), config).base_model.model.double()
     ours = copy.deepcopy(base)
-    lora.attach(ours, maps(ours), DORA)
+    lora.attach(ours, maps(ours), functools.partial(adapters.DoRA, rank=3))
     pairs = [
         (ours[place].get_parameter(mine), theirs[place].get_parameter(f"{name}.weight"))
         for place in (0, 2)
@@ -74,3 +60,19 @@ def test_a_sum_of_products_is_the_sum_of_their_matrices_and_starts_at_zero(base,
     with torch.autocast("cpu", torch.bfloat16):
         update = layer(x).double() - layer.base_layer(x).double()
     assert torch.allclose(update, x @ sum(products).T, atol=0.05)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "words"),
+    [
+        (0.001, 0.004, "higher, equivalent"),
+        (0.001, 0.04, "higher"),
+        (-0.01, 0.01, "equivalent"),
+        (-0.03, 0.01, "not inferior"),
+        (-0.03, 0.02, "undecided"),
+        (-0.01, -0.005, "lower, equivalent"),
+        (-0.03, -0.005, "lower"),
+    ],
+)
+def test_words_for_a_loss(low, high, words):
+    assert lora.loss_word((0.0, low, high), 0.02) == words

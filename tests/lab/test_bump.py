@@ -3,7 +3,6 @@
 import itertools
 import math
 
-import lab
 import numpy as np
 import pandas as pd
 import pytest
@@ -30,13 +29,6 @@ def test_rays_are_the_uniform_inputs_of_radius_bump():
     assert mean(lambda r: r**4) == pytest.approx(12, rel=1e-3), "E |x|^4 = 10 / 5 + 90 / 9"
 
 
-def test_too_many_samples_and_unknown_networks_are_refused():
-    with pytest.raises(lab.LabError, match="2000"):
-        bump.draw(0, 1900, 200)
-    with pytest.raises(lab.LabError, match="sparse"):
-        bump.network("sparse", 3, 2)
-
-
 def test_constant_errors_agree_with_a_sample():
     y = bump.target(bump.inputs(400_000, 5), 0.3).double()
     found, error = bump.constant_errors(0.3), 4 / math.sqrt(len(y))
@@ -50,23 +42,22 @@ def test_constant_errors_agree_with_a_sample():
     assert bump.constants()["P(y > 0.1)"][0.3] == pytest.approx(often, rel=0.03)
 
 
-def test_rank_correlation_sees_a_relation_and_noise():
+def test_rank_correlation_is_the_mean_over_groups_of_equal_seeds():
     """Errors that rise with the entropy and know nothing of the noise; one group lacks a seed and does not count."""
     random = np.random.default_rng(0)
-    cells = itertools.product((0.1, 0.3), (("dense", 16), ("ndlinear", 16), ("dense", 4)), (2, 3))
+    groups = itertools.product((0.1, 0.3), (("dense", 16), ("ndlinear", 16), ("dense", 4)), (2, 3))
     rows = [
         (sigma, arm, width, depth, seed, *random.random(2))
-        for (sigma, (arm, width), depth), seed in itertools.product(cells, range(6))
+        for sigma, (arm, width), depth in groups
+        for seed in range(6)
         if (width, seed) != (4, 5)
     ]
     runs = pd.DataFrame(rows, columns=[*bump.GROUP, "seed", "entropy", "noise"])
     runs["error"] = 2 + 0.01 * runs["entropy"]
     assert bump.rank_correlation(runs, "entropy", "error") == pytest.approx((1, 1, 1))
     mean, low, high = bump.rank_correlation(runs, "noise", "error")
-    assert low < 0.3 and high > -0.3 and high - low > 0.1 and low < mean < high
-    groups = runs[runs["width"] == 16].groupby(bump.GROUP)
-    by_scipy = [stats.spearmanr(own["noise"], own["error"]).statistic for _, own in groups]
+    whole = runs[runs["width"] == 16].groupby(bump.GROUP)
+    by_scipy = [stats.spearmanr(own["noise"], own["error"]).statistic for _, own in whole]
     assert mean == pytest.approx(np.mean(by_scipy))
+    assert low < 0 < high and high - low > 0.1
     assert bump.rank_correlation(runs.assign(noise=1.0), "noise", "error") == (0, 0, 0)
-    two_seeds = runs[runs["seed"] < 2]  # smoke runs
-    assert abs(bump.rank_correlation(two_seeds, "noise", "error")[0]) <= 1

@@ -15,14 +15,11 @@ def double():
     torch.set_default_dtype(torch.float32)
 
 
-def terms(m=8):
-    return [torch.randn(m, requires_grad=True) for _ in range(3)]
-
-
 @pytest.mark.parametrize("chunk", [10, 64, 1 << 14])
 def test_its_gradients_are_those_of_autograd_in_any_chunks(monkeypatch, chunk):
     monkeypatch.setitem(decoder.CHUNKS, "cpu", chunk)
-    t, (w, c, v) = torch.randn(6, 25, requires_grad=True), terms()
+    t = torch.randn(6, 25, requires_grad=True)
+    w, c, v = torch.randn(3, 8, requires_grad=True)
     gradient = torch.randn(6, 25)
     plain = F.relu(t[..., None] * w + c) @ v
     expected = torch.autograd.grad(plain, (t, w, c, v), gradient)

@@ -8,19 +8,13 @@ import pandas as pd
 import pytest
 import torch
 from lab.chapters import dial
-from lab.modes import LabError
 from lab.train import Split
 from torch import nn
 
 
-@pytest.fixture(scope="module")
-def sample():
-    return dial.inputs(8000, 5)
-
-
 @pytest.mark.parametrize("where", ["aligned", "scrambled", "local"])
-def test_components_have_mean_0_variance_1_and_are_uncorrelated(sample, where):
-    parts = torch.stack(list(dial.components(sample, where).values())).double()
+def test_components_have_mean_0_variance_1_and_are_uncorrelated(where):
+    parts = torch.stack(list(dial.components(dial.inputs(8000, 5), where).values())).double()
     second = parts @ parts.T / parts.shape[1]
     assert parts.mean(1).abs().max() < 5 / math.sqrt(8000)
     assert (second - torch.eye(6)).abs().max() < 0.06
@@ -51,30 +45,6 @@ def test_scrambling_permutes_the_places_of_the_entangled_masks_only():
     for name in aligned:
         assert torch.equal(aligned[name].flatten().sort()[0], scrambled[name].flatten().sort()[0])
         assert torch.equal(aligned[name], scrambled[name]) == name.endswith("means")
-    with pytest.raises(LabError, match="where"):
-        dial.masks("local")
-    with pytest.raises(LabError, match="reading"):
-        dial.weights("other", 0.5)
-
-
-@pytest.mark.parametrize("reading", dial.READINGS)
-def test_target_has_the_variance_of_its_weights(sample, reading):
-    y = dial.target(sample, reading, 0.3)
-    assert y.shape == (8000, 1) and y.var().item() == pytest.approx(dial.spread(0.3), rel=0.06)
-    for alpha in (0, 1):
-        assert sum(w**2 for w in dial.weights(reading, alpha).values()) == pytest.approx(1)
-
-
-def test_what_cannot_be_trained_says_why():
-    data = dial.draw("linear", 0.5, 100, 0, tests=10)
-    for wrong, message in (
-        ({"schedule": "linear"}, "linear"),
-        ({"checks": 61}, "checks=61"),
-        ({"lr": 1e30, "schedule": "constant"}, "finite"),
-    ):
-        how = {"lr": 3e-3, "schedule": "cosine", "steps": 60, "checks": 12, "seed": 0} | wrong
-        with pytest.raises(LabError, match=message):
-            dial.fit(nn.Sequential(nn.Flatten(), nn.Linear(1024, 1)), data, **how)
 
 
 def test_fit_is_the_loop_written_out_with_torchs_adam():
@@ -125,24 +95,6 @@ def test_crossing_covers_the_truth_and_says_when_there_is_none():
     for other in (-1 + noise, 0.45 - at + 0 * noise):  # never, and downwards
         found = dial.crossing(at, other)
         assert math.isnan(found["alpha"]) and math.isnan(found["low"]) and found["once"] == 0
-
-
-def test_reach_is_where_the_error_stays_below_the_goal():
-    sizes = [100, 1000, 10_000]
-    for goal, samples in ((0.1, 1000), (10**-0.5, 10**2.5), (1e-3, math.inf), (2, 100)):
-        assert dial.reach(sizes, [1, 0.1, 0.01], goal) == pytest.approx(samples)
-    again = dial.reach([*sizes, 100_000], [1, 0.01, 1, 0.01], 0.1)  # it must stay below
-    assert again == pytest.approx(10**4.5)
-
-
-@pytest.mark.parametrize(
-    ("gaps", "scale"),
-    [((-1, -1, 1), 0.2), ((-3, 1, 2), 0.05 * 2**0.75), ((1, 2, 3), 0.05), ((-3, -2, -1), 0.4)],
-)
-def test_the_scale_of_the_crossing(gaps, scale):
-    """By straight lines over the logarithm, or the nearest one where the sign never changes."""
-    found = dial.scale_of_crossing(pd.Series(gaps, index=[0.05, 0.1, 0.4], dtype=float))
-    assert found == float(f"{scale:.2g}")
 
 
 def test_factors_between_models_whose_errors_are_known():
