@@ -258,6 +258,7 @@ def test_notebooks_carry_their_outputs(html, name):
         file = (html / name).parent / image["src"]
         assert file.suffix == ".svg", f"{file.name} is painted, not drawn"
         assert file.stat().st_size < 1_000_000, f"rasterise what makes {file.name} large"
+        assert "<dc:date>" not in file.read_text("utf-8"), "the same figure is another file later"
     for figure in page.select("article figure"):
         assert figure.figcaption and figure.figcaption.text.strip(), "a figure without caption"
     for moving in page.select(".ndl-interactive"):

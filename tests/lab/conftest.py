@@ -1,16 +1,7 @@
-"""What tests of the lab share: an empty folder of data, and that no figure stays open."""
-
-import sys
+"""What tests of the lab share: an empty folder of data."""
 
 import pytest
 from lab import data
-
-
-@pytest.fixture(autouse=True)
-def figures_are_closed():
-    yield
-    if plt := sys.modules.get("matplotlib.pyplot"):
-        plt.close("all")
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 import json
 
 import lab
-import pandas as pd
 import pytest
 from lab import LabError, machine, modes, records
 from lab.records import golden, store
@@ -93,15 +92,6 @@ def test_devices_stand_apart_and_what_is_open_is_said(results, monkeypatch, caps
     found = lab.on_devices("there", places_grid, double)
     assert {name: len(rows) for name, rows in found.items()} == {"NVIDIA H200": 2, "Tesla T4": 1}
     assert "Tesla T4: 1 of 2 rows of `there` are recorded" in capsys.readouterr().out
-
-
-def test_smoke_runs_the_grid_of_the_processor(results, monkeypatch):
-    monkeypatch.setenv("NDL_MODE", "smoke")
-    (found,) = lab.on_devices("there", places_grid, double, smoke={"x": 5}).values()
-    assert list(found["x"]) == [5] and found["device"].str.contains("threads").all()
-    frame = pd.DataFrame({"device": ["NVIDIA H200"] * 2 + ["AMD EPYC, 2 threads"]})
-    assert lab.places(frame) == "NVIDIA H200 (2 runs), AMD EPYC, 2 threads (1 runs)"
-    assert not list(results.iterdir())
 
 
 def test_a_figure_shows_the_rows_that_count(results):
