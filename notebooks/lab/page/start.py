@@ -8,13 +8,15 @@ import os
 import torch
 
 from ..machine import module_version
-from ..modes import mode
+from ..modes import NOTEBOOKS, mode
 from ..train.loop import seed_everything
 from .figures import style
 
 
 def start(asked: str = "") -> None:
-    """Set the mode if one is asked for, seeds and figure style, and print the line that a bug report should quote."""
+    """Go to the folder of the notebooks, set the mode if one is asked for, seeds and figure style, and print the line that a bug
+    report should quote."""
+    os.chdir(NOTEBOOKS)
     if asked:
         os.environ["NDL_MODE"] = asked
     seed_everything(0)
