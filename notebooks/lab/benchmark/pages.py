@@ -131,23 +131,6 @@ def draw_layers(axis, rows: Rows, budget: str) -> None:
     axis.set_xlabel(f"test loss / that of {ours} (right: {ours} is better)")
 
 
-def beside_narrow(rows: Rows, budget: str) -> pd.DataFrame:
-    """Each layer of a budget against the narrowed dense one: the ratio of the losses with its interval, and the counts of cells."""
-    found = []
-    narrow = reading.model("narrow", budget)
-    for layer in (kind for kind in models.LAYERS[budget] if kind != "narrow"):
-        compared = reading.compare(rows, reading.model(layer, budget), narrow, list(SETS))
-        if len(compared):
-            answer = reading.answer(compared)
-            row = {"layer": models.NAMES[layer], "sets": answer["sets"]}
-            ends = {f"ratio{end}": answer.get(name) for end, name in RATIO.items()}
-            found.append(row | ends | reading.counts(compared))
-    return pd.DataFrame(found).sort_values("ratio", ignore_index=True)
-
-
-RATIO = {"": "ratio", "_low": "low", "_high": "high"}  # how `lab.table` wants an interval
-
-
 def share_of_dense(rows: Rows, budget: str) -> pd.Series:
     """The parameters of NdLinear's network, or of the sum's, over those of dense layers of equal width, by set."""
     pair = reading.model(OURS[budget], budget), reading.model("dense", NONE)
