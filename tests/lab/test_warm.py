@@ -15,7 +15,7 @@ PROGRAM = """
 import json, os, sys
 from jupyter_client.manager import start_new_kernel
 
-CELL = "import os, sys; print('torch' in sys.modules, os.getcwd(), os.environ.get('WORD'), 'lab' in sys.modules)"
+CELL = "import os, sys; print('torch' in sys.modules, os.getcwd(), os.environ.get('WORD'), 'lab' in sys.modules, sys.path[0])"
 
 def first_cell(**environ):
     manager, client = start_new_kernel(env=os.environ | environ, cwd=os.environ["PLACE"])
@@ -26,7 +26,7 @@ def first_cell(**environ):
     print(json.dumps("".join(said).split()), flush=True)
     return manager
 
-first_cell(WORD="one").shutdown_kernel()
+first_cell(WORD="one", PYTHONPATH="/code").shutdown_kernel()
 first_cell(WORD="two", OMP_NUM_THREADS="3").shutdown_kernel()
 manager = first_cell(WORD="three")
 os.kill(manager.provisioner.pid, 9)
@@ -50,9 +50,9 @@ def test_kernels_are_forks_with_their_own_settings_and_end_with_who_asked(tmp_pa
     assert done.returncode == 7, done.stderr
     *found, last = map(json.loads, done.stdout.splitlines())
     place = str(tmp_path)
-    assert found[0][:-1] == ["True", place, "one", "False"]
-    assert found[1][:-1] == ["False", place, "two", "False"], "other threads: an ordinary kernel"
-    assert last[:-1] == ["True", place, "three", "False"]
+    assert found[0][:-1] == ["True", place, "one", "False", "/code"]
+    assert found[1][:-2] == ["False", place, "two", "False"], "other threads: an ordinary kernel"
+    assert last[:-2] == ["True", place, "three", "False"]
     assert gone(int(last[-1])), "the kernel ends with the process that stood for it"
 
 

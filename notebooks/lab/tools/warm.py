@@ -21,7 +21,7 @@ import tempfile
 
 # Not pandas: how wide its tables are is decided when it is imported, by whether that is in a notebook.
 LIBRARIES = ("ipykernel.kernelapp", "torch._dynamo", "matplotlib.pyplot", "scipy.stats")
-SETTINGS = ("OMP_NUM_THREADS", "PYTHONPATH", "PYTHONOPTIMIZE", "PYTHONWARNINGS")
+SETTINGS = ("OMP_NUM_THREADS", "PYTHONOPTIMIZE", "PYTHONWARNINGS")
 # What matplotlib and ipykernel read when they are imported: figures go into the notebook, and there is a parent.
 READ_ONCE = {"MPLBACKEND": "module://matplotlib_inline.backend_inline", "JPY_PARENT_PID": "1"}
 
@@ -29,6 +29,11 @@ READ_ONCE = {"MPLBACKEND": "module://matplotlib_inline.backend_inline", "JPY_PAR
 def settings() -> list:
     """What a kernel and the process it is forked from must have in common."""
     return [str(pathlib.Path(sys.executable).parent), *map(os.environ.get, SETTINGS)]
+
+
+def python_path() -> list[str]:
+    """The folders of PYTHONPATH: the project's code stands there, and none of the libraries."""
+    return [*filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
 
 
 def run(command: list[str]) -> int:
@@ -105,8 +110,12 @@ def become(said: dict) -> None:
     os.setsid()
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(said["folder"])
+    before = python_path()
     os.environ.clear()
     os.environ.update(READ_ONCE | said["environ"])
+    rest = [place for place in sys.path if place not in before]
+    # "" stands first as in any process, and the kernel takes it away
+    sys.path[:] = ["", *python_path(), *rest]
     sys.argv = said["kernel"]
     runpy.run_module("ipykernel_launcher", run_name="__main__")
     sys.exit()
