@@ -52,6 +52,7 @@ lint: $(VENV)/test.installed
 	$(RUN) -m ruff format --check .
 	$(RUN) -m nbstripout --verify --keep-id notebooks/*.ipynb notebooks/evidence/*.ipynb
 	git ls-files | grep -vE '\.(csv|jsonl|svg)$$|/golden/' | xargs $(VENV)/bin/codespell
+	$(VENV)/bin/zizmor -q --offline --min-severity medium .github
 
 # The reproducibility report as one sheet of A4, printed by a Chromium on the path or in NDL_CHROMIUM.
 report: book

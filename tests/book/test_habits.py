@@ -15,7 +15,6 @@ import ndlinear_guide
 
 ROOT = modes.ROOT
 WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
-PINNED = re.compile(r"actions/[\w-]+@[0-9a-f]{40}")
 
 
 def workflow(name: str) -> dict:
@@ -23,58 +22,16 @@ def workflow(name: str) -> dict:
 
 
 # -------------------------------------------------------------------------------------------------------- workflows
-def complaints(content: dict) -> list[str]:
-    """What a workflow lets in or hands out that it need not."""
-    found = [] if content.get("permissions") == {} else ["permissions are not empty at the top"]
-    for name, job in content["jobs"].items():
-        writes = {key for key, value in job.get("permissions", {}).items() if value != "read"}
-        if writes - ({"pages", "id-token"} if name == "deploy" else set()):
-            found.append(f"{name} may write {sorted(writes)}")
-        if "uses" in job and not job["uses"].startswith("./.github/workflows/"):
-            found.append(f"{name} runs a workflow of someone else")
-        steps = job.get("steps", [])
-        found += [
-            f"{name}: {step['uses']} is not an official action named by its commit"
-            for step in steps
-            if "uses" in step and not PINNED.fullmatch(step["uses"])
-        ]
-        if any("run" in step for step in steps):
-            if job.get("defaults", {}).get("run", {}).get("shell") != "bash":
-                found.append(f"{name}: bash, so that a failure in a pipe is a failure")
-            if any("${{" in step.get("run", "") for step in steps):
-                found.append(f"{name}: pass values by env, not into the text of a command")
-        checkouts = [step for step in steps if "actions/checkout" in step.get("uses", "")]
-        if any(s.get("with", {}).get("persist-credentials") is not False for s in checkouts):
-            found.append(f"{name}: the checkout keeps its credentials")
-    return found
-
-
 @pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
-def test_workflows_are_given_no_more_than_they_need(path):
-    text = path.read_text(encoding="utf8")
-    assert complaints(yaml.safe_load(text)) == []
-    for line in text.splitlines():
-        if "uses: actions/" in line:
-            assert re.search(r"@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line), f"no version: {line}"
-    commands = re.findall(r"\bmake ([\w.]+)", text)
-    makefile = (ROOT / "Makefile").read_text(encoding="utf8")
-    assert commands or path.stem == "publish"
-    assert all(re.search(rf"^{re.escape(c)}:", makefile, re.M) for c in commands)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda w: w["jobs"]["build"].update(permissions={"contents": "write"}), "may write"),
-        (lambda w: w["jobs"]["build"]["steps"][0].update(uses="actions/checkout@v4"), "commit"),
-        (lambda w: w["jobs"]["build"]["steps"][0].pop("with"), "keeps its credentials"),
-        (lambda w: w["jobs"]["build"]["steps"][2].update(run="echo ${{ x }}"), "by env"),
-    ],
-)
-def test_a_loose_workflow_is_noticed(change, words):
-    content = workflow("publish")
-    change(content)
-    assert any(words in complaint for complaint in complaints(content)), complaints(content)
+def test_a_workflow_may_write_nothing_but_the_published_pages(path):
+    """Whatever else a workflow lets in or hands out, zizmor finds (`make lint`)."""
+    content = workflow(path.stem)
+    given = [
+        (n, p) for n, job in content["jobs"].items() for p in job.get("permissions", {}).items()
+    ]
+    writes = {(name, key) for name, (key, value) in given if value != "read"}
+    assert content["permissions"] == {}
+    assert writes <= {("deploy", "pages"), ("deploy", "id-token")}
 
 
 def test_the_book_is_published_only_after_green_tests():
