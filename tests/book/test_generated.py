@@ -38,10 +38,10 @@ def recipes() -> dict[str, tuple[str, str]]:
     return found
 
 
-@pytest.mark.parametrize("name", recipes())
-def test_a_recipe_runs_alone_with_what_it_names(name, tmp_path):
-    """As it stands, in an empty folder and a fresh Python that sees the files and the libraries that it names, and no others."""
-    needs, code = recipes()[name]
+@pytest.mark.parametrize("needs", dict.fromkeys(needs for needs, _ in recipes().values()))
+def test_recipes_run_with_what_they_name(needs, tmp_path):
+    """Each as it stands, in an empty folder and a Python that sees the files and the libraries that they name, and no others."""
+    blocks = [code for own, code in recipes().values() if own == needs]
     (tmp_path / "all").mkdir()
     ndltake.copy(ROOT, tmp_path / "all")
     for file in re.findall(r"`(\w+\.py)`", needs):
@@ -51,14 +51,15 @@ def test_a_recipe_runs_alone_with_what_it_names(name, tmp_path):
     named = {word for line in re.findall(r"`pip install (.*?)`", needs) for word in line.split()}
     absent = OPTIONAL - named - set().union(*(BRINGS.get(word, set()) for word in named))
     libraries = sysconfig.get_path("purelib")
-    before = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {libraries!r}]"
-    before += f"; sys.modules.update(dict.fromkeys({sorted(absent)}))\n"
+    run = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {libraries!r}]"
+    run += f"; sys.modules.update(dict.fromkeys({sorted(absent)}))\n"
+    run += f"for block in {blocks!r}:\n    exec(block, {{'__name__': '__main__'}})"
     alone = {"PATH": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
     how = {"cwd": tmp_path, "env": alone, "timeout": 600}
     how |= {"capture_output": True, "text": True}
-    done = subprocess.run([sys.executable, "-S", "-c", before + code], **how)
+    done = subprocess.run([sys.executable, "-S", "-c", run], **how)
     assert done.returncode == 0, done.stderr
-    printed = re.findall(r"(?m)^print\(.*\)  # (.*)$", code)
+    printed = [line for block in blocks for line in re.findall(r"(?m)^print\(.*\)  # (.*)$", block)]
     assert printed and done.stdout.splitlines() == printed
 
 
