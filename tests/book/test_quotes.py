@@ -2,7 +2,6 @@
 
 import json
 import random
-import re
 
 import lab
 import pytest
@@ -24,16 +23,6 @@ def test_every_number_of_a_page_is_what_computes_it(page):
     assert not found, "\n".join(found)
 
 
-HARMLESS = (
-    (r"\bbut\b", "yet"),
-    (r", and\b", " and"),
-    (r"\bis\b", "was"),
-    (r"\bthe ", ""),
-    (r"\babout\b", "roughly"),
-    (r"\beach\b", "every single"),
-)
-
-
 def with_another_digit(text: str, a: int, b: int) -> str:
     """One digit between two places changed, or one more in front."""
     place = random.choice([i for i in range(a, b) if text[i].isdigit()])
@@ -42,16 +31,10 @@ def with_another_digit(text: str, a: int, b: int) -> str:
 
 
 @pytest.mark.parametrize("page", ties.PAGES)
-def test_each_other_number_on_a_page_is_found_and_a_harmless_word_is_not(page):
-    """The words outside of code, links and headings, one of each kind."""
+def test_each_other_number_on_a_page_is_found(page):
     text = (modes.ROOT / page).read_text(encoding="utf-8")
     for place in ties.numbers(text):
         assert ties.faults(page, with_another_digit(text, *place)), text[place[0] :][:60]
-    plain = re.sub(r"(?ms)^```.*?^```|^#.*?$|\]\([^)]*\)|`[^`]*`", lambda m: "#" * len(m[0]), text)
-    for old, new in HARMLESS:
-        spots = [found.span() for found in re.finditer(old, plain)]
-        for a, b in random.sample(spots, min(3, len(spots))):
-            assert not ties.faults(page, text[:a] + new + text[b:]), text[a - 40 : b + 40]
 
 
 # --- the ledger --------------------------------------------------------------------------------------------------
