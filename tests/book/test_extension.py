@@ -2,7 +2,6 @@
 
 import datetime
 import itertools
-import json
 import os
 import pathlib
 import re
@@ -27,11 +26,6 @@ from sphinx.errors import ConfigError
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
-CLAIM = {"id": "layer-x", "where": ["sec:analysis"], "statement": "a < b & c"}
-CLAIM |= {"kind": "theorem", "verdict": "open"}
-WRONG = CLAIM | {"id": "layer-y", "verdict": "fails", "ground": "refuted", "rule": "compare"}
-WRONG |= {"correction": "<b>a > b</b>", "scope": "as printed", "notebook": "11_sound"}
-
 
 def soup(html: str) -> BeautifulSoup:
     return BeautifulSoup(html, "html.parser")
@@ -46,16 +40,6 @@ def test_every_place_of_the_ledger_has_a_readable_name():
     assert labels <= set(ndltables.places()), "add these labels to book/_ext/places.yml"
     areas = {claim["id"].split("-")[0] for claim in claims}
     assert areas <= set(ledger.AREAS), "add these areas to AREAS in notebooks/lab/ledger.py"
-
-
-def test_chapter_entry_gives_title_answer_and_verdicts(tmp_path):
-    first = "# What?\n\nNo. It maps as in [a](10_x.ipynb),\n[b](https://x.y). More.\n\nMore."
-    path = tmp_path / "11_sound.ipynb"
-    path.write_text(json.dumps({"cells": [{"cell_type": "markdown", "source": first}]}))
-    entry = ndltables.chapter(path, "../notebooks/", [CLAIM, WRONG, WRONG])
-    answer = "No. It maps as in [a](../notebooks/10_x.ipynb), [b](https://x.y)."
-    assert entry.startswith(f"- **[11 · What?](../notebooks/11_sound.ipynb)** {answer} <")
-    assert soup(entry).select_one(".ndl-fails").text == "✗ 2 refuted" and "More" not in entry
 
 
 # --- numbers and links -------------------------------------------------------------------------------------------
@@ -101,11 +85,7 @@ def test_the_first_mention_of_a_term_is_a_link():
 
 CHANGED = {"date": datetime.date(2026, 1, 2), "claim": "layer-y", "was": "holds", "now": "fails"}
 CHANGED |= {"why": "a < b"}
-
-
-def test_the_log_of_corrections_agrees_with_the_ledger():
-    entries = ndlcorrections.load(ROOT)
-    assert entries and ndlcorrections.problems(entries, ledger.claims()) == []
+CLAIMS = [{"id": "layer-y", "verdict": "fails"}]
 
 
 @pytest.mark.parametrize(
@@ -120,16 +100,16 @@ def test_the_log_of_corrections_agrees_with_the_ledger():
     ],
 )
 def test_a_broken_entry_of_the_log_is_found(change, message):
-    assert ndlcorrections.problems([CHANGED], [WRONG]) == []
-    found = ndlcorrections.problems([CHANGED | change], [WRONG])
+    assert ndlcorrections.problems([CHANGED], CLAIMS) == []
+    found = ndlcorrections.problems([CHANGED | change], CLAIMS)
     assert len(found) == 1 and message in found[0]
 
 
 def test_the_entries_of_a_claim_follow_from_each_other():
     earlier = CHANGED | {"date": datetime.date(2026, 1, 1), "was": "undecided", "now": "holds"}
-    assert ndlcorrections.problems([earlier, CHANGED], [WRONG]) == []
-    assert "stands after" in ndlcorrections.problems([CHANGED, earlier], [WRONG])[0]
-    gap = ndlcorrections.problems([earlier | {"now": "undecided"}, CHANGED], [WRONG])
+    assert ndlcorrections.problems([earlier, CHANGED], CLAIMS) == []
+    assert "stands after" in ndlcorrections.problems([CHANGED, earlier], CLAIMS)[0]
+    gap = ndlcorrections.problems([earlier | {"now": "undecided"}, CHANGED], CLAIMS)
     assert len(gap) == 1 and "the entry before says 'undecided'" in gap[0]
 
 
@@ -161,13 +141,9 @@ def write(path: pathlib.Path, *cells) -> None:
 
 
 def noting_notebook(path: pathlib.Path, *reads: tuple[str, str], code: str = "pass") -> None:
-    """A notebook that says it read these things, and logs that it ran."""
+    """A notebook that says it read these things."""
     lines = "".join(f"{kind}\t{name}\n" for kind, name in reads)
-    source = (
-        "import os, pathlib\n"
-        f"open(os.environ['NDL_READS'], 'a').write({lines!r})\n"
-        f"open('runs.txt', 'a').write('{path.stem} ')\n{code}"
-    )
+    source = f"import os\nopen(os.environ['NDL_READS'], 'a').write({lines!r})\n{code}"
     write(path, nbformat.v4.new_code_cell(source))
 
 
@@ -190,13 +166,9 @@ def test_only_chapters_that_read_a_changed_thing_run_again(tmp_path):
     assert ran() == ["notebooks/11_two"] and ran() == []
     (tmp_path / "lab.py").write_text("x = 2")
     assert ran() == ["notebooks/10_one"]
-    assert ran(versions="other") == names
-    noting_notebook(one, ("claim", "a"), code="print('changed')")
-    assert ran(versions="other") == ["notebooks/10_one"]
-    assert len((tmp_path / "notebooks" / "runs.txt").read_text().split()) == 7
     noting_notebook(one, code="assert False")
-    for _ in range(2):
-        assert ran(versions="other") == ["notebooks/10_one"], "what fails is not kept"
+    assert ran(versions="other") == names
+    assert ran(versions="other") == ["notebooks/10_one"], "what fails is not kept"
 
 
 def test_the_lab_writes_down_what_is_read(tmp_path):
@@ -252,75 +224,62 @@ def test_repository_url_of_a_remote_or_of_the_environment(text, url, tmp_path):
 
 # --- a miniature book, built for real ----------------------------------------------------------------------------
 
-SOUND = (
-    "# Ten\n\n[Go](../book/index.md#a-place)",
-    "import os, ndlinear, lab\nprint(os.environ['NDL_MODE'], lab.mode())",
-)
-FAILING = "# Eleven", "assert 1 + 1 == 3, 'the identity is broken'"
-CROOKED = "# Twelve\n\n[Nowhere](99_none.ipynb)\n\n#### Deep", "1"
+PAGES = {  # of a book with an address: Markdown and code
+    "10_sound": (
+        "# Ten\n\nGo, with chapter 11.",
+        "import os, lab\nprint(os.environ['NDL_MODE'], lab.mode())",
+    ),
+    "11_failing": ("# Eleven", "assert 1 + 1 == 3, 'the identity is broken'"),
+    "12_crooked": ("# Twelve\n\n[Nowhere](99_none.ipynb)\n\n#### Deep", "1"),
+}
 
 
-def miniature(folder: pathlib.Path, chapters: tuple[tuple[str, str], ...]) -> None:
-    """A book of these chapters, Markdown and code, with the real configuration and extension."""
+def miniature(folder: pathlib.Path) -> None:
+    """A book of these pages, with the real configuration and extension."""
     unseen = shutil.ignore_patterns("_build", "*.md", "paper", "__pycache__")
     shutil.copytree(ROOT / "book", folder / "book", ignore=unseen)
     (folder / "notebooks").mkdir()
     for file in ROOT.glob("ndlinear*"):  # the four files, and the guide
         if file.suffix in ("", ".py"):
             (folder / file.name).symlink_to(file)
-    (folder / "notebooks" / "lab").symlink_to(ROOT / "notebooks" / "lab", target_is_directory=True)
-    (folder / "book" / "paper").symlink_to(ROOT / "book" / "paper", target_is_directory=True)
+    for name in ("notebooks/lab", "book/paper"):
+        (folder / name).symlink_to(ROOT / name, target_is_directory=True)
     shutil.copy(ROOT / "_config.yml", folder)
-    pages = ("bibliography", "claims", "corrections")
-    numbers = range(10, 10 + len(chapters))
-    names = (*(f"notebooks/{n}_mini" for n in numbers), *(f"book/{page}" for page in pages))
+    shutil.copy(ROOT / "book" / "bibliography.md", folder / "book")
+    names = [*(f"notebooks/{name}" for name in PAGES), "book/bibliography"]
     toc = {"format": "jb-book", "root": "book/index", "chapters": [{"file": n} for n in names]}
     (folder / "_toc.yml").write_text(yaml.safe_dump(toc))
-    text = "# Mini\n\nSome $x$. More, in chapter 10.\n\n(a-place)=\n## Named\n"
-    (folder / "book" / "index.md").write_text(text)
-    for page in pages:
-        shutil.copy(ROOT / "book" / f"{page}.md", folder / "book")
-    for name, (title, code) in zip(names, chapters):
-        cells = nbformat.v4.new_markdown_cell(title), nbformat.v4.new_code_cell(code)
-        write(folder / f"{name}.ipynb", *cells)
+    (folder / "book" / "index.md").write_text("# Mini\n\nSome $x$. More.\n")
+    for name, (text, code) in PAGES.items():
+        cells = nbformat.v4.new_markdown_cell(text), nbformat.v4.new_code_cell(code)
+        write(folder / "notebooks" / f"{name}.ipynb", *cells)
 
 
-def refused(folder: pathlib.Path, *chapters: tuple[str, str]) -> str:
-    """What the command of the Makefile says of a book of these chapters; it must fail."""
-    miniature(folder, chapters)
+def test_a_failing_cell_and_a_crooked_page_fail_the_build_which_says_where(tmp_path, monkeypatch):
+    """The command of the Makefile; the page beside them is as it should be."""
+    miniature(tmp_path)
+    monkeypatch.setenv("NDL_BOOK_URL", "https://github.com/owner/name")
     command = str(pathlib.Path(sys.executable).with_name("jupyter-book"))
     options = ["--path-output", "book", "-W", "--keep-going", "--all"]
-    how = {"cwd": folder, "capture_output": True, "text": True}
+    how = {"cwd": tmp_path, "capture_output": True, "text": True}
     done = subprocess.run([command, "build", ".", *options], **how)
-    assert done.returncode != 0 and not (folder / "book" / "_build" / "state").exists()
-    return done.stdout + done.stderr
-
-
-def test_a_failing_cell_fails_the_build_and_says_which(tmp_path):
-    said = refused(tmp_path, FAILING)
-    assert "the identity is broken" in said and "10_mini" in said
-
-
-def test_a_crooked_page_fails_the_build_and_a_sound_one_beside_it_is_as_it_should_be(
-    tmp_path, monkeypatch
-):
-    """With an address of the book."""
-    monkeypatch.setenv("NDL_BOOK_URL", "https://github.com/owner/name")
-    said = refused(tmp_path, SOUND, CROOKED)
-    warnings = [line for line in said.splitlines() if "WARNING: " in line and ".ipynb" in line]
-    assert all("11_mini" in line for line in warnings), said
-    for words in ("99_none.ipynb", "header level"):
-        assert any(words in line for line in warnings), said
+    said = done.stdout + done.stderr
+    assert done.returncode != 0 and not (tmp_path / "book" / "_build" / "state").exists()
+    assert "the identity is broken" in said
+    warnings = [line for line in said.splitlines() if "WARNING: " in line]
+    for page, words in (
+        ("11_failing", "Executing notebook failed"),
+        ("12_crooked", "99_none.ipynb"),
+        ("12_crooked", "header level"),
+    ):
+        assert any(page in line and words in line for line in warnings), said
+    assert not any("10_sound" in line for line in warnings), said
     html = tmp_path / "book" / "_build" / "html"
-    page = soup((html / "notebooks" / "10_mini.html").read_text(encoding="utf8"))
-    assert "replay replay" in page.text and page.select_one('a[href="../book/index.html#a-place"]')
+    page = soup((html / "notebooks" / "10_sound.html").read_text(encoding="utf8"))
+    assert "replay replay" in page.text and page.select_one('a[href="11_failing.html"]')
     links = [a["href"] for a in page.select("a[href]") if "owner/name" in a["href"]]
-    blob = "owner/name/blob/main/notebooks/10_mini.ipynb"
+    blob = "owner/name/blob/main/notebooks/10_sound.ipynb"
     assert f"https://colab.research.google.com/github/{blob}" in links
-    assert "url=claims.html" in (html / "book" / "deviations.html").read_text(encoding="utf8")
-    for claim in json.loads((html / "claims.json").read_text(encoding="utf8"))["claims"]:
-        assert claim["url"] == f"book/claims.html#{claim['id']}", "the book has no such chapter"
-    assert '"claims/' not in (html / "searchindex.js").read_text("utf8"), "the search knows them"
     lines = (html / "llms.txt").read_text(encoding="utf8").splitlines()
     assert "- [Mini](book/index.html): Some $x$." in lines
-    assert "- [10 · Ten](notebooks/10_mini.html): Go" in lines
+    assert "- [10 · Ten](notebooks/10_sound.html): Go, with chapter 11." in lines
