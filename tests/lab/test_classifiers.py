@@ -44,3 +44,12 @@ def test_multiply_adds_are_those_of_the_formula():
     expected = steps * (d + 4 * d * d + 8 * d * d) + 2 * steps * steps * d + d * 6
     assert classifiers.macs(net, steps) == expected
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_heartbeat_is_cut_class_by_class_and_each_case_is_in_one_part():
+    x, y = np.arange(50)[:, None, None] + np.zeros((1, 2, 54)), (np.arange(50) % 5 == 0).astype(int)
+    parts = classifiers.heartbeat(x, y, seed=3)
+    sizes = {name: np.bincount(classes).tolist() for name, (_, classes) in parts.items()}
+    assert sizes == {"train": [32, 8], "test": [8, 2]}
+    assert sorted(np.concatenate([x[:, 0, 0] for x, _ in parts.values()])) == list(range(50))
+    assert all((y[x[:, 0, 0].astype(int)] == classes).all() for x, classes in parts.values())

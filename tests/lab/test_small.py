@@ -41,18 +41,6 @@ def test_cuts_that_share_cases_have_the_variance_of_nadeau_and_bengio():
     assert (low, high) == pytest.approx(scipy_stats.t.interval(0.975, 14, mean, spread))
 
 
-def test_the_best_rate_is_that_of_the_lowest_mean():
-    """By the mean over seeds, not by the best seed."""
-    runs = pd.DataFrame(
-        [("a", 1, 0.1), ("a", 1, 9.0), ("a", 2, 2.0), ("a", 2, 2.2), ("b", 1, 1.0), ("b", 4, 3.0)],
-        columns=["arm", "lr", "loss"],
-    )
-    best = stats.best_rates(runs, ["arm"], "loss")
-    assert best["lr"].to_dict() == {"a": 2, "b": 1} and best["loss"]["a"] == pytest.approx(2.1)
-    assert best["edge"].to_dict() == {"a": False, "b": True}
-    assert stats.at_best_rates(runs, ["arm"], "loss")["loss"].tolist() == [2.0, 2.2, 1.0]
-
-
 @pytest.mark.parametrize(
     ("rows", "message"),
     [
