@@ -3,8 +3,8 @@
 It sets the mode of the notebooks, keeps the execution cache honest, ships MathJax inside the book, sets repository
 links only where an address is known, and provides the directives of book/*.md, one for each function at the end of this file.
 
-It also numbers the chapters, links every mention of one, and writes claims.json, previews.js, a page for each claim and the files
-to take along beside the pages.
+It also numbers the chapters, links every mention of one, and writes claims.json, previews.js and the files to take along beside
+the pages.
 """
 
 import itertools

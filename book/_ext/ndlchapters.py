@@ -9,6 +9,7 @@ import re
 
 from docutils import nodes
 from lab import modes
+from lab.page import ledger
 from sphinx.transforms import SphinxTransform
 
 # "chapter 12", "chapters 10, 30 and 32", "chapters 30 to 33", "Theorem 11.2"
@@ -60,6 +61,8 @@ def forward(book: pathlib.Path) -> None:
     pages |= {"notebooks/evidence/62_scaling": "61_overhead.html"}
     pages |= {"notebooks/evidence/65_race": "64_benchmark.html"}
     pages |= {"notebooks/evidence/72_should_you_use_it": "../72_should_you_use_it.html"}
+    ids = [claim["id"] for claim in ledger.claims()]  # each had a page of its own
+    pages |= {f"claims/{id}": f"../book/claims.html#{id}" for id in ids}
     for name, target in pages.items():
         page = book / f"{name}.html"
         page.parent.mkdir(parents=True, exist_ok=True)

@@ -90,8 +90,8 @@ def remarks(claim: dict) -> str:
     return "".join(rows)
 
 
-def origin(claim: dict, page: str) -> str:
-    """Where in the paper a claim stands, of which kind it is, for what our verdict was reached, and its own page."""
+def origin(claim: dict) -> str:
+    """Where in the paper a claim stands, of which kind it is, and for what our verdict was reached."""
     parts = (
         ("Where", place(claim.get("where"))),
         ("Kind", claim.get("kind")),
@@ -99,8 +99,7 @@ def origin(claim: dict, page: str) -> str:
         ("Scale, ours and printed", ledger.scale_words(claim)),
     )
     text = " · ".join(f"{head}: {escape(value)}" for head, value in parts if value)
-    own = f'<a href="{escape(page)}">Page to link to</a>'
-    return f'<div class="ndl-origin">{text} · {own}</div>'
+    return f'<div class="ndl-origin">{text}</div>'
 
 
 def claims_table(claims: list[dict], uri: str, known: set[str]) -> str:
@@ -110,14 +109,13 @@ def claims_table(claims: list[dict], uri: str, known: set[str]) -> str:
     for claim in claims:
         link = cell_link(claim, uri) if claim.get("notebook") in known else None
         verdict = claim_badge(claim)
-        page = f"{uri.removesuffix('notebooks/')}claims/{claim['id']}.html"
         if link:
             verdict += f' <a class="ndl-cell" href="{escape(link)}">chapter {escape(ledger.chapter_of(claim)[:2])}</a>'
         statement = f"<div>{escape(claim['statement'])}</div>{remarks(claim)}"
         tds = (
             f'<td role="cell" data-sort="{order[ledger.outcome(claim)]}">{verdict}</td>'
             f'<td role="cell"><a class="ndl-id" href="#{escape(claim["id"])}">{escape(claim["id"])}</a></td>'
-            f'<td role="cell">{statement}{origin(claim, page)}</td>'
+            f'<td role="cell">{statement}{origin(claim)}</td>'
         )
         only = f' data-only="{ledger.DIRECTION}"' if claim.get("direction_only") else ""
         rows.append(

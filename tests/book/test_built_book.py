@@ -3,7 +3,7 @@
 A book whose sources have not changed since its last clean build is used as it is, else it is built first.
 """
 
-import contextlib
+import collections
 import functools
 import inspect
 import json
@@ -77,109 +77,93 @@ def soup(path: pathlib.Path) -> BeautifulSoup:
     return BeautifulSoup(path.read_text(encoding="utf8"), "html.parser")
 
 
-def built_pages(html: pathlib.Path) -> list[pathlib.Path]:
-    """The pages of the table of contents and those beside them (start, search, index), without leftovers of older builds."""
-    return [
-        *(html / name for name in PAGES if (html / name).is_file()),
-        *sorted(html.glob("*.html")),
-    ]
-
-
 # --- without a browser -------------------------------------------------------------------------------------------
 
 
-def external(address: str) -> bool:
-    return bool(re.match(r"(https?:)?//", address.strip()))
+@functools.cache
+def places(path: pathlib.Path) -> list[str]:
+    """The ids of a page, to which links lead."""
+    return [tag["id"] for tag in soup(path).select("[id]")]
 
 
-def fetched(page: BeautifulSoup) -> list[str]:
-    """Every address that a browser fetches when it shows the page."""
-    found, styles = [], []
-    for tag in page.find_all(True):
-        found += [tag[key] for key in ("src", "data", "poster") if key in tag.attrs]
-        found += [part.split()[0] for part in tag.get("srcset", "").split(",") if part.strip()]
-        if tag.name == "link" and "canonical" not in tag.get("rel", []):
-            found.append(tag["href"])
-        styles.append(tag.text if tag.name == "style" else tag.get("style", ""))
-    named = r"(?:url\(\s*['\"]?|@import\s+['\"])([^'\")]+)"
-    return found + re.findall(named, " ".join(styles))
+def wrong_addresses(path: pathlib.Path) -> list[str]:
+    """What a page fetches from outside, and what it fetches or leads to that the book does not have."""
+    found = []
+    for tag in soup(path).select("[href], [src]"):
+        address = tag.get("src") or tag["href"]
+        name, _, anchor = map(urllib.parse.unquote, address.partition("#"))
+        target = (path.parent / name.partition("?")[0]).resolve() if name else path
+        if re.match("(https?:)?//", address):
+            found += [] if tag.name == "a" else [f"{address} is fetched from outside"]
+        elif re.match("[a-z]+:|#?$", address):
+            continue
+        elif not target.is_file():
+            found.append(f"{address} leads to no file")
+        elif anchor and target.suffix == ".html" and anchor not in places(target):
+            found.append(f"{address} leads to no place on that page")
+    return found
 
 
-def test_pages_fetch_files_of_the_book_and_nothing_from_outside(html):
-    for path in built_pages(html):
-        page = soup(path)
-        addresses = fetched(page)
-        outside = [address for address in addresses if external(address)]
-        assert not outside, f"{path.relative_to(html)} fetches {outside}"
-        scripts = page.select("script:not([src]):not([type='application/ld+json'])")
-        text = " ".join(script.text for script in scripts)
-        hosts = set(re.findall(r"https?://[\w.-]+", text)) - {"http://www.w3.org"}
-        assert not hosts, f"{path.relative_to(html)}: an inline script names {hosts}"
-        for address in addresses:
-            if not address.startswith(("data:", "#")):
-                target = path.parent / urllib.parse.unquote(re.split(r"[?#]", address)[0])
-                assert target.is_file(), (
-                    f"{path.relative_to(html)} wants {address}, not in the book"
-                )
+def test_every_address_of_a_page_leads_somewhere_and_none_is_fetched_from_outside(html):
+    """On the pages of the table of contents and those beside them: start, search, index, and old addresses, which forward."""
+    beside = [path for part in ("*.html", "book/*.html", "claims/*") for path in html.glob(part)]
+    for path in {*(html / name for name in PAGES), *beside}:
+        assert not wrong_addresses(path), path
+        assert len(set(places(path))) == len(places(path)), f"{path}: an id stands twice"
 
 
-def dead_links(html: pathlib.Path, pages: list[pathlib.Path] | None = None) -> list[str]:
-    """Links inside the book, or on some of its pages, whose page or anchor does not exist."""
-    dead, anchors = [], {}
-    for path in pages or built_pages(html):
-        for tag in soup(path).find_all("a", href=True):
-            address = tag["href"]
-            if external(address) or re.match(r"[a-z]+:", address) or address in ("", "#"):
-                continue
-            name, _, anchor = address.partition("#")
-            name = urllib.parse.unquote(name.partition("?")[0])
-            target = (path.parent / name).resolve() if name else path
-            if not target.is_file():
-                dead.append(f"{path.relative_to(html)} → {address}: no such page")
-            elif anchor and target.suffix == ".html":
-                if target not in anchors:
-                    anchors[target] = {tag.get("id") for tag in soup(target).find_all(True)}
-                    anchors[target] |= {tag.get("name") for tag in soup(target).find_all("a")}
-                if urllib.parse.unquote(anchor) not in anchors[target]:
-                    dead.append(f"{path.relative_to(html)} → {address}: no such place on that page")
-    return dead
-
-
-def test_every_link_inside_the_book_leads_somewhere(html):
-    assert not dead_links(html), "\n".join(dead_links(html))
+def test_a_dead_link_and_an_outside_picture_would_be_found(tmp_path):
+    page = tmp_path / "a.html"
+    links = (
+        '<a href="b.html">b</a> <a href="#y">y</a> <a href="#x">x</a> <a href="https://x.y">z</a>'
+    )
+    page.write_text(f'<p id="x">{links}<img src="//x.y/z.png">')
+    found = [" ".join(said.split(" ")[1:4]) for said in wrong_addresses(page)]
+    assert found == ["leads to no", "leads to no", "is fetched from"]
 
 
 SAID = ("statement", "condition", "correction", "would_take", "reason", "direction_only")
 
 
-def test_every_claim_stands_in_the_table_on_its_page_and_in_the_file_for_programs(html):
-    """In the words of the ledger, and each settled one with a link to its cell."""
-    claims = ledger.claims()
-    pages = [html / "claims" / f"{claim['id']}.html" for claim in claims]
-    assert sorted((html / "claims").iterdir()) == sorted(pages) and not dead_links(html, pages)
-    table = soup(html / "book" / "claims.html")
+def test_every_claim_stands_in_the_table_and_in_the_file_for_programs(html):
+    """In the words of the ledger, also where scripts are off, and each settled one with a link to its cell."""
+    table, claims = soup(html / "book" / "claims.html"), ledger.claims()
     told = json.loads((html / "claims.json").read_text(encoding="utf8"))["claims"]
-    for path, claim, record in zip(pages, claims, told, strict=True):
+    assert not table.select("tbody tr[hidden]") and table.select(".ndl-filter[hidden]")
+    for claim, record in zip(claims, told, strict=True):
         row = table.find(id=claim["id"])
         words = [claim[key] for key in SAID if claim.get(key)]
-        for part in (soup(path).main, row):
-            assert all(word in part.text for word in [ledger.label(claim), *words]), claim["id"]
-        assert not fetched(soup(path)) and len(path.read_bytes()) < 10_000
+        assert all(word in row.text for word in [ledger.label(claim), *words]), claim["id"]
         assert row["data-verdict"] == ledger.outcome(claim)
         assert ("data-only" in row.attrs) == bool(claim.get("direction_only"))
         link = row.td.find("a")
         settled = claim["verdict"] in ledger.SETTLED
         assert bool(link) == settled, f"{claim['id']}: is its chapter in _toc.yml?"
         cell = f"notebooks/{claim['notebook']}.html#claim-{claim['id']}" if settled else ""
-        assert not settled or link["href"] == f"../{record['url']}" == f"../{cell}"
+        assert record["url"] == (cell or f"book/claims.html#{claim['id']}")
+        assert not settled or link["href"] == f"../{cell}"
         assert all(record[key] == claim.get(key) for key in ("id", "verdict", *SAID))
 
 
-def test_the_front_page_counts_every_outcome(html):
-    entries = soup(html / "book" / "index.html").select(".ndl-counts li > a")
-    shown = {a["href"].partition("=")[2].replace("+", " "): int(a.b.text) for a in entries}
+def counted(rows) -> dict[str, int]:
+    """Outcome -> number, of pairs of a text that ends with the outcome and a number."""
+    return {text.split(" ", 1)[1]: int(number) for text, number in rows}
+
+
+def test_the_front_page_and_the_report_count_every_outcome(html):
     counts = {name: n for name, n in ledger.tally(ledger.claims()).items() if n}
-    assert {name: n for name, n in shown.items() if name in counts} == counts
+    entries = soup(html / "book" / "index.html").select(".ndl-counts li > a")
+    assert counted((a.span.text, a.b.text) for a in entries) == counts
+    judged = ledger.tally([c for c in ledger.claims() if c["verdict"] in ledger.SETTLED])
+    given = collections.Counter()
+    for mark in soup(html / "book" / "index.html").select(".ndl-chapters .ndl-badge"):
+        _, number, outcome = mark.text.split(" ", 2)
+        given[outcome] += int(number)
+    assert given == {name: n for name, n in judged.items() if n}
+    rows = [row.find_all("td") for row in soup(html / "book" / "report.html").select("tbody tr")]
+    *outcomes, all_ = [[cell.text for cell in row] for row in rows]
+    assert counted((row[0], row[-1]) for row in outcomes) == counts
+    assert sum(map(int, all_[1:-1])) == int(all_[-1]) == len(ledger.claims())
 
 
 def test_the_log_of_corrections_is_whole_and_newest_first(html):
@@ -192,47 +176,12 @@ def test_the_log_of_corrections_is_whole_and_newest_first(html):
         assert str(entry["why"]) in row.text and row.select_one("a.ndl-id").text == entry["claim"]
 
 
-def test_the_page_of_a_claim_reads_in_a_browser(visit):
-    page = visit("claims/entropy-flops.html", PHONE)
-    assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
-    complaints = axe(page)
-    page.emulate_media(color_scheme="dark")
-    assert not complaints + axe(page)
-
-
-def test_a_dead_link_would_be_found(tmp_path):
-    links = '<a href="b.html">b</a> <a href="#y">y</a> <a href="#x">x</a>'
-    (tmp_path / "a.html").write_text(f'<p id="x">{links}</p>')
-    found = [line.split(": ")[1] for line in dead_links(tmp_path)]
-    assert found == ["no such page", "no such place on that page"]
-
-
-def test_ids_are_unique_on_each_page(html):
-    for name in PAGES:
-        ids = [tag["id"] for tag in soup(html / name).select("article [id]")]
-        assert sorted(ids) == sorted(set(ids)), f"{name}: an id stands twice"
-
-
-def test_the_report_prints_as_one_sheet(visit):
-    page = visit("book/report.html")
-    assert report.sheets(page.pdf(prefer_css_page_size=True)) == [report.A4]
-
-
-def test_the_report_has_the_counts_of_the_ledger(html):
-    page = soup(html / "book" / "report.html")
-    rows = [[cell.text for cell in row.find_all("td")] for row in page.select("tbody tr")]
-    counted = {row[0].split(" ", 1)[1]: int(row[-1]) for row in rows[:-1]}
-    assert counted == {k: n for k, n in ledger.tally(ledger.claims()).items() if n}
-    assert sum(map(int, rows[-1][1:-1])) == int(rows[-1][-1]) == len(ledger.claims())
-
-
 def test_files_to_take_along_are_there(html):
     """From the front page, from the recipes, and from every chapter."""
     for name in ("book/index.html", "book/recipes.html", *CHAPTERS):
         (link,) = soup(html / name).select("a[href$='/ndlinear.py'][download]")
         target = (html / name).parent / link["href"]
         assert target.read_bytes() == (ROOT / "ndlinear.py").read_bytes()
-    assert soup(html / "book" / "recipes.html").select(".ndl-take a[href$='/lr_groups.py']")
 
 
 def typeset(text: str) -> str:
@@ -255,12 +204,12 @@ def test_notebooks_carry_their_outputs(html, name):
     assert page.select(".cell_output") and page.select(".ndl-footer"), "was it executed?"
     for image in page.select(".cell_output img"):
         assert len(image.get("alt", "")) > 40 and "/" not in image["alt"][:12], "no alt text"
+        caption = image.find_parent("figure") and image.find_parent("figure").figcaption
+        assert caption and caption.text.strip(), "a figure without caption"
         file = (html / name).parent / image["src"]
         assert file.suffix == ".svg", f"{file.name} is painted, not drawn"
         assert file.stat().st_size < 1_000_000, f"rasterise what makes {file.name} large"
         assert "<dc:date>" not in file.read_text("utf-8"), "the same figure is another file later"
-    for figure in page.select("article figure"):
-        assert figure.figcaption and figure.figcaption.text.strip(), "a figure without caption"
     for moving in page.select(".ndl-interactive"):
         assert len(moving.text.split()) > 8, "it says nothing where scripts are off"
 
@@ -268,35 +217,28 @@ def test_notebooks_carry_their_outputs(html, name):
 @pytest.mark.parametrize("name", LECTURES)
 def test_a_lecture_trains_a_network_and_its_loss_falls(html, name):
     shown = soup(html / name).select("div.cell:has(.cell_input)")
-    training = [cell for cell in shown if ".backward()" in cell.select_one(".cell_input").text]
-    assert training, "no cell that a reader sees trains"
-    outputs = [[*map(float, re.findall(r"loss\W+(\d+\.\d+)", cell.text))] for cell in shown]
-    falls = [found for found in outputs if len(found) > 2 and found[-1] < 0.8 * found[0]]
-    assert falls, "no visible output shows a loss that falls"
-    assert all(len(cell.select(".output.stream")) < 2 for cell in shown), "prints in several blocks"
+    assert any(".backward()" in cell.select_one(".cell_input").text for cell in shown)
+    losses = [[*map(float, re.findall(r"loss\W+(\d+\.\d+)", cell.text))] for cell in shown]
+    assert any(len(found) > 2 and found[-1] < 0.8 * found[0] for found in losses)
 
 
 def test_previews_name_places_that_exist(html):
     text = (html / "_static" / "previews.js").read_text(encoding="utf8")
     previews = json.loads(text.removeprefix("window.ndlPreviews = ").removesuffix(";\n"))
-    assert sum(name.startswith("claim-") for name in previews) == len(ledger.claims())
     theorems = soup(html / "book" / "theorems.html").select("[id^=thm-]")
-    named = {f"book/theorems#{theorem['id']}" for theorem in theorems}
-    assert {name for name in previews if "#thm-" in name} == named
-    assert all(name.removesuffix(".html") in previews for name in CHAPTERS)
-    assert all(BeautifulSoup(html_, "html.parser").text.strip() for html_ in previews.values())
-
-
-def test_no_address_is_made_up(html):
-    url = ndlbuild.repository_url(ROOT)
-    for path in built_pages(html):
-        for tag in soup(path).select("a[href*='github.com'], a[href*='colab.research']"):
-            own = url and url.removeprefix("https://github.com/") in tag["href"]
-            assert own or tag.find_parent("article"), f"{path.relative_to(html)}: {tag['href']}"
-        assert "executablebooks/jupyter-book" not in path.read_text(encoding="utf8")
+    wanted = {f"book/theorems#{theorem['id']}" for theorem in theorems}
+    wanted |= {f"claim-{claim['id']}" for claim in ledger.claims()}
+    wanted |= {name.removesuffix(".html") for name in CHAPTERS}
+    terms = {name for name in previews if name.startswith("book/glossary#")}
+    assert theorems and terms and previews.keys() - terms == wanted
+    assert all(BeautifulSoup(shown, "html.parser").text.strip() for shown in previews.values())
 
 
 # --- with a browser ----------------------------------------------------------------------------------------------
+
+
+DESKTOP = {"width": 1280, "height": 900}
+PHONE = {"width": 390, "height": 844}
 
 
 @pytest.fixture(scope="session")
@@ -306,85 +248,76 @@ def site(html, serving):
         yield f"{address}/"
 
 
-DESKTOP = {"width": 1280, "height": 900}
-PHONE = {"width": 390, "height": 844}
-
-
-class Visits:
-    """Opens pages in the browser, which reaches this machine only, and keeps everything that goes wrong on one of them."""
-
-    def __init__(self, site, new_page):
-        self.site, self.new_page, self.wrong = site, new_page, []
-
-    def __call__(self, name: str, size: dict = DESKTOP, theme: str = "light", **options):
-        page = self.new_page(**options)
-        page.set_viewport_size(size)
-        page.emulate_media(color_scheme=theme)
-        page.on("request", self.asked)
-        page.on("console", self.said)
-        page.on("pageerror", lambda error: self.wrong.append(f"script: {error}"))
-        if options.get("java_script_enabled", True):  # else its scripts fail, as they should
-            page.on("requestfailed", lambda r: self.wrong.append(f"request: {r.url} {r.failure}"))
-        page.goto(self.site + name)
-        if name.startswith("search.html"):
-            page.wait_for_selector("#search-results li a", timeout=20_000)
-        if options.get("java_script_enabled", True):
-            page.evaluate(
-                "async () => { if (window.MathJax && MathJax.startup) await MathJax.startup.promise; }"
-            )
-        return page
-
-    def said(self, message):
-        if message.type == "error" and "favicon.ico" not in message.location["url"]:
-            self.wrong.append(f"console: {message.text} {message.location}")
-
-    def asked(self, request):
-        if not request.url.startswith((self.site, "data:", "blob:")):
-            self.wrong.append(f"outside: {request.url}")
-
-
 @pytest.fixture(scope="session")
-def shared(browser):
-    """Where pages open that ask for nothing special: scripts and fonts of the book are fetched once."""
-    with browser.new_context(viewport=DESKTOP) as context:
-        yield context
+def context(browser, site):
+    """Where pages open, so that scripts and fonts are fetched once, and a list of all that goes wrong on them."""
+    wrong = []
+
+    def said(message):
+        if message.type == "error" and "favicon.ico" not in message.location["url"]:
+            wrong.append(f"console: {message.text} {message.location}")
+
+    def asked(request):
+        if not request.url.startswith((site, "data:", "blob:")):
+            wrong.append(f"outside: {request.url}")
+
+    with browser.new_context() as context:
+        context.on("request", asked)
+        context.on("requestfailed", lambda r: wrong.append(f"request: {r.url} {r.failure}"))
+        context.on("console", said)
+        context.on("weberror", lambda error: wrong.append(f"script: {error.error}"))
+        yield context, wrong
 
 
 @pytest.fixture
-def visit(browser, shared, site):
+def visit(context, site):
     """Opens a page of the book; a test fails where a script fails or something is fetched from outside."""
-    with contextlib.ExitStack() as opened:
+    context, wrong = context
+    wrong.clear()
 
-        def new_page(**options):
-            context = shared
-            if options:
-                context = opened.enter_context(browser.new_context(viewport=DESKTOP, **options))
-            page = context.new_page()
-            opened.callback(page.close)
-            return page
+    def opened(name: str, size: dict = DESKTOP, theme: str = "light"):
+        page = context.new_page()
+        page.set_viewport_size(size)
+        page.emulate_media(color_scheme=theme)
+        page.goto(site + name)
+        if name.startswith("search.html"):
+            page.wait_for_selector("#search-results li a", timeout=20_000)
+        page.evaluate(
+            "async () => { if (window.MathJax && MathJax.startup) await MathJax.startup.promise; }"
+        )
+        return page
 
-        visits = Visits(site, new_page)
-        yield visits
-    assert not visits.wrong, "\n".join(visits.wrong)
+    opened.wrong = wrong
+    yield opened
+    found = list(wrong)  # before what closing breaks off
+    for page in context.pages:
+        page.close()
+    assert not found, "\n".join(found)
 
 
-UNSET = """() => Array.from(document.querySelectorAll('article .math'))
-    .filter(e => !e.querySelector('mjx-container')).map(e => e.textContent.slice(0, 60))"""
-RAW = """() => { const copy = document.querySelector('article').cloneNode(true);
-    copy.querySelectorAll('pre, code, script, mjx-container').forEach(e => e.remove());
-    return (copy.textContent.match(/.{0,30}(\\$\\$|\\\\\\(|\\\\\\[|\\\\begin\\{).{0,30}/g) || []); }"""
-WIDE = """() => { const limit = document.documentElement.clientWidth;
-    const inner = e => { for (let p = e.parentElement; p; p = p.parentElement)
-        if (['auto', 'scroll', 'hidden', 'clip'].includes(getComputedStyle(p).overflowX)) return true; return false; };
-    return Array.from(document.querySelectorAll('main *')).filter(e => e.getBoundingClientRect().right > limit + 1 &&
-        e.getBoundingClientRect().width > 0 && !inner(e)).slice(0, 5).map(e => e.outerHTML.slice(0, 120)); }"""
-LONG = """() => Array.from(document.querySelectorAll('article div.math')).filter(e => {
-    const own = e.querySelector('mjx-container'); return own && own.scrollWidth > 1.3 * e.clientWidth; })
-    .map(e => e.textContent.slice(0, 60))"""
-LOCKED = """() => Array.from(document.querySelectorAll('main *')).filter(e => e.tabIndex < 0 &&
-    ['auto', 'scroll'].includes(getComputedStyle(e).overflowX) && e.scrollWidth > e.clientWidth + 1 &&
-    !e.querySelector('a, button, input, [tabindex="0"]')).map(e => e.outerHTML.slice(0, 120))"""
-STRIP = """code => { document.querySelectorAll('mjx-container').forEach(e => e.remove());
+# What is wrong with a page as it stands in the browser, each with the place; `picture`: one must be seen at once.
+FAULTS = r"""picture => {
+    const all = selector => Array.from(document.querySelectorAll(selector));
+    const top = e => e ? e.getBoundingClientRect().top + window.scrollY : Infinity;
+    const text = document.querySelector('main').cloneNode(true);
+    text.querySelectorAll('pre, code, script, mjx-container').forEach(e => e.remove());
+    const phone = innerWidth < 500, title = document.querySelector('article h1');
+    const first = top(document.querySelector('article :is(figure, .ndl-interactive)'));
+    const found = {
+        'is not typeset': all('main .math').filter(e => !e.querySelector('mjx-container')),
+        'has an error in an equation': all('mjx-merror, [data-mjx-error]'),
+        'is raw TeX': text.textContent.match(/.{0,30}(\$\$|\\\(|\\\[|\\begin\{).{0,30}/g) || [],
+        'is an equation to break for phones': all('article div.math').filter(e =>
+            (e.querySelector('mjx-container') || e).scrollWidth > 1.3 * e.clientWidth),
+        'is wider than the screen': [document.documentElement].filter(e => e.scrollWidth > innerWidth),
+        'is far above the first picture': [title].filter(e =>
+            picture && first > (phone ? 1.2 * innerHeight : top(e) + 420)),
+    };
+    return Object.entries(found).flatMap(([fault, where]) =>
+        where.map(e => (e.textContent || e).trim().slice(0, 60) + ' ' + fault)); }"""
+# Leaves out of a page what takes axe long: equations, the colours of code unless asked for, and of the rows of a table those
+# after the second that are made of the same elements: thousands, all of one kind.
+STRIP = """code => { document.querySelectorAll('.math').forEach(e => e.remove());
     if (!code) document.querySelectorAll('pre').forEach(e => { e.textContent = e.textContent; });
     const kind = e => e.tagName + e.getAttribute('class') + e.getAttribute('style');
     document.querySelectorAll('tbody').forEach(body => { const seen = {};
@@ -392,41 +325,21 @@ STRIP = """code => { document.querySelectorAll('mjx-container').forEach(e => e.r
             const own = [row, ...row.querySelectorAll('*')].map(kind).join();
             seen[own] = (seen[own] || 0) + 1;
             if (seen[own] > 2) row.remove(); }); }); }"""
-FIRST_PICTURE = """() => { const top = e => e.getBoundingClientRect().top + window.scrollY;
-    const picture = document.querySelector('article :is(figure, .ndl-interactive)');
-    return [top(document.querySelector('article h1')), picture ? top(picture) : Infinity]; }"""
-BROKEN = """() => Array.from(document.images).filter(i => i.loading !== 'lazy' && i.complete && !i.naturalWidth && i.src)
-    .map(i => i.src)"""
 
 
 @pytest.mark.parametrize("name", [*MAIN, "search.html?q=Kronecker"])
 def test_page_reads_in_a_browser(visit, name):
-    """On a phone in the dark, then on a desktop in the light; one page in all four combinations."""
-    page = visit(name, PHONE, "dark")
-    if name in PAGES:
-        unset, raw = page.evaluate(UNSET), page.evaluate(RAW)
-        assert not unset, f"mathematics that was not typeset: {unset}"
-        assert not raw, f"raw TeX in the text: {raw}"
-        assert not page.locator("mjx-merror, [data-mjx-error]").count(), "an equation has an error"
-        assert not page.evaluate(LONG), f"break these equations for phones: {page.evaluate(LONG)}"
-    assert not page.evaluate(BROKEN), "an image does not load"
-    width = page.evaluate("document.documentElement.scrollWidth")
-    assert width <= 390, f"the page is {width} pixels wide on a phone of 390: {page.evaluate(WIDE)}"
-    assert not page.evaluate(LOCKED), f"a keyboard cannot scroll these: {page.evaluate(LOCKED)}"
-    if name in PICTURE_FIRST:
-        picture = page.evaluate(FIRST_PICTURE)[1]
-        assert picture <= 1.2 * PHONE["height"], f"the first picture begins at {picture} px"
-    whole = name == CODE_PAGE
-    complaints = axe(page, whole)
-    for theme, size in [("light", PHONE), ("dark", DESKTOP)] if whole else []:
+    """On a phone in the dark, then on a desktop in the light; one page in all four combinations, with the colours of its code."""
+    page, picture, whole = visit(name, PHONE, "dark"), name in PICTURE_FIRST, name == CODE_PAGE
+    found = page.evaluate(FAULTS, picture)
+    page.evaluate(STRIP, whole)
+    found += axe(page)
+    looks = [("light", PHONE), ("dark", DESKTOP), ("light", DESKTOP)]
+    for theme, size in looks if whole else looks[-1:]:
         turn(page, theme, size)
-        complaints += axe(page, whole)
-    turn(page, "light", DESKTOP)
-    if name in PICTURE_FIRST:
-        title, picture = page.evaluate(FIRST_PICTURE)
-        assert picture - title <= 420, f"the first picture begins {picture - title} px below"
-    complaints += axe(page, whole, None if whole else "main")
-    assert not complaints, "\n".join(dict.fromkeys(complaints))
+        found += page.evaluate(FAULTS, picture)
+        found += axe(page, "html" if whole else "main", "color-contrast")
+    assert not found, "\n".join(dict.fromkeys(found))
 
 
 def turn(page, theme: str, size: dict) -> None:
@@ -435,21 +348,16 @@ def turn(page, theme: str, size: dict) -> None:
     page.set_viewport_size(size)
     page.wait_for_function(f"document.documentElement.dataset.theme === '{theme}'")
     page.wait_for_timeout(500)  # colours fade
-    # the theme decides anew which code cells scroll
-    page.wait_for_function(f"({LOCKED})().length === 0")
 
 
-def axe(page, code: bool = False, part: str | None = None) -> list[str]:
-    """Serious and critical violations found by axe-core on a page, or on a part of it.
-
-    Equations are left out, the colours of code outside one page, and of the rows of a table those after the second that
-    are made of the same elements: thousands, all of one kind. Bars around the text are alike on all pages.
-    """
+def axe(page, part: str | None = None, *rules: str) -> list[str]:
+    """Serious and critical violations found by axe-core on a page, or on a part of it, by all or some of its rules."""
     from axe_playwright_python.sync_playwright import Axe
 
-    page.evaluate(STRIP, code)
     out = []
-    options = {"resultTypes": ["violations"], "preload": False}
+    options = {"resultTypes": ["violations"], "preload": False} | (
+        {"runOnly": rules} if rules else {}
+    )
     for violation in Axe().run(page, part, options).response["violations"]:
         if violation["impact"] in ("serious", "critical"):
             rule = f"{violation['id']} ({violation['help']})"
@@ -457,17 +365,22 @@ def axe(page, code: bool = False, part: str | None = None) -> list[str]:
     return out
 
 
+def test_the_report_prints_as_one_sheet(visit):
+    page = visit("book/report.html")
+    assert report.sheets(page.pdf(prefer_css_page_size=True)) == [report.A4]
+
+
 def test_a_pale_word_and_an_outside_request_would_be_found(visit):
     page = visit("book/how-to-run.html")
     page.evaluate("document.querySelector('article').innerHTML += '<p class=\"pale\">pale</p>'")
     page.add_style_tag(content="[data-theme=dark] .pale { color: #444; background: #222 }")
+    page.evaluate(STRIP, False)
     assert not axe(page)
     turn(page, "dark", DESKTOP)
-    assert any("color-contrast" in complaint for complaint in axe(page, part="main"))
+    assert any("color-contrast" in complaint for complaint in axe(page, "main"))
     page.evaluate("new Image().src = 'https://example.org/x.png'")
     page.wait_for_timeout(200)
     assert "outside: https://example.org/x.png" in visit.wrong
-    page.close()
     visit.wrong.clear()
 
 
@@ -601,10 +514,10 @@ def test_the_pixels_of_chapter_34_are_shuffled_with_the_keyboard(visit):
 
 
 def test_a_figure_can_be_enlarged(visit):
-    page = visit("notebooks/23_entropy.html", PHONE, has_touch=True)
+    page = visit("notebooks/23_entropy.html", PHONE)
     image, dialog = page.locator(".ndl-figure img").first, page.locator(".ndl-dialog")
     before = image.bounding_box()["width"]
-    image.tap()
+    image.click()
     assert dialog.locator("img").bounding_box()["width"] > 1.5 * before
     page.keyboard.press("Escape")
     assert not dialog.is_visible()
@@ -669,12 +582,6 @@ def test_claims_table_filters_and_sorts_and_shows_25_rows_at_a_time(visit):
     page.emulate_media(media="print")
     page.goto(page.url.partition("?")[0])
     assert rows.count() == 177, "paper has no button"
-
-
-def test_claims_table_without_scripts(visit):
-    page = visit("book/claims.html", java_script_enabled=False)
-    assert page.locator(".ndl-ledger tbody tr:visible").count() == 177
-    assert not page.locator(".ndl-filter").is_visible()
 
 
 def test_the_address_of_the_claims_table_chooses_what_is_shown(visit):
