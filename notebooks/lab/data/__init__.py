@@ -29,7 +29,6 @@ from .files import (
     find,
     folder,
     keep,
-    obtain,
 )
 from .splits import official, split
 
@@ -76,7 +75,7 @@ def _digest(raw: Raw) -> str:
     return digest.hexdigest()[:16]
 
 
-def _parse(layout: Layout, contents: tuple[bytes, ...]) -> Raw:
+def _parse(layout: Layout, contents: list[bytes]) -> Raw:
     try:
         return layout.read(*contents)
     except LabError:
@@ -91,19 +90,19 @@ def _differ(found, expected) -> bool:
 
 def _compare(layout: Layout, raw: Raw) -> None:
     """Refuse data whose shapes, class counts or values are not those that are known."""
-    for part, (shape, counts) in layout.expect.items():
+    for part, known in layout.expect.items():
         index = raw.splits.get(part, slice(None))
-        found = raw.x[index].shape
-        if _differ(found, shape):
-            raise DataError(f"the {part} part is {found}, expected {shape}")
+        found, counts = list(raw.x[index].shape), known.get("classes")
+        if _differ(found, known["shape"]):
+            raise DataError(f"the {part} part is {found}, expected {known['shape']}")
         if counts is None:
             continue
         if isinstance(counts, int):
-            counts = (counts,) * len(raw.names)
+            counts = [counts] * len(raw.names)
         cases = np.bincount(raw.y[index], minlength=len(raw.names)).tolist()
         if _differ(cases, counts):
-            raise DataError(f"cases per class in the {part} part are {cases}, expected {[*counts]}")
-    unproved = not all(file.sums for file in layout.files)
+            raise DataError(f"cases per class in the {part} part are {cases}, expected {counts}")
+    unproved = not all(file.sha256 for file in layout.files)
     if layout.content and unproved and _digest(raw) != layout.content:
         raise DataError(f"the values have the checksum {_digest(raw)}, expected {layout.content}")
 
@@ -112,28 +111,18 @@ def _from_files(source: Source) -> tuple[Raw, str]:
     """The first form whose files are all in the data folder; if there is none, the publisher's."""
     complete = [each for each in source.layouts if all(map(find, each.files))]
     layout = [*complete, source.layouts[0]][0]
+    contents = [fetch(file) for file in layout.files]
     try:
-        found = [obtain(file) for file in layout.files]
-    except DataError as error:
-        started = [each for each in source.layouts[1:] if any(map(find, each.files))]
-        lacks = ", ".join(file.name for each in started for file in each.files if not find(file))
-        hint = f" ({folder()} also holds another form of {source.name}, but lacks {lacks}.)"
-        raise DataError(f"{error}{hint if lacks else ''}") from error
-    try:
-        raw = _parse(layout, tuple(content for content, _ in found))
+        raw = _parse(layout, contents)
         _compare(layout, raw)
     except DataError as error:
-        if not found:  # the set comes with a library
+        if not contents:  # the set comes with a library
             raise
-        sent = [unchecked for _, unchecked in found]
-        where = ", ".join(
-            f"what {file.url} sent" if fresh else str(find(file))
-            for file, fresh in zip(layout.files, sent)
-        )
-        advice = NOT_KEPT if all(sent) else LEFT_ALONE
+        where = ", ".join(str(find(file) or f"what {file.url} sent") for file in layout.files)
+        advice = LEFT_ALONE if any(map(find, layout.files)) else NOT_KEPT
         raise DataError(f"{where}: {error}. {advice}, or {layout.files[0].how()}.") from error
-    for file, (content, unchecked) in zip(layout.files, found):
-        if unchecked:
+    for file, content in zip(layout.files, contents):
+        if not find(file):
             keep(file, content)
     return raw, layout.note
 

@@ -21,8 +21,6 @@ import numpy as np
 from ..modes import LabError, mode
 
 UNPACK = {".xz": lzma.open, ".bz2": bz2.open}
-Numbers = tuple[int | None, ...]
-LARGEST = 2**28  # bytes that are downloaded or unpacked at most where the size is not known
 LEFT_ALONE = "It was left as it is; move it away and run again"
 NOT_KEPT = "Nothing of it was kept. Run again"
 
@@ -37,41 +35,24 @@ class File:
 
     name: str  # path below the data folder
     url: str = ""  # empty: no address that answers without an account
-    size: int | None = None  # bytes
     sha256: str = ""
-    md5: str = ""
     by_hand: str = ""  # how to get it without `url`
-
-    @property
-    def sums(self) -> dict[str, str]:
-        """The checksums that are known; without one its content is held against shape and counts."""
-        return {kind: getattr(self, kind) for kind in ("sha256", "md5") if getattr(self, kind)}
-
-    @property
-    def limit(self) -> int:
-        """Bytes that are downloaded or unpacked at most."""
-        return LARGEST if self.size is None else self.size
 
     def how(self) -> str:
         """How to get the file by hand, as the end of an error message."""
-        facts = [] if self.size is None else [f"{self.size:,} bytes"]
-        facts += [f"{kind} {sum}" for kind, sum in self.sums.items()]
-        source = "get the file again from where it came"
-        if self.by_hand or self.url:
-            source = self.by_hand or f"get {self.url} by hand"
-        told = f" ({', '.join(facts)})" if facts else ""
-        return f"{source}{told} and put it at {folder() / self.name}, or set NDL_DATA to the folder that holds {self.name}"
+        again = f"get {self.url} by hand" if self.url else "get the file again from where it came"
+        told = f" (sha256 {self.sha256})" if self.sha256 else ""
+        return (
+            f"{self.by_hand or again}{told} and put it at {folder() / self.name}, "
+            f"or set NDL_DATA to the folder that holds {self.name}"
+        )
 
 
 @functools.cache
 def known() -> dict[str, File]:
     """The files of files.csv by their names."""
     text = pathlib.Path(__file__).with_name("files.csv").read_text(encoding="utf-8")
-    found = {}
-    for row in csv.DictReader(text.splitlines()):
-        size = row.pop("bytes")
-        found[row["name"]] = File(size=int(size) if size else None, **row)
-    return found
+    return {row["name"]: File(**row) for row in csv.DictReader(text.splitlines())}
 
 
 @dataclass(frozen=True)
@@ -99,8 +80,8 @@ class Layout:
 
     Args:
         read: contents of the files, in order -> `Raw`.
-        expect: part of the data -> (shape, cases per class in the order of the labels; one number where every class has as
-            many; None where there are no classes). None in place of a number: any number.
+        expect: part of the data -> its ``shape`` and, where it has classes, ``classes``: the cases of each in the order of the
+            labels, or one number where every class has as many. None in place of a number: any number.
         content: checksum of the arrays, where the values are known; it is checked where the files have no published checksum,
             and names the form in which recorded runs had the data.
         note: what a reader must know about this form of the data (what is exact, partial or missing).
@@ -108,7 +89,7 @@ class Layout:
 
     files: tuple[File, ...]
     read: Callable[..., Raw]
-    expect: dict[str, tuple[Numbers, Numbers | int | None]] = field(default_factory=dict)
+    expect: dict[str, dict] = field(default_factory=dict)
     note: str = ""
     content: str = ""
 
@@ -129,43 +110,27 @@ class Source:
 
 
 # ----------------------------------------------------------------------------------------------------- in the data folder
-def _expanded(path: str) -> pathlib.Path:
-    """The path with ``~`` and ``~user`` replaced by the home folder."""
-    try:
-        return pathlib.Path(path).expanduser()
-    except RuntimeError as error:
-        raise DataError(
-            f"the folder {path} is not known ({error}): set NDL_DATA to the folder of the data files"
-        ) from error
-
-
 def folder() -> pathlib.Path:
     """The data folder: NDL_DATA, or ``ndlinear-book`` in the user's cache folder."""
     if named := os.environ.get("NDL_DATA", "").strip():
-        return _expanded(named)
+        return pathlib.Path(named).expanduser()
     cache = os.environ.get("XDG_CACHE_HOME") or os.environ.get("LOCALAPPDATA") or "~/.cache"
-    return _expanded(cache) / "ndlinear-book"
-
-
-def _places(file: File) -> list[pathlib.Path]:
-    """Where the file may lie in the data folder: as it is, or packed."""
-    place = folder() / file.name
-    return [place, *(place.with_name(place.name + ending) for ending in UNPACK)]
+    return pathlib.Path(cache).expanduser() / "ndlinear-book"
 
 
 def find(file: File) -> pathlib.Path | None:
     """Where the file lies in the data folder, as it is or packed (.xz, .bz2); None if it does not."""
-    return next((place for place in _places(file) if place.is_file()), None)
+    place = folder() / file.name
+    places = [place, *(place.with_name(place.name + ending) for ending in UNPACK)]
+    return next((place for place in places if place.is_file()), None)
 
 
 def verified(content: bytes, file: File, place: str, advice: str = LEFT_ALONE) -> bytes:
-    """The content, if its size and checksums are those of the file; else a `DataError`."""
-    found = {kind: hashlib.new(kind, content).hexdigest() for kind in file.sums}
-    if found != file.sums or file.size not in (None, len(content)):
-        facts = {"size": len(content)} | found
-        told = ", ".join(f"{kind} {value}" for kind, value in facts.items())
+    """The content, if it is that of the file, as far as its checksum is known; else a `DataError`."""
+    found = hashlib.sha256(content).hexdigest()
+    if file.sha256 not in ("", found):
         raise DataError(
-            f"{place} is not the expected file: it has {told}. {advice}, or {file.how()}."
+            f"{place} is not the expected file: it has {len(content):,} bytes and sha256 {found}. {advice}, or {file.how()}."
         )
     return content
 
@@ -179,34 +144,15 @@ def packaged(package: str, place: str, file: File) -> bytes | None:
     return None
 
 
-def _unpack(place: pathlib.Path, limit: int) -> bytes:
-    """The content of a packed file; unpacking stops after ``limit`` bytes."""
-    with UNPACK[place.suffix](place) as packed:
-        content = packed.read(limit + 1)
-    if len(content) > limit:
-        raise ValueError(f"it unpacks to more than {limit:,} bytes")
-    return content
-
-
-def _read(place: pathlib.Path, limit: int) -> bytes:
-    packed = place.suffix in UNPACK
+def _read(place: pathlib.Path) -> bytes:
     try:
-        return _unpack(place, limit) if packed else place.read_bytes()
+        with UNPACK.get(place.suffix, open)(place, "rb") as file:
+            return file.read()
     except (lzma.LZMAError, EOFError, ValueError, OSError) as error:
-        problem = "unpacked" if packed else "read"
-        raise DataError(f"{place} cannot be {problem} ({error}). {LEFT_ALONE}.") from error
+        raise DataError(f"{place} cannot be read ({error}). {LEFT_ALONE}.") from error
 
 
 # ------------------------------------------------------------------------------------------------------------- download
-def _refuse_broken_link(file: File) -> None:
-    """A link whose target is absent (a drive that is not mounted, say) is the reader's: it is not replaced."""
-    for place in _places(file):
-        if place.is_symlink():
-            raise DataError(
-                f"{place} is a link to {os.readlink(place)}, where there is no file. {LEFT_ALONE}, or mend it."
-            )
-
-
 def _download(file: File) -> bytes:
     if mode() == "smoke":
         raise DataError(f"{file.name} is not in {folder()}, and smoke mode does not download")
@@ -216,16 +162,12 @@ def _download(file: File) -> bytes:
         )
     try:
         with urllib.request.urlopen(file.url, timeout=60) as answer:
-            content = answer.read(file.limit + 1)
+            content = answer.read()
     except (http.client.HTTPException, OSError) as error:
         raise DataError(
             f"{file.name} is not in {folder()}, and {file.url} could not be downloaded "
             f"({type(error).__name__}: {error}): {file.how()}."
         ) from error
-    if len(content) > file.limit and file.size is None:
-        raise DataError(
-            f"{file.url} sent more than {LARGEST:,} bytes. {NOT_KEPT}, or {file.how()}."
-        )
     return verified(content, file, f"what {file.url} sent", NOT_KEPT)
 
 
@@ -255,23 +197,16 @@ def keep(file: File, content: bytes) -> None:
         ) from error
 
 
-def obtain(file: File) -> tuple[bytes, bool]:
-    """The content of a file, and whether it is a download that is still to be checked by what it holds and then kept."""
-    place = find(file)
-    if place is not None:
-        return verified(_read(place, file.limit), file, str(place)), False
-    _refuse_broken_link(file)
-    content = _download(file)
-    if file.sums:
-        keep(file, content)
-        return content, False
-    return content, True
-
-
 def fetch(file: File) -> bytes:
-    """The verified content of a file with a checksum: from the data folder, else from its official address.
+    """The verified content of a file: from the data folder, else from its official address. A download with a checksum is kept.
 
     Raises:
         DataError: wrong content in the folder (left untouched), or no way to download; the message says what to put where.
     """
-    return obtain(file)[0]
+    place = find(file)
+    if place is not None:
+        return verified(_read(place), file, str(place))
+    content = _download(file)
+    if file.sha256:
+        keep(file, content)
+    return content

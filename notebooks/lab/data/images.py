@@ -41,12 +41,14 @@ def read_archive(
 
         parts = [member(name) for name in (*train, test)]
         names = tuple(name.decode() for name in member(meta)[classes.encode()])
-    found = [np.asarray(part[labels.encode()], np.int64) for part in parts]
-    x = [np.asarray(part[b"data"], np.uint8).reshape(-1, 3, 32, 32) for part in parts]
-    y = np.concatenate(found)
-    start = len(y) - len(found[-1])
-    parts = {"train": slice(0, start), "test": slice(start, len(y))}
-    return Raw(np.concatenate(x), y, names, parts)
+    found = [(part[b"data"].reshape(-1, 3, 32, 32), part[labels.encode()]) for part in parts]
+    return Raw.of_parts({"train": _joined(found[:-1]), "test": found[-1]}, names)
+
+
+def _joined(files: list[tuple]) -> tuple[np.ndarray, np.ndarray]:
+    """The pictures and classes of several files as those of one."""
+    x, y = zip(*files)
+    return np.concatenate(x), np.concatenate(y)
 
 
 def _pictures(count: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
@@ -58,10 +60,9 @@ def _pictures(count: int, classes: int, seed: int) -> tuple[np.ndarray, np.ndarr
 
 def stand_in(classes: int, files: int) -> Raw:
     """200 pictures to train on, drawn file by file of the archive, and 100 to test."""
-    parts = [_pictures(200 // files, classes, seed) for seed in range(files)]
-    x, y = (np.concatenate(part) for part in zip(*parts, _pictures(100, classes, files)))
-    names = tuple(f"class {i}" for i in range(classes))
-    return Raw(x, y, names, {"train": slice(0, 200), "test": slice(200, 300)})
+    train = _joined([_pictures(200 // files, classes, seed) for seed in range(files)])
+    names = [f"class {i}" for i in range(classes)]
+    return Raw.of_parts({"train": train, "test": _pictures(100, classes, files)}, names)
 
 
 # ----------------------------------------------------------------------------------------------------------- WebP strips
@@ -85,11 +86,10 @@ def _strips(content: bytes) -> tuple[np.ndarray, np.ndarray, tuple[str, ...]]:
     return np.ascontiguousarray(x.transpose(0, 3, 1, 2)), y, names
 
 
-def read_strips(*contents: bytes, names: Sequence[str] = ()) -> Raw:
-    """Training files in order, the test file last; ``names``: of the parts that the training files are."""
-    parts = [_strips(content) for content in contents]
-    ends = np.cumsum([0, *(len(y) for _, y, _ in parts)]).tolist()
-    splits = {"train": slice(0, ends[-2]), "test": slice(ends[-2], ends[-1])}
-    splits |= {name: slice(*ends[i : i + 2]) for i, name in enumerate(names)}
-    x, y = (np.concatenate([part[k] for part in parts]) for k in (0, 1))
-    return Raw(x, y, parts[0][2], splits)
+def read_strips(*contents: bytes, named: Sequence[str] = ()) -> Raw:
+    """Training files in order, the test file last; ``named``: each training file is a part of its own, too."""
+    *train, (x, y, names) = map(_strips, contents)
+    raw = Raw.of_parts({"train": _joined([part[:2] for part in train]), "test": (x, y)}, names)
+    ends = np.cumsum([0, *(len(part[1]) for part in train)]).tolist()
+    raw.splits.update({part: slice(*ends[i : i + 2]) for i, part in enumerate(named)})
+    return raw

@@ -10,7 +10,7 @@ import re
 
 import numpy as np
 
-from .files import DataError, Raw
+from .files import Raw
 
 LETTERS = ("A", "B", "C", "D", "E")
 
@@ -23,39 +23,22 @@ def _written(rows: list[dict]) -> bytes:
     return "".join(json.dumps(row) + "\n" for row in rows).encode()
 
 
-def _two(first: list[str], second: list[str], names: tuple[str, str]) -> dict[str, slice]:
-    """Two parts that stand one after the other."""
-    n = len(first)
-    return {names[0]: slice(0, n), names[1]: slice(n, n + len(second))}
-
-
 # ------------------------------------------------------------------------------------------------- tests by choices
-def _raw(lines: list[str], right: list[int], names: tuple[str, ...]) -> Raw:
-    y = np.array(right, np.int64)
-    if len(y) != len(lines) or not set(right) <= set(range(len(names))):
-        raise DataError(f"{len(lines)} questions with answers {sorted(set(right))}")
-    return Raw(np.array(lines, object), y, names, {"validation": slice(0, len(lines))})
-
-
-def choices(content: bytes, field: str, names: list[str]) -> Raw:
-    """Questions with a field that says which answer is right: its name, or its number among them."""
-    lines = _lines(content)
-    right = [json.loads(line)[field] for line in lines]
-    numbers = [names.index(answer) if answer in names else int(answer) for answer in right]
-    return _raw(lines, numbers, tuple(names))
-
-
-def choices_apart(content: bytes, right: bytes, names: list[str]) -> Raw:
-    """Questions whose right answers, as numbers, stand in a file of their own."""
-    return _raw(_lines(content), [int(line) for line in _lines(right)], tuple(names))
+def choices(
+    questions: bytes, right: bytes | None = None, *, names: list[str], field: str = ""
+) -> Raw:
+    """Questions, and which answer is right: by its name, or its number among them. A field of the question says it, or a line of a
+    file of its own."""
+    lines = _lines(questions)
+    told = [json.loads(line)[field] for line in lines] if right is None else _lines(right)
+    numbers = [names.index(answer) if answer in names else int(answer) for answer in told]
+    return Raw.of_parts({"validation": (lines, numbers)}, names)
 
 
 def made_up(fields: dict[str, list], names: list[str], field: str = "") -> Raw:
     """Twelve questions; a field with several values takes them in turn. Without a ``field`` that says it the right answers alternate."""
     rows = [{k: v[i % len(v)] for k, v in fields.items()} | {"idx": i} for i in range(12)]
-    if field:
-        return choices(_written(rows), field, names)
-    return choices_apart(_written(rows), b"0\n1\n" * 6, names)
+    return choices(_written(rows), None if field else b"0\n1\n" * 6, names=names, field=field)
 
 
 # -------------------------------------------------------------------------------------------------- CommonsenseQA
@@ -66,22 +49,18 @@ def parts_of(entry: str) -> list[str]:
 
 def _entry(row: dict) -> str:
     """The question and its choices with tabs between, in the order of their letters; blanks and breaks become one blank."""
-    choices = {choice["label"]: choice["text"] for choice in row["question"]["choices"]}
-    if tuple(choices) != LETTERS:
-        raise DataError(
-            f"a question has the choices {', '.join(choices)}, not {', '.join(LETTERS)}"
-        )
-    texts = [row["question"]["stem"], *choices.values()]
+    texts = [row["question"]["stem"], *(each["text"] for each in row["question"]["choices"])]
     return "\t".join(" ".join(text.split()) for text in texts)
 
 
 def read_commonsenseqa(train: bytes, valid: bytes) -> Raw:
     """The answer is the number of the right choice."""
-    parts = _lines(train), _lines(valid)
-    rows = [json.loads(line) for part in parts for line in part]
-    x = np.array([_entry(row) for row in rows], object)
-    y = np.array([LETTERS.index(row["answerKey"]) for row in rows], np.int64)
-    return Raw(x, y, LETTERS, _two(*parts, ("train", "valid")))
+    parts = {}
+    for part, content in (("train", train), ("valid", valid)):
+        rows = [json.loads(line) for line in _lines(content)]
+        right = [LETTERS.index(row["answerKey"]) for row in rows]
+        parts[part] = [_entry(row) for row in rows], right
+    return Raw.of_parts(parts, LETTERS)
 
 
 def _places(n: int, seed: int) -> bytes:
@@ -105,13 +84,7 @@ def commonsenseqa_stand_in() -> Raw:
 # ---------------------------------------------------------------------------------------------------------- GSM8K
 def read_gsm8k(train: bytes, test: bytes) -> Raw:
     """A problem a case, as its line of JSON with "question" and "answer"; the answer ends with "#### " and a number."""
-    parts = _lines(train), _lines(test)
-    lines = [*parts[0], *parts[1]]
-    for line in lines:
-        row = json.loads(line)
-        if not row["question"] or "#### " not in row["answer"]:
-            raise DataError(f"a problem lacks its question or its final number: {line[:60]}")
-    return Raw(np.array(lines, object), None, (), _two(*parts, ("train", "test")))
+    return Raw.of_parts({"train": (_lines(train), None), "test": (_lines(test), None)})
 
 
 def _sums(n: int, seed: int) -> bytes:
@@ -136,10 +109,12 @@ ASKED = re.compile(
 
 def read_arc(train: bytes, test: bytes) -> Raw:
     """A question a case, in the form of GSM8K: "answer" is the text of the right choice, and the others are left out."""
-    tests = [json.loads(line) for line in _lines(test)]
-    parts = [_instructed(row) for row in json.loads(train)], [_right(row) for row in tests]
-    lines = np.array([json.dumps(row) for part in parts for row in part], object)
-    return Raw(lines, None, (), _two(*parts, ("train", "test")))
+    parts = {
+        "train": [_instructed(row) for row in json.loads(train)],
+        "test": [_right(json.loads(line)) for line in _lines(test)],
+    }
+    written = {part: list(map(json.dumps, rows)) for part, rows in parts.items()}
+    return Raw.of_parts({part: (lines, None) for part, lines in written.items()})
 
 
 def _instructed(row: dict) -> dict[str, str]:

@@ -17,7 +17,7 @@ def declared() -> dict[str, dict]:
     return read_yaml(pathlib.Path(__file__).with_name("sets.yml"))
 
 
-def _function(told: str | dict[str, dict]) -> Callable:
+def function(told: str | dict[str, dict]) -> Callable:
     """A function of this folder: "module.function", or with keywords that it is always called with."""
     ((name, keywords),) = ({told: {}} if isinstance(told, str) else told).items()
     module, _, function = name.partition(".")
@@ -25,23 +25,15 @@ def _function(told: str | dict[str, dict]) -> Callable:
     return functools.partial(found, **keywords)
 
 
-def _expected(told: dict) -> tuple:
-    classes = told.get("classes")
-    return tuple(told["shape"]), tuple(classes) if isinstance(classes, list) else classes
+def _form(read: str | dict, files: tuple[str, ...] = (), **told) -> Layout:
+    return Layout(tuple(known()[name] for name in files), function(read), **told)
 
 
-def _form(told: dict) -> Layout:
-    files = tuple(known()[name] for name in told.get("files", ()))
-    expect = {part: _expected(each) for part, each in told.get("expect", {}).items()}
-    return Layout(files, _function(told["read"]), expect, told["note"], told.get("content", ""))
-
-
-def _source(name: str, told: dict) -> Source:
-    stand_in = _function(told["stand_in"]) if "stand_in" in told else None
-    forms = tuple(map(_form, told["forms"]))
-    return Source(name, told["about"], told["origin"], told["licence"], forms, stand_in)
+def _source(name: str, forms: list[dict], stand_in: str | dict | None = None, **told) -> Source:
+    layouts = tuple(_form(**form) for form in forms)
+    return Source(name, layouts=layouts, stand_in=stand_in and function(stand_in), **told)
 
 
 def sources() -> dict[str, Source]:
     """The data sets of sets.yml by their names."""
-    return {name: _source(name, told) for name, told in declared()["sets"].items()}
+    return {name: _source(name, **told) for name, told in declared()["sets"].items()}

@@ -38,31 +38,23 @@ def _made_up() -> list[tuple[list[str], list[int]]]:
 
 
 # ----------------------------------------------------------------------------------------------------------------- SST-2
-SST2_NAMES = ("negative", "positive")
-SST2_PARTS = ("train", "dev", "test")
-
-
-def _sst2_part(content: bytes) -> tuple[list[str], list[str]]:
-    frame = _tsv(content)
-    return frame["sentence" if "sentence" in frame else "content"].tolist(), frame["label"].tolist()
-
-
 def read_sst2(*contents: bytes) -> Raw:
     """Columns in either order, the sentence under either name."""
-    return _raw(dict(zip(SST2_PARTS, map(_sst2_part, contents))), SST2_NAMES)
+    frames = [_tsv(content).rename(columns={"content": "sentence"}) for content in contents]
+    return _sst2([(frame["sentence"].tolist(), frame["label"].tolist()) for frame in frames])
+
+
+def _sst2(parts: list[tuple[list[str], list]]) -> Raw:
+    return _raw(dict(zip(("train", "dev", "test"), parts)), ("negative", "positive"))
 
 
 def sst2_stand_in() -> Raw:
     """As in GLUE, without the labels of the test part."""
     train, dev, (sentences, _) = _made_up()
-    return _raw({"train": train, "dev": dev, "test": (sentences, [-1] * 20)}, SST2_NAMES)
+    return _sst2([train, dev, (sentences, [-1] * 20)])
 
 
 # ------------------------------------------------------------------------------------------------------------------ CoLA
-COLA_NAMES = ("unacceptable", "acceptable")
-COLA_PARTS = ("train", "dev_in", "dev_out")
-
-
 def read_cola(*contents: bytes) -> Raw:
     """Training part, and the development parts of the same and of other sources; ``dev`` is both, as in GLUE."""
     frames = [_tsv(content, header=None) for content in contents]  # source, label, mark, sentence
@@ -70,7 +62,7 @@ def read_cola(*contents: bytes) -> Raw:
 
 
 def _cola(parts: list[tuple[list[str], list]]) -> Raw:
-    raw = _raw(dict(zip(COLA_PARTS, parts)), COLA_NAMES)
+    raw = _raw(dict(zip(("train", "dev_in", "dev_out"), parts)), ("unacceptable", "acceptable"))
     raw.splits["dev"] = slice(raw.splits["dev_in"].start, raw.splits["dev_out"].stop)
     return raw
 
@@ -80,13 +72,10 @@ def cola_stand_in() -> Raw:
 
 
 # ------------------------------------------------------------------------------------------------------------ WikiText-2
-WIKI_PARTS = ("train", "valid", "test")
-
-
 def read_wikitext(*contents: bytes) -> Raw:
     """One line of the text per case, its tokens separated by blanks; rare words are <unk>."""
     lines = [content.decode("utf-8").removesuffix("\n").split("\n") for content in contents]
-    return _raw({part: (own, None) for part, own in zip(WIKI_PARTS, lines)})
+    return _raw({part: (own, None) for part, own in zip(("train", "valid", "test"), lines)})
 
 
 def wikitext_stand_in() -> Raw:

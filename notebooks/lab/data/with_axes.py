@@ -6,7 +6,7 @@ of layers train on them.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,10 +28,17 @@ class Table(NamedTuple):
     y: np.ndarray
 
 
-def spectra(series: np.ndarray, hop: int) -> np.ndarray:
-    """Log magnitudes of short Fourier transforms, windows of 32 points: (n, length) -> (n, times, 17 frequencies)."""
-    how = {"nperseg": 32, "noverlap": 32 - hop, "boundary": None, "padded": False}
-    return np.log1p(np.abs(scipy.signal.stft(series, **how)[2])).transpose(0, 2, 1)
+def folded(name: str, axes: Sequence[int]) -> Table:
+    """The cases of a data set as tables of these axes."""
+    data = load(name)
+    return Table(data.x.reshape(-1, *axes), data.y)
+
+
+def spectra(name: str, hop: int) -> Table:
+    """Log magnitudes of short Fourier transforms of a set of one channel, windows of 32 points: (n, times, 17 frequencies)."""
+    data, how = load(name), {"nperseg": 32, "noverlap": 32 - hop, "boundary": None, "padded": False}
+    found = np.abs(scipy.signal.stft(data.x[:, 0], **how)[2])
+    return Table(np.log1p(found).transpose(0, 2, 1), data.y)
 
 
 def pictures(name: str, form: str, count: int = 6000) -> Table:
@@ -65,9 +72,9 @@ def sensors(name: str, every: int) -> Table:
     return Table(x[:, : steps * every].reshape(len(x), steps, every, -1).mean(2), data.y)
 
 
-def letters(novels: int = 10, length: int = 1000, most: int = 400) -> Table:
+def letters(name: str, novels: int = 10, length: int = 1000, most: int = 400) -> Table:
     """Pieces of novels of a thousand letters: how often which letter follows which, log(1 + count), (27, 27); which novel."""
-    data = load("novels")
+    data = load(name)
     text = "\n\n".join(data.part("train")[0]).split("\f")[:novels]
     x, y = [], []
     for novel, whole in enumerate(text):
@@ -146,35 +153,18 @@ def _trained_body(x: np.ndarray, y: np.ndarray, epochs: int = 3, batch: int = 10
     return torch.no_grad()(body.eval())
 
 
-SENSORS = {"racketsports": 1, "heartbeat": 15, "japanesevowels": 1}  # points that become one
-
-
 def tables(name: str) -> Table:
     """A table by its name, but for sentences, which need an encoder."""
-    kind, _, form = name.partition(" ")
+    kind, _, terms = name.partition(" ")
     if kind == "teacher":
-        return teacher(int(form))
-    if form == "features":
-        return features(kind)
-    if kind in ("cifar10", "cifar100"):
-        return pictures(kind, form)
-    if kind.startswith("ett"):
-        return windows(kind)
-    if form == "spectra":
-        data = load(kind)
-        return Table(spectra(data.x[:, 0], 16 if kind == "osuleaf" else 6), data.y)
-    if kind in SENSORS:
-        return sensors(kind, SENSORS[kind])
-    if kind == "letters":
-        return letters()
-    data = load(kind)
-    return Table(data.x.reshape(-1, 3, 10) if kind == "breast-cancer" else data.x, data.y)
+        return teacher(int(terms))
+    return registry.function(SETS[name].made)(SETS[name].data)
 
 
 # ------------------------------------------------------------------------------------------------------- all of them, by name
 class Set(NamedTuple):
-    """A set of tables: what a case is, of which kind, the data set that it is made of, its axes and outputs, and along how many axes
-    neighbours are alike (1: the first one, 2: the last two, 0: none)."""
+    """A set of tables: what a case is, of which kind, the data set that it is made of, its axes and outputs, along how many axes
+    neighbours are alike (1: the first one, 2: the last two, 0: none), and the function that makes it of the data set."""
 
     about: str
     kind: str
@@ -182,6 +172,7 @@ class Set(NamedTuple):
     axes: tuple[int, ...]
     outputs: int
     neighbours: int = 0
+    made: str | dict = ""
 
 
 def _declared(group: str) -> dict[str, Set]:
