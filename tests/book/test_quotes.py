@@ -105,17 +105,13 @@ def test_a_number_is_said_whole_and_with_its_sign():
         assert not quote.says(text, "by {}", 2.5), text
 
 
-def test_a_word_or_a_comma_of_a_phrase_may_be_another_and_no_number():
+def test_a_comma_of_a_phrase_may_be_another_and_no_word_or_number():
     phrase = "which is better in {} of {} settings, and level in {}"
     told = "which is better in 14 of 24 settings, and level in 3"
     assert quote.says(told, phrase, 14, 24, 3)
-    for old, new in ((" is", " was"), (",", ""), ("and ", ""), ("settings", "own settings")):
-        assert quote.says(told.replace(old, new), phrase, 14, 24, 3), new
-    others = [("24", "25"), ("3", "5 or 3"), ("better", "worse"), ("is ", "is not ")]
-    for old, new in [*others, ("of 24 settings", "of all the 24")]:
+    assert quote.says(told.replace(",", ""), phrase, 14, 24, 3)
+    for old, new in (("24", "25"), ("3", "5 or 3"), ("better", "worse"), ("is ", "is not ")):
         assert not quote.says(told.replace(old, new), phrase, 14, 24, 3), new
-    # where it is said word by word it is not looked for elsewhere
-    assert not quote.says(f"{told}, or level in 4".replace("3,", "5,"), "and level in {}", 4)
 
 
 def test_the_footer_looks_up_what_its_notebook_quotes(monkeypatch, capsys):

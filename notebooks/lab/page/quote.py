@@ -10,11 +10,6 @@ from ..modes import LabError, mode
 
 FIELD = re.compile(r"\{[^{}]*\}")
 VALUE = r"([\w.,+-]+)"
-FEWEST = 4  # words of a phrase, with its numbers, in which one may be another
-# Words that say what a number is compared with: none of them may be another one, or stand in another one's place.
-COMPARING = r"\w+er|\w*less|least|mo(?:re|st)|under|above|below|before|after|ahead|behind|times|no|not|never|by|to|from"
-WORD = rf"(?!(?:{COMPARING})\b)[^\s\d%{{}}]+"
-
 # phrases of the running notebook with their values, which its footer looks up
 _PENDING: list[tuple] = []
 
@@ -51,28 +46,13 @@ def says(text: str, phrase: str, *values: object) -> bool:
 
 
 def places(text: str, phrase: str) -> list[re.Match]:
-    """Where a bare text says a phrase, with whatever values and commas. If it does so nowhere: where one word is missing, is another
-    one, or has one beside it. Numbers, and words that compare, must stand as they are.
-    """
-    said = bare(phrase).split()
-    words = [_pattern(word) for word in said]
-    found = list(re.finditer(r"\s+".join(words), text))
-    if found or len(words) < FEWEST:
-        return found
-    variants = [_without(words, i) for i, word in enumerate(said) if re.fullmatch(WORD, word)]
-    return [match for pattern in variants for match in re.finditer(pattern, text)]
+    """Where a bare text says a phrase: its words as they are, whatever values in their places, with its commas or without."""
+    return list(re.finditer(r"\s+".join(map(_pattern, bare(phrase).split())), text))
 
 
 def _pattern(word: str) -> str:
     """A word of a phrase as a pattern: a group for each value, and a comma behind it or none."""
     return VALUE.join(map(re.escape, FIELD.split(word.rstrip(",")))) + ",?"
-
-
-def _without(words: list[str], i: int) -> str:
-    """The pattern of a phrase with up to two words, or none, in the place of one."""
-    first, last = r"\s+".join(words[:i]), r"\s+".join(words[i + 1 :])
-    between = rf"\s+(?:{WORD}\s+){{0,2}}" if first and last else ""
-    return first + between + last
 
 
 def prose(slug: str) -> str:
