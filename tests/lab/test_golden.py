@@ -45,7 +45,7 @@ def taken_down(record, monkeypatch, tmp_path):
     record("smoke", trained())
     monkeypatch.delenv("NDL_GOLDEN_TO")
     found = golden.values(store.parse(small / "made-up.jsonl"))
-    assert [config for config, _ in found] == [c | {"steps": 3} for c in GRID if c["seed"] < 2]
+    assert [json.loads(own) for own in found] == [c | {"steps": 3} for c in GRID if c["seed"] < 2]
     golden.write("made-up", golden.kept("made-up") | {"values": found})
 
 
@@ -123,7 +123,7 @@ def test_a_group_of_three_seeds_is_drawn_of_each_experiment(record, taken_down, 
     monkeypatch.setattr(again, "SEEDS", 4)  # the grid has three
     assert not again.drawn(1, seed=0)
     monkeypatch.setattr(again, "SEEDS", 3)
-    golden.write("made-up", golden.kept("made-up") | {"values": []})  # as those of times are
+    golden.write("made-up", golden.kept("made-up") | {"values": {}})  # as those of times are
     assert not again.drawn(1, seed=0)
 
 
@@ -154,26 +154,25 @@ def test_rows_whose_data_are_not_here_are_not_drawn(record, taken_down, monkeypa
 
 
 def test_the_tolerance_is_measured():
-    base = [[{"seed": 0}, {"same": 1.0, "rounds": 1.0, "time": 1.0}]]
-    other = [[{"seed": 0}, {"same": 1.0, "rounds": 1.0001, "time": 1.5}]]
+    base = {"{}": {"same": 1.0, "rounds": 1.0, "time": 1.0}}
+    other = {"{}": {"same": 1.0, "rounds": 1.0001, "time": 1.5}}
     found = taken.tolerance(base, [other])
     assert found == {"rounds": pytest.approx(1e-3, rel=0.1), "time": None}
     known = {"values": base, "tolerance": found}
     assert golden.moved(known, other) == []
-    assert golden.moved(known, [[{"seed": 0}, {"same": 1.1, "rounds": 1.0, "time": 9.0}]])
+    assert golden.moved(known, {"{}": {"same": 1.1, "rounds": 1.0, "time": 9.0}})
 
 
-def test_tolerances_cover_another_processor_and_numbers_stay(record, taken_down, monkeypatch):
+def test_tolerances_cover_another_processor_and_numbers_stay(record, taken_down):
     known = golden.kept("made-up")
-    here = [[c, n | {"value": n["value"] * 1.001}] for c, n in known["values"]]
-    monkeypatch.setattr(taken, "small", lambda notebook, variant: {"made-up": here})
+    here = {c: n | {"value": n["value"] * 1.001} for c, n in known["values"].items()}
     assert golden.moved(known, here)
-    taken.widen(modes.RESULTS, [])
+    taken.widen("made-up", [here])
     wide = golden.kept("made-up")
     assert wide["values"] == known["values"] and not golden.moved(wide, here)
     assert wide["tolerance"] == {"value": pytest.approx(0.01, rel=0.1)}
     golden.write("made-up", known | {"tolerance": {"value": None}})
-    taken.widen(modes.RESULTS, ["made-up"])
+    taken.widen("made-up", [here])
     assert golden.kept("made-up")["tolerance"] == {"value": None}
 
 
@@ -185,11 +184,12 @@ def test_what_is_taken_anew_says_what_becomes_of_the_rows(record, taken_down):
     assert taken.renewed("made-up", known | {"counts": ["0a"]}, ["y"], "")["counts"] == ["2"]
     same = taken.renewed("made-up", known, ["y was 1"], "longer")
     assert same["counts"] == ["2"] and same["same"] == [{"moved": "y was 1", "why": "longer"}]
-    assert taken.renewed("made-up", known | {"values": []}, ["y"], "")["counts"] == ["2"]
+    assert taken.renewed("made-up", known | {"values": {}}, ["y"], "")["counts"] == ["2"]
 
 
 def test_a_configuration_that_the_golden_file_does_not_know_is_refused(record, taken_down):
     known = golden.kept("made-up")
-    golden.write("made-up", known | {"values": known["values"][:-1]})
+    known["values"].popitem()
+    golden.write("made-up", known)
     with pytest.raises(RecordError, match=r"is new.*make golden"):
         record("smoke", trained())

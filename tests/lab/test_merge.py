@@ -82,20 +82,22 @@ def test_what_is_wrong_is_refused_and_nothing_changes(results, elsewhere, change
     assert state(results) == before
 
 
-def test_no_path_is_formed_of_a_foreign_name(results, elsewhere, tmp_path):
-    (elsewhere / "double.jsonl").rename(elsewhere / "..x.jsonl")
-    with pytest.raises(LabError, match="lower-case"):
-        merge.merge(elsewhere)
-    (elsewhere / "..x.jsonl").rename(elsewhere / "unheard-of.jsonl")
-    with pytest.raises(LabError, match="no experiment of this checkout"):
-        merge.merge(elsewhere)
-    (elsewhere / "unheard-of.jsonl").rename(elsewhere / "double.jsonl")
-    with (elsewhere / "double.jsonl").open("a") as file:
-        file.write('{"digest": ' + "[" * 100_000)
-    with pytest.raises(LabError, match="torn line"):
-        merge.merge(elsewhere)
+def test_files_that_are_no_record_of_ours_are_refused(results, elsewhere, tmp_path):
+    for name in ("..x", "unheard-of"):
+        (elsewhere / "double.jsonl").rename(elsewhere / f"{name}.jsonl")
+        with pytest.raises(LabError, match="no experiment of this checkout"):
+            merge.merge(elsewhere)
+        (elsewhere / f"{name}.jsonl").rename(elsewhere / "double.jsonl")
     with pytest.raises(LabError, match="holds no"):
         merge.merge(tmp_path)
+
+
+def test_torn_lines_are_passed_over_and_set_aside(results, elsewhere):
+    for folder in (results, elsewhere):
+        with (folder / "double.jsonl").open("a") as file:
+            file.write('{"digest": ' + "[" * 100_000)
+    assert merge.merge(elsewhere) == {"double": 2}
+    assert len(records.read("double")) == 4 and (results / "double.jsonl.torn").is_file()
 
 
 def test_no_other_writer_gets_in_between_check_and_append(results, elsewhere, monkeypatch):

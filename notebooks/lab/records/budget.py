@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from ..modes import LabError
 
 BEGAN = time.monotonic()  # of this process, as near as a module can tell
-LEFT_OUT: list[str] = []  # what the budget kept from running
 
 
 def seconds_left() -> float:
@@ -30,21 +29,9 @@ def within(groups: list, recorded: list[dict]) -> Iterator:
     longest = max(
         (row.get("seconds", 0.0) * row.get("together", 1) for row in recorded), default=0.0
     )
-    for at, group in enumerate(groups):
+    for group in groups:
         if seconds_left() <= longest:
-            LEFT_OUT.append(f"{len(groups) - at} of {len(groups)} groups")
             return
         began = time.monotonic()
         yield group
         longest = max(longest, time.monotonic() - began)
-
-
-class Ended(SystemExit):
-    """The budget of time is spent; what is left is said, and the notebook stops with status 0."""
-
-    def __init__(self, name: str, missing: int):
-        super().__init__(0)
-        print(
-            f"{name}: NDL_BUDGET_S is spent; {missing} runs are left for the next time "
-            f"({LEFT_OUT[-1]}). What has finished is on disk."
-        )

@@ -32,21 +32,23 @@ def place(name: str) -> pathlib.Path:
     return modes.RESULTS / "golden" / f"{name}.json"
 
 
-@functools.lru_cache(maxsize=256)
-def _parsed(path: pathlib.Path, changed: int) -> dict:
-    return json.loads(path.read_text(encoding="utf-8"))
-
-
 @functools.lru_cache(maxsize=4)
 def _rows(path: pathlib.Path, changed: int, size: int) -> tuple[dict, ...]:
     return tuple(parse(path))
 
 
+@functools.lru_cache(maxsize=256)
+def _parsed(path: pathlib.Path, changed: int) -> dict:
+    found = json.loads(path.read_text(encoding="utf-8"))
+    return found | {"values": {canonical(c): numbers for c, numbers in found["values"]}}
+
+
 def kept(name: str) -> dict:
-    """The golden file of an experiment; of a new one: version 1, no numbers."""
+    """The golden file of an experiment; of a new one: version 1, no numbers. ``values``: configuration, as text, -> its numbers."""
     path = place(name)
-    new = {"counts": ["1"], "tolerance": {}, "record": seal([]), "values": []}
-    return new | (_parsed(path, path.stat().st_mtime_ns) if path.is_file() else {})
+    if path.is_file():
+        return dict(_parsed(path, path.stat().st_mtime_ns))
+    return {"counts": ["1"], "tolerance": {}, "record": seal([]), "values": {}}
 
 
 def version(name: str) -> str:
@@ -56,7 +58,7 @@ def version(name: str) -> str:
 
 def write(name: str, content: dict) -> None:
     """Keep a golden file: a configuration a line, so that a change shows what moved."""
-    lines = ",\n  ".join(canonical(entry) for entry in content["values"])
+    lines = ",\n  ".join(f"[{own},{canonical(v)}]" for own, v in content["values"].items())
     head = "".join(f' "{k}": {canonical(v)},\n' for k, v in content.items() if k != "values")
     fresh = place(name).with_suffix(".tmp")
     with writing(place(name)):
@@ -119,9 +121,9 @@ def current(name: str, rows: list[dict]) -> dict[str, dict]:
 
 
 # ----------------------------------------------------------------------------------------------------------- small runs
-def values(rows: list[dict]) -> list[list]:
-    """(configuration, numbers that came out): metrics, parameters, mean and end of each column of the curve."""
-    found = []
+def values(rows: list[dict]) -> dict[str, dict]:
+    """Configuration -> numbers that came out: metrics, parameters, mean and end of each column of the curve."""
+    found = {}
     for row in rows:
         numbers = row["metrics"] | {n: row[n] for n in ("parameters",) if n in row}
         curve = row.get("curve") or []
@@ -131,28 +133,22 @@ def values(rows: list[dict]) -> list[list]:
                 numbers[f"{column} (mean)"] = statistics.fmean(points)
                 numbers[f"{column} (end)"] = points[-1]
         short = {n: float(f"{v:.8g}") if isinstance(v, float) else v for n, v in numbers.items()}
-        found.append([row["config"], dict(sorted(short.items()))])
+        found[canonical(row["config"])] = dict(sorted(short.items()))
     return found
 
 
-def pairs(before: list[list], found: list[list]) -> list[tuple[str, dict, dict]]:
-    """(configuration, its numbers before, those now) of the configurations that both have."""
-    known = {canonical(config): numbers for config, numbers in before}
-    keys = [(canonical(config), numbers) for config, numbers in found]
-    return [(own, known[own], numbers) for own, numbers in keys if own in known]
-
-
-def moved(known: dict, found: list[list]) -> list[str]:
+def moved(known: dict, found: dict[str, dict]) -> list[str]:
     """In words what is another number now, the worst first; values near zero are measured by the median of their metric."""
-    both = pairs(known["values"], found)
-    if known["values"] and not both:
+    before = known["values"]
+    if before and not before.keys() & found.keys():
         return ["none of its configurations is one of the golden file"]
     sizes: dict[str, list[float]] = {}
-    for _, numbers in known["values"]:
+    for numbers in before.values():
         for metric, value in numbers.items():
             sizes.setdefault(metric, []).append(abs(value) if isinstance(value, float) else 0.0)
     worst = []
-    for own, old, new in both:
+    for own in before.keys() & found.keys():
+        old, new = before[own], found[own]
         for metric in (old.keys() | new.keys()) - PLANNED:
             a, b = old.get(metric, "absent"), new.get(metric, "absent")
             allowed = known["tolerance"].get(metric, LEAST)
@@ -162,10 +158,10 @@ def moved(known: dict, found: list[list]) -> list[str]:
     return [words for _, words in sorted(worst, reverse=True)]
 
 
-def unknown(known: dict, found: list[list]) -> list[str]:
+def unknown(known: dict, found: dict[str, dict]) -> list[str]:
     """In words which configurations of a small run a golden file with numbers does not know."""
-    before = {canonical(config) for config, _ in known["values"]}
-    return [f"{canonical(c)} is new" for c, _ in found if before and canonical(c) not in before]
+    before = known["values"]
+    return [f"{own} is new" for own in found if before and own not in before]
 
 
 def difference(a, b, least: float = 0.0) -> float:

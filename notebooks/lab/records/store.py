@@ -33,11 +33,6 @@ def digest(row: dict) -> str:
     return hashlib.sha256(key(row, ("digest",)).encode()).hexdigest()[:16]
 
 
-def torn(path: pathlib.Path) -> bytes:
-    """What stands behind the last whole line of a record file."""
-    return path.read_bytes().rpartition(b"\n")[2] if path.is_file() else b""
-
-
 def parse(path: pathlib.Path) -> list[dict]:
     """The rows of a record file, without a torn last line."""
     lines = path.read_bytes().splitlines(True) if path.is_file() else []
@@ -57,24 +52,8 @@ def _intact(path: pathlib.Path, number: int, line: bytes) -> dict:
     )
 
 
-def size(path: pathlib.Path) -> int:
-    return path.stat().st_size if path.is_file() else 0
-
-
-def append(path: pathlib.Path, *rows: dict, at: int | None = None) -> list[dict]:
-    """Add rows, on disk before this returns; gives them with their checksums.
-
-    Args:
-        at: the size of the file as its one writer left it.
-
-    Raises:
-        RecordError: the file has another size, by a second writer that got in although it was locked; or it cannot be written.
-    """
-    if at not in (None, size(path)):
-        raise RecordError(
-            f"{path.name} was changed by another process while this one writes it: was its .lock file deleted? "
-            "All rows are kept; stop the other run and run again"
-        )
+def append(path: pathlib.Path, *rows: dict) -> list[dict]:
+    """Add rows, on disk before this returns; gives them with their checksums. RecordError where the file cannot be written."""
     signed = [row | {"digest": digest(row)} for row in rows]
     _add(path, "".join(canonical(row) + "\n" for row in signed).encode())
     return signed
@@ -101,7 +80,7 @@ def writing(path: pathlib.Path):
 
 @contextlib.contextmanager
 def only_writer(path: pathlib.Path):
-    """Keep a second writer of the same record out while this one works."""
+    """Keep a second writer of the same record out while this one works; a torn last line is set aside first."""
     import filelock
 
     lock = filelock.FileLock(f"{path}.lock")
@@ -114,16 +93,18 @@ def only_writer(path: pathlib.Path):
                 f"{path.name} is being written by another run; wait for it or stop it"
             ) from error
     try:
+        _set_torn_aside(path)
         yield
     finally:
         lock.release()
 
 
-def set_torn_aside(path: pathlib.Path) -> None:
-    """Move a torn last line to <name>.torn, first there, then away from here."""
-    if rest := torn(path):
+def _set_torn_aside(path: pathlib.Path) -> None:
+    """Move what stands behind the last whole line to <name>.torn, first there, then away from here."""
+    content = path.read_bytes() if path.is_file() else b""
+    if rest := content.rpartition(b"\n")[2]:
         _add(path.with_name(path.name + ".torn"), rest + b"\n")
-        os.truncate(path, size(path) - len(rest))
+        os.truncate(path, len(content) - len(rest))
         print(
             f"{path.name}: a torn last line ({len(rest)} bytes) was set aside in {path.name}.torn"
         )

@@ -16,7 +16,6 @@ import argparse
 import pathlib
 import tempfile
 
-from .. import modes
 from ..modes import LabError, slug
 from ..records import golden, store
 from . import scripts
@@ -30,7 +29,7 @@ VARIANTS = (
 )
 
 
-def small(notebook: pathlib.Path, variant: dict[str, str]) -> dict[str, list]:
+def small(notebook: pathlib.Path, variant: dict[str, str]) -> dict[str, dict]:
     """Experiment -> what it gives in a smoke run of its notebook."""
     with tempfile.TemporaryDirectory() as folder:
         if scripts.run(notebook, "smoke", NDL_GOLDEN_TO=folder, **variant):
@@ -39,13 +38,13 @@ def small(notebook: pathlib.Path, variant: dict[str, str]) -> dict[str, list]:
         return {file.stem: golden.values(store.parse(file)) for file in files}
 
 
-def tolerance(found: list[list], others: list[list[list]]) -> dict[str, float | None]:
+def tolerance(found: dict, others: list[dict]) -> dict[str, float | None]:
     """For each metric `MARGIN` times the largest difference to the other runs; None where there is nothing to compare."""
     spread: dict[str, float] = {}
     for other in others:
-        for _, before, after in golden.pairs(found, other):
-            for metric, value in before.items():
-                size = golden.difference(value, after.get(metric), 1e-9)
+        for own in found.keys() & other.keys():
+            for metric, value in found[own].items():
+                size = golden.difference(value, other[own].get(metric), 1e-9)
                 spread[metric] = max(size, spread.get(metric, 0.0))
     return {
         metric: None if size > ROUGH else float(f"{MARGIN * size:.1e}")
@@ -66,38 +65,31 @@ def renewed(name: str, known: dict, moved: list[str], same: str) -> dict:
     }
 
 
-def keep(notebook: pathlib.Path, only: list[str], same: str) -> None:
-    """Take the numbers of a notebook's experiments anew."""
-    runs = [small(notebook, VARIANTS[0])]
-    wanted = {}
-    for name, found in runs[0].items():
-        known = golden.kept(name)
-        moved = golden.moved(known, found)
-        stands = known["values"] and not (moved or golden.unknown(known, found))
-        if name in only or not (only or stands):
-            wanted[name] = renewed(name, known, moved, same)
-    runs += [small(notebook, variant) for variant in VARIANTS[1:] if wanted]
-    for name, head in wanted.items():
-        found = runs[0][name]
-        fresh = {"tolerance": tolerance(found, [r[name] for r in runs[1:]]), "values": found}
-        with store.only_writer(modes.RESULTS / f"{name}.jsonl"):
-            golden.write(name, head | {"record": golden.kept(name)["record"]} | fresh)
-        print(f"{name}: version {head['counts'][0]} counts, {len(found)} small runs")
+def keep(name: str, runs: list[dict], same: str) -> None:
+    """Take the numbers of an experiment anew, as its first small run gives them; the others say how much they may move."""
+    found, known = runs[0], golden.kept(name)
+    head = renewed(name, known, golden.moved(known, found), same)
+    fresh = {"tolerance": tolerance(found, runs[1:]), "values": found}
+    golden.write(name, head | fresh)
+    print(f"{name}: version {head['counts'][0]} counts, {len(found)} small runs")
 
 
-def widen(notebook: pathlib.Path, only: list[str]) -> None:
-    """Let the tolerances of a notebook's experiments, or of these, cover what this processor gives."""
-    runs = [small(notebook, variant) for variant in VARIANTS]
-    for name in only or [name for name in runs[0] if golden.kept(name)["values"]]:
-        known = golden.kept(name)
-        sizes = dict(known["tolerance"])
-        for metric, size in tolerance(known["values"], [run[name] for run in runs]).items():
-            before = sizes.get(metric, 0)
-            sizes[metric] = None if None in (size, before) else max(size, before)
-        if sizes != known["tolerance"]:
-            golden.write(name, known | {"tolerance": dict(sorted(sizes.items()))})
-            wider = [metric for metric in sizes if sizes[metric] != known["tolerance"].get(metric)]
-            print(f"{name}: wider for {', '.join(wider)}")
+def widen(name: str, runs: list[dict]) -> None:
+    """Let the tolerances of an experiment cover what this processor gives."""
+    known = golden.kept(name)
+    sizes = dict(known["tolerance"])
+    for metric, size in tolerance(known["values"], runs).items():
+        before = sizes.get(metric, 0)
+        sizes[metric] = None if None in (size, before) else max(size, before)
+    if sizes != known["tolerance"]:
+        golden.write(name, known | {"tolerance": dict(sorted(sizes.items()))})
+        print(f"{name}: wider")
+
+
+def stands(name: str, found: dict) -> bool:
+    """Whether a small run gives the golden numbers."""
+    known = golden.kept(name)
+    return bool(known["values"]) and not golden.moved(known, found) + golden.unknown(known, found)
 
 
 def main(arguments: list[str]) -> None:
@@ -108,7 +100,10 @@ def main(arguments: list[str]) -> None:
     asked.add_argument("--wider", action="store_true", help="only tolerances, for this processor")
     asked = asked.parse_args(arguments)
     for notebook in scripts.chosen(asked.notebooks):
-        if asked.wider:
-            widen(notebook, asked.only)
-        else:
-            keep(notebook, asked.only, asked.same)
+        each = [small(notebook, variant) for variant in VARIANTS]
+        for name in sorted(set(each[0]) & set(asked.only or each[0])):
+            runs = [run[name] for run in each]
+            if asked.wider:
+                widen(name, runs)
+            elif asked.only or not stands(name, runs[0]):
+                keep(name, runs, asked.same)

@@ -15,20 +15,13 @@ from ..modes import LabError
 from ..page.scale import on_gpu
 from ..records import golden, runs, store
 
-SHOWN = 10  # problems that a refusal lists
-FIELDS = {"experiment", "code", "key", "config", "seed"}  # what every row says
-FIELDS |= {"metrics", "seconds", "device", "data", "versions"}
-
 
 def gathered(folder: pathlib.Path) -> dict[str, list[dict]]:
-    """Experiment -> the rows in a folder; a name or a file that is not one of ours is refused before any path is formed."""
+    """Experiment -> the rows in a folder, by the names of its files; one that is no experiment of ours is refused."""
     files = sorted(folder.glob("*.jsonl"))
     if not files:
         raise LabError(f"{folder} holds no .jsonl file: name the folder of a full run")
     for file in files:
-        runs.check_name(file.stem)
-        if store.torn(file):
-            raise LabError(f"{file} ends in a torn line: let the run go on, which sets it aside")
         if not golden.place(file.stem).is_file():
             raise LabError(f"{file.stem}: no experiment of this checkout has that name")
     return {file.stem: store.parse(file) for file in files}
@@ -36,14 +29,9 @@ def gathered(folder: pathlib.Path) -> dict[str, list[dict]]:
 
 def faults(experiment: str, recorded: list[dict], fresh: list[dict]) -> list[str]:
     """What speaks against rows, by themselves and beside those that are recorded."""
-    counts, found = golden.version(experiment), []
-    for row in fresh:
-        if lacking := FIELDS - row.keys():
-            found.append(f"a row lacks {', '.join(sorted(lacking))}")
-        elif row["code"] != counts:
-            found.append(f"{row['key']} was made under version {row['code']}, now {counts}")
-    if found:
-        return found
+    counts = golden.version(experiment)
+    if old := [row for row in fresh if row["code"] != counts]:
+        return [f"{r['key']} was made under version {r['code']}, now {counts}" for r in old]
     try:
         rows = list(golden.current(experiment, recorded + fresh).values())
         runs.check_origin(experiment, rows)
@@ -58,19 +46,15 @@ def merge(folder: pathlib.Path) -> dict[str, int]:
     fresh, recorded, problems = {}, {}, []
     with contextlib.ExitStack() as locks:
         for name, rows in gathered(folder).items():
-            path = modes.RESULTS / f"{name}.jsonl"
-            locks.enter_context(store.only_writer(path))
-            if store.torn(path):
-                raise LabError(f"{path.name} ends in a torn line: a full run sets it aside")
+            locks.enter_context(store.only_writer(modes.RESULTS / f"{name}.jsonl"))
             recorded[name] = golden.read(name, unsealed=True)
             there = {row["digest"] for row in recorded[name]}
             new = {row["digest"]: row for row in rows if row["digest"] not in there}.values()
-            fresh[name] = [row for row in new if row.get("status") == "ok"]
+            fresh[name] = [row for row in new if row["status"] == "ok"]
             problems += [f"{name}: {text}" for text in faults(name, recorded[name], fresh[name])]
         if problems:
-            more = [f"and {len(problems) - SHOWN} more"] if len(problems) > SHOWN else []
-            first = f"{folder} is not merged, the records are as they were:"
-            raise LabError("\n  ".join([first, *problems[:SHOWN], *more]))
+            first = f"{folder} is not merged, the records are as they were; {len(problems)} faults:"
+            raise LabError("\n  ".join([first, *problems[:10]]))
         for name, rows in fresh.items():
             store.append(modes.RESULTS / f"{name}.jsonl", *rows)
             golden.sign(name, recorded[name] + rows)
