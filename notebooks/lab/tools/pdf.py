@@ -24,7 +24,6 @@ AFTER = ["book/recipes", "book/adapters", "book/theorems", "book/glossary", "boo
 LEFT_OUT = ".headerlink, details.hide, script, button, form, .ndl-take, .ndl-filter, .ndl-more, .ndl-status"
 QUICK = """<script>Object.assign(window.MathJax?.options ?? {},
 {enableMenu: false, enableEnrichment: false, enableSpeech: false, enableBraille: false, enableExplorer: false})</script>"""
-HERE = "http://book/"  # stands for the folder of the book
 OFFERED = "<!-- the chapters as one PDF -->"
 PAGE = """<!doctype html><html lang="en" data-theme="light"><head><meta charset="utf-8"><title>The NdLinear book</title>
 {head}<style>
@@ -55,18 +54,12 @@ def place(page: str, anchor: str = "") -> str:
     return f"{page.replace('/', '-')}--{anchor}" if anchor else page.replace("/", "-")
 
 
-def from_root(address: str, page: str) -> str:
-    """An address of a page as it is from the folder of the book; one that is none of this book's files as it is."""
-    return urllib.parse.urljoin(f"{HERE}{page}.html", address).removeprefix(HERE)
-
-
 def target(address: str, page: str, pages: list[str]) -> str | None:
-    """Where a link of a page leads in the one page of all; None where that has not what it leads to."""
-    whole = from_root(address, page)
+    """A link of a page in the one page of all; None if it leads to a page that is not in it."""
+    whole, _, anchor = urllib.parse.urljoin(f"{page}.html", address).partition("#")
     if urllib.parse.urlsplit(whole).scheme:
         return address
-    path, _, anchor = whole.partition("#")
-    other = path.partition("?")[0].removesuffix(".html")
+    other = whole.partition("?")[0].removesuffix(".html")
     return f"#{place(other, anchor)}" if other in pages else None
 
 
@@ -80,17 +73,14 @@ def article(html: pathlib.Path, page: str, pages: list[str]) -> Tag:
         element["open"] = ""
     for element in found.select("[id]"):
         element["id"] = place(page, element["id"])
-    for element in found.select("[aria-labelledby], [aria-describedby]"):
-        del element["aria-labelledby"], element["aria-describedby"]
     for link in found.select("a[href]"):
         where = target(link["href"], page, pages)
         if where is None:
             link.unwrap()
         else:
             link["href"] = where
-    for image in found.select("img[src]"):
-        image["src"] = from_root(image["src"], page)
-        del image["loading"]
+    for image in found.select("img[loading]"):
+        del image["loading"]  # else it is not printed
     found["id"] = place(page)
     return found
 
@@ -99,25 +89,13 @@ def head(html: pathlib.Path, page: str) -> str:
     """The styles of a page and its MathJax, which sets equations and does not prepare them for a screen reader."""
     found = BeautifulSoup((html / f"{page}.html").read_text(encoding="utf8"), "html.parser").head
     scripts = [script for script in found.select("script") if "mathjax" in str(script).lower()]
-    parts = [*found.select("link[rel=stylesheet]"), *scripts]
-    for element in parts:
-        for name in ("href", "src"):
-            if element.has_attr(name):
-                element[name] = from_root(element[name], page)
-    return "".join(map(str, parts)) + QUICK
+    return "".join(map(str, [*found.select("link[rel=stylesheet]"), *scripts])) + QUICK
 
 
 def joined(html: pathlib.Path, pages: list[str]) -> str:
-    """All pages as one; links to places that none of them has are plain text."""
-    articles = [article(html, page, pages) for page in pages]
-    places = {element["id"] for a in articles for element in [a, *a.select("[id]")]}
-    for link in (link for a in articles for link in a.select("a[href^='#']")):
-        if urllib.parse.unquote(link["href"][1:]) not in places:
-            link.unwrap()
-    return PAGE.format(
-        head=head(html, pages[0]),
-        articles="\n".join(map(str, articles)),
-    )
+    """All pages as one, which stands beside the first: all lie as deep, so that it finds their styles and images."""
+    articles = "\n".join(str(article(html, page, pages)) for page in pages)
+    return PAGE.format(head=head(html, pages[0]), articles=articles)
 
 
 def once(pdf: bytes) -> bytes:
@@ -136,9 +114,12 @@ def once(pdf: bytes) -> bytes:
 def print_book(html: pathlib.Path, target: pathlib.Path, pages: list[str] | None = None) -> None:
     """Join pages, by default the main line, and print them; the browser waits until the equations are set."""
     pages = pages or main_line()
-    if not (html / f"{pages[0]}.html").is_file():
-        raise LabError(f"there is no {html / pages[0]}.html: run make book")
-    with tempfile.NamedTemporaryFile("w", suffix=".html", dir=html, encoding="utf8") as page:
+    first = html / f"{pages[0]}.html"
+    if not first.is_file():
+        raise LabError(f"there is no {first}: run make book")
+    with tempfile.NamedTemporaryFile(
+        "w", suffix=".html", dir=first.parent, encoding="utf8"
+    ) as page:
         page.write(joined(html, pages))
         page.flush()
         options = ["--generate-pdf-document-outline", "--virtual-time-budget=600000"]
