@@ -38,7 +38,10 @@ def test_a_script_runs_in_its_mode_with_the_lab_and_ends_in_time(tmp_path):
         notebook.write_text(json.dumps({"cells": [{"cell_type": "code", "source": [source]}]}))
         return scripts.run(notebook, mode, **options)
 
-    words = "import os, pathlib, lab\npathlib.Path(os.environ['SAID']).write_text(lab.mode())"
+    words = (
+        "import importlib.util, os, pathlib\nassert importlib.util.find_spec('lab')\n"
+        "pathlib.Path(os.environ['SAID']).write_text(os.environ['NDL_MODE'])"
+    )
     assert ran(words, "smoke", SAID=str(tmp_path / "said")) == 0
     assert (tmp_path / "said").read_text() == "smoke"
     assert ran("raise SystemExit(3)") == 3
