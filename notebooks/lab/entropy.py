@@ -12,10 +12,6 @@ import math
 import torch
 from torch import Tensor, nn
 
-from .modes import LabError
-
-NORMALISERS = ("none", "log-width", "log-min")
-
 
 def shares(z: Tensor, *, centre: bool = True, unit_rows: bool = False) -> Tensor:
     """Eigenvalues of the covariance of the rows of ``z`` over their sum, largest first, in float64.
@@ -28,13 +24,7 @@ def shares(z: Tensor, *, centre: bool = True, unit_rows: bool = False) -> Tensor
     Returns:
         min(samples, width) shares; all zero where ``z`` does not vary.
     """
-    if z.ndim < 1 or z.numel() == 0:
-        raise LabError(
-            f"an entropy needs (samples, ...) with at least one entry, got shape {tuple(z.shape)}"
-        )
     z = z.detach().reshape(len(z), -1).double()
-    if not z.isfinite().all():
-        raise LabError("the representation holds values that are not finite")
     if centre:
         z = z - z.mean(0)
     if unit_rows:
@@ -63,14 +53,12 @@ def entropy(
             ("log-min"). With a logarithm of 1 the entropy is 0 and stays 0.
         base: of the logarithm; it cancels when a normaliser is used.
     """
-    if normaliser not in NORMALISERS:
-        raise LabError(f"normaliser={normaliser!r} is not one of {', '.join(NORMALISERS)}")
     p = shares(z, centre=centre, unit_rows=unit_rows)
     value = float(torch.special.entr(p).sum()) / math.log(base)  # 0 log 0 = 0
     if normaliser == "none":
         return value
     width = z[0].numel()
-    size = width if normaliser == "log-width" else min(len(z), width)
+    size = {"log-width": width, "log-min": min(len(z), width)}[normaliser]
     return value / math.log(size, base) if size > 1 else 0.0
 
 

@@ -1,7 +1,6 @@
 """Files of data sets: verified, atomic, never overwritten, clear when offline, whatever goes wrong on a reader's machine; splits."""
 
 import bz2
-import dataclasses
 import errno
 import hashlib
 import http.client
@@ -209,16 +208,9 @@ def test_official_split_keeps_the_test_part_and_scales_by_the_training_part():
     assert parts.test[0].mean((0, 2)).abs().max() > 1e-4, "the test part is not centred on itself"
     again = data.official(whole, seed=2, standardise="none")
     assert np.array_equal(again.test[0], x[90:]) and not np.array_equal(again.val[0], x[72:90])
-    for bad in ({"val": 0.0}, {"val": 1.0}, {"standardise": "row"}):
-        with pytest.raises(LabError):
-            data.official(whole, seed=0, **bad)
-    with pytest.raises(LabError, match="official parts"):
-        data.official(dataclasses.replace(whole, splits={"train": slice(0, 90)}), seed=0)
 
 
-@pytest.mark.parametrize(
-    "bad", [{"parts": (0.5, 0.5, 0.5)}, {"parts": (1.0, 0.0, 0.0)}, {"standardise": "column"}]
-)
-def test_bad_split_arguments(bad):
-    with pytest.raises(LabError):
-        data.split(np.zeros((10, 1)), np.zeros(10), seed=0, **bad)
+@pytest.mark.parametrize("parts", [(0.5, 0.5, 0.5), (1.0, 0.0, 0.0)])
+def test_shares_that_are_none_are_refused(parts):
+    with pytest.raises(LabError, match="three positive shares that sum to 1"):
+        data.split(np.zeros((10, 1)), np.zeros(10), seed=0, parts=parts)

@@ -131,22 +131,6 @@ def _right(row: dict) -> dict[str, str]:
 
 def arc_stand_in() -> Raw:
     """Which of two numbers is even?"""
-    train = [
-        {
-            "instruction": "Please choose the correct answer to the question: Which of the two is even?\n\n"
-            f"Answer1: {n} Answer2: {n + 1}\n\nAnswer format: answer1/answer2",
-            "answer": f"answer{1 + n % 2}",
-        }
-        for n in range(40)
-    ]
-    test = [
-        {
-            "question": {
-                "stem": "Which of the two is even?",
-                "choices": [{"label": "A", "text": f"{n}"}, {"label": "B", "text": f"{n + 1}"}],
-            },
-            "answerKey": "AB"[n % 2],
-        }
-        for n in range(50, 62)
-    ]
-    return read_arc(json.dumps(train).encode(), _written(test))
+    question = "Which of the two is even?"
+    rows = [json.dumps({"question": question, "answer": f"{n + n % 2}"}) for n in range(62)]
+    return Raw.of_parts({"train": (rows[:40], None), "test": (rows[50:], None)})

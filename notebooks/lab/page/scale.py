@@ -36,11 +36,6 @@ def on_gpu(device: str) -> bool:
     return not RUNS_ON_A_PROCESSOR.search(device)
 
 
-def _alike(rows: list[dict]) -> bool:
-    """Whether rows were made on one kind of device and with one rounding of matrix products."""
-    return len({(on_gpu(row["device"]), row.get("tf32")) for row in rows}) == 1
-
-
 def on_devices(
     name: str, grid_of: Callable[[str, str], list[dict]], run: Callable, **options
 ) -> dict[str, pd.DataFrame]:
@@ -57,7 +52,8 @@ def on_devices(
         here = machine.machine(place) if mode() == "full" else "some machine"
         return {here: record(name, grid_of(here, place), run, **options)}
     found = {}
-    for there, device in _devices(name):
+    configs = [row["config"] for row in golden.read(name)]
+    for there, device in dict.fromkeys((c["machine"], c["device"]) for c in configs):
         grid = grid_of(there, device)
         rows = runs.recorded_part(name, grid, run, **options)
         if len(rows) < len(grid):
@@ -69,12 +65,6 @@ def on_devices(
             f"**Open:** no row of `{name}` comes from a GPU yet. Where there is one, a full run adds them."
         )
     return found
-
-
-def _devices(name: str) -> list[tuple[str, str]]:
-    """The GPUs that rows of an experiment name, in the order of the rows."""
-    configs = [row["config"] for row in golden.read(name)]
-    return list(dict.fromkeys((config["machine"], config["device"]) for config in configs))
 
 
 def places(frame: pd.DataFrame) -> str:
@@ -89,7 +79,8 @@ def whole(name: str, grid: list[dict], run: Callable, **options) -> pd.DataFrame
     if mode() != "replay":
         return record(name, grid, run, **options)
     rows = runs.recorded_part(name, grid, run, **options)
-    if len(rows) == len(grid) and _alike(rows):
+    kinds = {(on_gpu(row["device"]), row.get("tf32")) for row in rows}
+    if len(rows) == len(grid) and len(kinds) == 1:
         return runs.frame(rows)
     say(
         f"**Open:** {len(rows)} of {len(grid)} runs of `{name}` are recorded; a part judges nothing."

@@ -236,11 +236,7 @@ def _sign(path: pathlib.Path, rows: list[dict]) -> None:
 
 
 def recorded_part(name: str, grid: list[dict], run: Callable, **options) -> list[dict]:
-    """The rows of a grid that are recorded and current, in the grid's order; what is missing is left out.
-
-    Args:
-        name, grid, run, options: as for `record`.
-    """
+    """The rows of a grid that are recorded and current, in its order, without those that are missing; called as `record` is."""
     _run_again(Experiment(name, run, options.get("data", ()), options.get("together", False)), grid)
     return _chosen(name, golden.read(name), grid)
 

@@ -86,12 +86,6 @@ def widen(name: str, runs: list[dict]) -> None:
         print(f"{name}: wider")
 
 
-def stands(name: str, found: dict) -> bool:
-    """Whether a small run gives the golden numbers."""
-    known = golden.kept(name)
-    return bool(known["values"]) and not golden.moved(known, found) + golden.unknown(known, found)
-
-
 def main(arguments: list[str]) -> None:
     asked = argparse.ArgumentParser(prog="lab golden", description=__doc__)
     asked.add_argument("notebooks", nargs="+")
@@ -103,7 +97,9 @@ def main(arguments: list[str]) -> None:
         each = [small(notebook, variant) for variant in VARIANTS]
         for name in sorted(set(each[0]) & set(asked.only or each[0])):
             runs = [run[name] for run in each]
+            known = golden.kept(name)
+            other = golden.moved(known, runs[0]) or golden.unknown(known, runs[0])
             if asked.wider:
                 widen(name, runs)
-            elif asked.only or not stands(name, runs[0]):
+            elif asked.only or other or not known["values"]:
                 keep(name, runs, asked.same)
