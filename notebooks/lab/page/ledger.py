@@ -316,27 +316,21 @@ def finding(text: str, *, holds: bool | None) -> None:
 
 def _markup(id: str, entry: dict, note: str) -> str:
     """The box of a verdict. A rule that is longer than what it decides is folded, so that the evidence is what one sees."""
-    lines = [
-        f'<span class="{classes(entry)}">{label(entry)}</span> <code>{id}</code>',
-        f"<span>{html.escape(entry['statement'])}</span>",
-    ]
-    lines += [
-        f"<span><b>{head}</b> {html.escape(text)}</span>"
-        for head, text in (
-            ("Right statement.", entry.get("correction")),
-            ("Condition.", entry.get("condition")),
-            ("Direction only.", entry.get("direction_only")),
-            ("Evidence.", note),
-            ("Scale, ours and printed.", scale_words(entry)),
-            ("Another reading.", another_reading(entry)),
-            ("What would decide it.", entry.get("would_take")),
-        )
-        if text
-    ]
-    rule = html.escape(entry.get("rule") or "")
-    if 0 < len(rule) <= SHORT_RULE:
-        lines.append(f"<span><b>Rule.</b> {rule}</span>")
-    box = "<br>".join(lines)
-    if len(rule) > SHORT_RULE:
-        box += f"<details><summary>Rule</summary>{rule}</details>"
-    return f'<div class="ndl-verdict" id="claim-{id}">{box}</div>'
+    rule = entry.get("rule") or ""
+    short = len(rule) <= SHORT_RULE
+    parts = (
+        ("Right statement.", entry.get("correction")),
+        ("Condition.", entry.get("condition")),
+        ("Direction only.", entry.get("direction_only")),
+        ("Evidence.", note),
+        ("Scale, ours and printed.", scale_words(entry)),
+        ("Another reading.", another_reading(entry)),
+        ("What would decide it.", entry.get("would_take")),
+        ("Rule.", rule if short else ""),
+    )
+    told = [f"<br><span><b>{head}</b> {html.escape(text)}</span>" for head, text in parts if text]
+    folded = "" if short else f"<details><summary>Rule</summary>{html.escape(rule)}</details>"
+    return (
+        f'<div class="ndl-verdict" id="claim-{id}"><span class="{classes(entry)}">{label(entry)}</span> <code>{id}</code>'
+        f"<br><span>{html.escape(entry['statement'])}</span>{''.join(told)}{folded}</div>"
+    )
