@@ -370,9 +370,15 @@ def test_the_report_prints_as_one_sheet(visit):
     assert report.sheets(page.pdf(prefer_css_page_size=True)) == [report.A4]
 
 
+WRONG = r'<p class="pale">\(x\)</p><p style="width: 3000px; position: absolute">wide</p>'
+
+
 def test_a_pale_word_and_an_outside_request_would_be_found(visit):
+    """And raw TeX, a page that is too wide, and one without a picture."""
     page = visit("book/how-to-run.html")
-    page.evaluate("document.querySelector('article').innerHTML += '<p class=\"pale\">pale</p>'")
+    page.evaluate("html => document.querySelector('article').innerHTML += html", WRONG)
+    found = " ".join(page.evaluate(FAULTS, True))
+    assert all(words in found for words in ("raw TeX", "wider than the screen", "first picture"))
     page.add_style_tag(content="[data-theme=dark] .pale { color: #444; background: #222 }")
     page.evaluate(STRIP, False)
     assert not axe(page)
