@@ -1,10 +1,8 @@
-"""What keeps the project in order from outside its code: workflows, citation, hooks, and the Makefile."""
+"""What keeps the project in order from outside its code: workflows, citation and hooks."""
 
 import json
 import pathlib
 import re
-import shutil
-import subprocess
 
 import pytest
 import yaml
@@ -44,36 +42,6 @@ def test_the_book_is_published_only_after_green_tests():
     assert "workflow_call" in triggers and "pull_request" in triggers
     commands = " ".join(step.get("run", "") for step in test["jobs"]["test"]["steps"])
     assert "make book" in commands and "make test" in commands
-
-
-# --------------------------------------------------------------------------------------------------------- Makefile
-@pytest.mark.parametrize(
-    ("arguments", "end"),
-    [
-        (["stamp", "URL=https://example.org/a b"], ["stamp", "https://example.org/a b"]),
-        (
-            ["again", "EXPERIMENT=a-b", "ONLY=w=16 d=2"],
-            ["again", "a-b", "w=16", "d=2", "--seconds", "60"],
-        ),
-        (["golden", "ONLY=30", "WHY=a b"], ["golden", "30", "--same", "a b"]),
-    ],
-)
-def test_commands_work_in_a_folder_with_a_space(tmp_path, arguments, end):
-    """With a stand-in for Python that writes down how it was called."""
-    folder, called = tmp_path / "my books", tmp_path / "called"
-    tools = folder / ".venv" / "bin"
-    tools.mkdir(parents=True)
-    (folder / "notebooks").mkdir()
-    for name in ("Makefile", "pyproject.toml", "constraints.txt"):
-        shutil.copy(ROOT / name, folder)
-    (tools / "python").write_text('#!/bin/sh\nprintf "%s\\n" "$PWD" "$@" > "$CALLED"\n')
-    (tools / "python").chmod(0o755)
-    for stamp in ("torch.installed", "book.installed", "test.installed"):
-        (folder / ".venv" / stamp).touch()
-    command = ["make", "-o", "pyproject.toml", "-o", "constraints.txt", *arguments]
-    environment = {"PATH": "/usr/bin:/bin", "CALLED": str(called)}
-    subprocess.run(command, cwd=folder, env=environment, check=True, capture_output=True)
-    assert called.read_text().splitlines() == [str(folder), "-m", "lab", *end]
 
 
 # --------------------------------------------------------------------------------------- citation, hooks, the top level

@@ -34,8 +34,8 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A copy of the checkout, with an environment that is this one."""
-    folder = tmp_path / "book"
+    """A copy of the checkout in a folder with a space, with an environment that is this one."""
+    folder = tmp_path / "my book"
     shutil.copytree(modes.ROOT, folder, ignore=shutil.ignore_patterns(*LEFT_OUT))
     tools = folder / ".venv" / "bin"
     tools.mkdir(parents=True)
