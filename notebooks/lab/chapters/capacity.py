@@ -5,6 +5,7 @@ The class: X of shape (D_1, ..., D_N) is labelled by the sign of <w_1 o ... o w_
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import pathlib
@@ -79,3 +80,27 @@ def certificate(shape: Sequence[int]) -> tuple[list[list[int]], list[list[list[i
     """
     found = json.loads((FOLDER / f"{'x'.join(map(str, shape))}.json").read_text(encoding="utf-8"))
     return found["points"], found["weights"]
+
+
+# --------------------------------------------------------------------------------------- the rectangles of Theorem 20.8
+def rectangles(t: int) -> list[tuple[str, str]]:
+    """The t 2^(t-1) rectangles of a 2^t x 2^t grid, each as the words (u, v) of its columns and of its rows."""
+    words = [["".join(digits) for digits in itertools.product("01", repeat=n)] for n in range(t)]
+    return [(u, v) for i in range(t) for u in words[i] for v in words[t - 1 - i]]
+
+
+def place(chosen: Sequence[tuple[str, str]], t: int, u: str = "") -> dict[str, str]:
+    """Row word -> column word of the points below u that hit the chosen rectangles and no others."""
+    if len(u) == t:
+        return {"": u}
+    left, right = place(chosen, t, u + "0"), place(chosen, t, u + "1")
+    points = {}
+    for v in left:
+        low, high = (left[v], right[v]) if (u, v) in chosen else (right[v], left[v])
+        points |= {v + "0": low, v + "1": high}
+    return points
+
+
+def ends(word: str, t: int) -> tuple[int, int]:
+    """First and last of the 2^t places whose word begins so."""
+    return int(word.ljust(t, "0"), 2), int(word.ljust(t, "1"), 2)
