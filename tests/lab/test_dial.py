@@ -88,12 +88,12 @@ def test_ridge_is_least_squares_with_rows_for_the_penalty():
 
 def test_crossing_covers_the_truth_and_says_when_there_is_none():
     noise, at = np.random.default_rng(0).normal(0, 0.01, (5, 11)), np.linspace(0, 1, 11)
-    found = dial.crossing(at, at - 0.45 + noise)
+    found = dial.crossing(pd.DataFrame(at - 0.45 + noise, columns=at))
     assert found["low"] < found["alpha"] < found["high"]
     assert abs(found["alpha"] - 0.45) < 0.03 and found["once"] == 1
-    assert dial.crossing([0, 2], np.array([[-1.0, 3.0]] * 3))["alpha"] == 0.5
+    assert dial.crossing(pd.DataFrame([[-1.0, 3.0]] * 3, columns=[0, 2]))["alpha"] == 0.5
     for other in (-1 + noise, 0.45 - at + 0 * noise):  # never, and downwards
-        found = dial.crossing(at, other)
+        found = dial.crossing(pd.DataFrame(other, columns=at))
         assert math.isnan(found["alpha"]) and math.isnan(found["low"]) and found["once"] == 0
 
 

@@ -53,10 +53,8 @@ def network(arm: str, size: int | tuple[int, ...], depth: int, bias: bool = True
 
     ``size``: units of each hidden layer ("dense"); the hidden shape, or four times its length ("ndlinear").
     """
-    methods = {"dense": "dense", "ndlinear": "NdLinear"}
-    if arm not in methods:
-        raise LabError(f"arm {arm!r}: 'dense' or 'ndlinear'")
-    layers = models.radius_mlp(methods[arm], size, depth, bias)
+    method = {"dense": "dense", "ndlinear": "NdLinear"}[arm]
+    layers = models.radius_mlp(method, size, depth, bias)
     kept = [layer for layer in layers if not isinstance(layer, nn.Flatten)]
     return nn.Sequential(*kept, nn.Flatten(0))  # one at the end, not two
 

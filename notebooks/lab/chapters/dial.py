@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ..models import size
-from ..modes import LabError
 from ..page.figures import colour, marker
 from ..stats import interval
 from ..train import loop
@@ -56,8 +55,6 @@ def masks(where: str = "aligned", side: int = SIDE) -> dict[str, Tensor]:
     ``where="scrambled"`` moves the places of the three entangled masks by one fixed permutation;
     for independent inputs that changes nothing but how the masks lie with respect to the axes.
     """
-    if where not in ("aligned", "scrambled"):
-        raise LabError(f"masks: where={where!r}; 'aligned' or 'scrambled'")
     place = torch.arange(side)
     one, c, sign = torch.ones(side), wave(side), (-1.0) ** place
     h = torch.where(place < side // 2, 1.0, -1.0)
@@ -101,8 +98,6 @@ def components(x: Tensor, where: str = "aligned") -> dict[str, Tensor]:
 
 def weights(reading: str, alpha: float, scale: float = 1.0) -> dict[str, float]:
     """Component -> its factor in (1 - alpha) f_separable + alpha scale f_entangled; each f has variance 1."""
-    if reading not in READINGS:
-        raise LabError(f"reading {reading!r}: one of {', '.join(READINGS)}")
     parts = READINGS[reading][0]
     both = zip((1 - alpha, alpha * scale), parts)
     return {n: f / math.sqrt(len(part)) for f, part in both for n in part if f}
@@ -172,18 +167,14 @@ def fit(
     Returns:
         The looks (step, train_mse of the batches since the last look, val_mse), and the step of the best one.
     """
-    if schedule not in ("constant", "cosine") or not 1 <= checks <= steps:
-        raise LabError(
-            f"dial.fit: schedule={schedule!r} (constant or cosine), checks={checks}, steps={steps}"
-        )
     adam = torch.optim.Adam(model.parameters(), fused=True)
     x, y = data.train
     looks = {round((i + 1) * steps / checks) for i in range(checks)}
     best = loop.Best()
     curve, total, count = [], 0.0, 0
     for now, index in zip(range(1, steps + 1), endless(len(x), batch_size, seed)):
-        falls = (1 + math.cos(math.pi * (now - 1) / steps)) / 2
-        adam.param_groups[0]["lr"] = lr * (falls if schedule == "cosine" else 1)
+        share = {"constant": 1.0, "cosine": (1 + math.cos(math.pi * (now - 1) / steps)) / 2}
+        adam.param_groups[0]["lr"] = lr * share[schedule]
         value = loop.step(model.train(), x[index], y[index], F.mse_loss, adam)
         total += float(value) * len(index)
         count += len(index)
@@ -284,22 +275,23 @@ def passes(at: np.ndarray, values: np.ndarray) -> np.ndarray:
     return at[i] + (at[i + 1] - at[i]) * values[i] / (values[i] - values[i + 1])
 
 
-def crossing(at: Sequence[float], gaps: np.ndarray) -> dict[str, float]:
-    """Where the mean of curves (seeds, points) passes from below zero to above, by straight lines, with a 95 % bootstrap interval.
+def crossing(gaps: pd.DataFrame) -> dict[str, float]:
+    """Where the mean of curves, a row per seed and a column per place, passes from below zero to above, by straight lines, with a
+    95 % bootstrap interval.
 
     ``alpha``, ``low`` and ``high`` are nan where the mean, or more than 2.5 % of the resamples, do not cross exactly once, upwards;
     ``once`` is the share of the resamples that do.
     """
-    at = np.asarray(at, float)
+    at, curves = gaps.columns.to_numpy(float), gaps.to_numpy(float)
 
     def upwards(curve) -> float:
         places = passes(at, curve)
         return float(places[0]) if len(places) == 1 and curve[0] < 0 else math.nan
 
-    found = np.array([upwards(curve) for curve in resampled(gaps)])
+    found = np.array([upwards(curve) for curve in resampled(curves)])
     once = float(np.isfinite(found).mean())
     low, high = np.nanquantile(found, (0.025, 0.975)) if once >= 0.975 else (math.nan, math.nan)
-    mean = upwards(np.mean(gaps, axis=0))
+    mean = upwards(curves.mean(axis=0))
     return {"alpha": mean, "low": float(low), "high": float(high), "once": once}
 
 
