@@ -1,8 +1,10 @@
 """What the tests of ndlinear.py share: random shapes, and the layer written a second time, as one einsum and one formula."""
 
+import contextlib
 import copy
 import math
 
+import pytest
 import torch
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
@@ -58,6 +60,25 @@ def randomise(module):
         for parameter in module.parameters():
             parameter.normal_()
     return module
+
+
+@contextlib.contextmanager
+def refused(model, words, errors=(ValueError, TypeError)):
+    """What is done inside fails in these words; the model, what of it is trained and the random numbers are as before."""
+
+    def seen():
+        held = [*model.named_parameters(), *model.named_buffers()]
+        kinds = [(name, type(module)) for name, module in model.named_modules()]
+        full = [v for _, v in held if not nn.parameter.is_lazy(v) and not v.is_meta]
+        numbers = [value.detach().clone().nan_to_num() for value in full]
+        return [*kinds, *((name, value.requires_grad) for name, value in held)], numbers
+
+    before, drawn = seen(), torch.get_rng_state()
+    with pytest.raises(errors, match=words):
+        yield
+    after = seen()
+    assert after[0] == before[0] and torch.equal(torch.get_rng_state(), drawn)
+    assert all(map(torch.equal, after[1], before[1]))
 
 
 def encoder():

@@ -67,10 +67,9 @@ def test_the_dense_equivalent_of_a_layer_or_a_sum(layer, batch):
     torch.testing.assert_close(linear(units.reshape(d, d)), rows, **close)
     nn.init.zeros_(linear.weight)
     assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
-    if not isinstance(layer, nd.NdLinearSum) or layer.rank > 1:  # one term has another bias
+    if isinstance(layer, nd.NdLinear):
         count = sum(value.numel() for value in before.values())
-        sizes = (layer.input_dims, layer.hidden_size)
-        assert count == nd.count_parameters(*sizes, has_bias, len(layer.terms))
+        assert count == nd.count_parameters(layer.input_dims, layer.hidden_size, has_bias)
 
 
 @QUICK
@@ -250,6 +249,8 @@ def test_more_terms_and_the_full_bias(rank, bias, dtype):
     if bias:
         assert torch.equal(layer.bias.flatten(), linear.bias)
     if rank > 1:
+        count = sum(value.numel() for value in layer.parameters())
+        assert count == nd.count_parameters((4, 5), (3, 4), bias, rank)
         cure = rf"NdLinearSum.from_linear\(linear, \(4, 5\), \(3, 4\), rank={rank}\)"
         with pytest.raises(ValueError, match=cure):
             nd.NdLinear.from_linear(linear, (4, 5), (3, 4), rank)

@@ -37,6 +37,7 @@ def second_derivatives(layer, x, g):
 def assert_same(layer, reference, batch):
     x = torch.randn(*batch, *layer.input_dims, dtype=torch.float64, requires_grad=True)
     g = torch.randn(*batch, *layer.hidden_size, dtype=torch.float64)
+    assert layer(x).is_contiguous()
     with torch.no_grad():
         torch.testing.assert_close(layer(x), reference(x), atol=1e-10, rtol=1e-10)
     found = ([*gradients(of, x, g), *second_derivatives(of, x, g)] for of in (layer, reference))

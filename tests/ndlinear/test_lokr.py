@@ -1,6 +1,5 @@
 """ndlinear_lokr.py: files of LyCORIS, ai-toolkit and PEFT, made here, and plain LoRA, both ways."""
 
-import contextlib
 import copy
 import json
 import math
@@ -12,7 +11,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from ndlinear_cases import QUICK, Conv1D, Log, randomise
+from ndlinear_cases import QUICK, Conv1D, Log, randomise, refused
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -86,6 +85,8 @@ def test_a_file_comes_onto_a_model_and_back(
     written = lokr.lokr_tensors(model, start)
     assert {key.rpartition(".")[0] for key in written} == scales.keys()
     assert all(value.is_contiguous() for value in written.values())
+    axes = {value.ndim for key, value in written.items() if key.endswith("w2")}
+    assert axes == {4 if kind == "convolution" else 2}
     lokr.load_lokr(empty, written)
     for found in (bare, empty):
         for name, layer in adapters(found).items():
@@ -96,14 +97,6 @@ def test_a_file_comes_onto_a_model_and_back(
 
 def adapters(model):
     return {name: m for name, m in model.named_modules() if isinstance(m, NdLinearLoRA)}
-
-
-@contextlib.contextmanager
-def refused(model, words, error=ValueError):
-    """What is done inside fails in these words, and the model is as it was."""
-    with pytest.raises(error, match=words):
-        yield
-    assert not adapters(model) and all(p.requires_grad for p in model.parameters())
 
 
 def named(*names):
@@ -262,14 +255,10 @@ def test_the_scales_of_peft_stand_beside_its_file(tmp_path):
     with pytest.raises(ValueError, match=r"0\.q: .*adapter_config\.json"):
         lokr.read_lokr(tensors)
     written, x = json.loads((tmp_path / "adapter_config.json").read_text()), torch.randn(5, 24)
+    scales = {"0.q": 8, "0.k": 4, "1.q": 8, "1.k": 8 / 3}
     for place, options in ((tmp_path, {}), (file, {}), (tensors, {"scale": written})):
         ours = adapters(lokr.load_lokr(copy.deepcopy(model), place, **options))
-        assert {name: layer.alpha for name, layer in ours.items()} == {
-            "0.q": 8,
-            "0.k": 4,
-            "1.q": 8,
-            "1.k": 8 / 3,
-        }
+        assert {name: layer.alpha for name, layer in ours.items()} == scales
         for name, layer in ours.items():
             wanted = theirs.base_model.model.get_submodule(name)(x)
             torch.testing.assert_close(layer(x), wanted, atol=1e-4, rtol=1e-4)

@@ -12,7 +12,7 @@ import unittest.mock
 import pytest
 import torch
 import torch.distributed.fsdp
-from ndlinear_cases import Conv1D, bias_by_formula, randomise
+from ndlinear_cases import Conv1D, bias_by_formula, randomise, refused
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -150,9 +150,10 @@ def test_an_adapter_beside_its_base_saved_merged_and_taken_back(base, shape, opt
     assert layer.merged and list(layer.state_dict()) == list(state), "no trace in a checkpoint"
     assert all(torch.equal(value, state[name]) for name, value in layer.state_dict().items())
     torch.testing.assert_close(layer(x), wanted)
-    assert torch.equal(copy.deepcopy(layer)(x), layer(x))
     assert copy.deepcopy(layer).float()(x.float()).dtype == torch.float32
     again = copy.deepcopy(layer)
+    randomise(again.adapter)
+    assert torch.equal(again(x), layer(x)) and not layer(x).requires_grad, "a copy, not trained"
     again.reset_parameters()
     assert torch.equal(again(x), base(x)), "a reset starts at zero, merged or not"
     *drawn, last = (again.adapter.weights[k] for k in again.adapter.order)
@@ -322,12 +323,8 @@ WRONG = [
 @pytest.mark.parametrize(("make", "targets", "options", "words"), WRONG, ids=range(len(WRONG)))
 def test_what_cannot_be_adapted_is_said_and_nothing_is_changed(make, targets, options, words):
     model = make()
-    kinds, before, state = list(map(type, model.modules())), trainable(model), torch.get_rng_state()
-    with pytest.raises((ValueError, TypeError), match=words):
+    with refused(model, words):
         apply_ndlinear_lora(model, targets, **options)
-    assert list(map(type, model.modules())) == kinds
-    assert trainable(model) == before, "not even frozen"
-    assert torch.equal(torch.get_rng_state(), state), "nor drawn"
 
 
 # ---------------------------------------------------------------------------------------------------------- adapter files
@@ -346,19 +343,14 @@ def inner(model):
     return getattr(model, "_orig_mod", model)
 
 
-NO_VALUE = {"dropout", "init", "execution"}  # what changes no value may differ
+WITHOUT_VALUE = {"dropout": 0.25, "init": "unit", "execution": "recompute"}  # these may differ
 TRIPS = {  # a model, its adapted layers, their options, what stands around the model or its parts
     "plain": (Network, BOTH, {}, itself),
     "biases": (Network, BOTH, {"alpha": 2.0, "bias": True, "transform_outer": False}, itself),
-    "no values": (
-        Network,
-        BOTH,
-        {"dropout": 0.25, "init": "unit", "execution": "recompute", "dtype": "float64"},
-        itself,
-    ),
+    "no values": (Network, BOTH, WITHOUT_VALUE | {"dtype": "float64"}, itself),
     "a new head": (Network, "q_proj", {"modules_to_save": "head"}, itself),
     "tied": (language_model, "q_proj", {"modules_to_save": ["embed", "head"]}, itself),
-    "shared": (shared, "q_proj", {"alpha": 0.1}, itself),
+    "shared": (shared, "1.q_proj", {"alpha": 0.1}, itself),  # by its second name
     "compile": (Network, BOTH, {}, lambda m: torch.compile(m, backend="eager")),
     "data": (Network, BOTH, {}, nn.DataParallel),
     "parts": (Network, BOTH, {}, wrapped_inside),
@@ -380,7 +372,7 @@ def test_what_was_trained_comes_back(kind, tmp_path):
     assert set(load_file(file)) == set(state) and not any("_orig" in name for name in state)
     with torch.device("meta"):
         empty = make()
-    value = {name: option for name, option in options.items() if name not in NO_VALUE}
+    value = {name: option for name, option in options.items() if name not in WITHOUT_VALUE}
     other = apply_ndlinear_lora(make(), targets, **value)
     before = [id(parameter) for parameter in other.parameters()]
     for name in adapted_names(other):
@@ -482,11 +474,8 @@ def test_another_file_is_refused_in_words_and_changes_nothing(edit, makes, words
     save_file(tensors, path, about)
     for make in makes:
         model = make()
-        before, trained = copy.deepcopy(model.state_dict()), trainable(model)
-        with pytest.raises(ValueError, match=words):
+        with refused(model, words, ValueError):
             load_lora(model, path)
-        assert trainable(model) == trained and list(model.state_dict()) == list(before)
-        assert all(torch.equal(value, before[n]) for n, value in model.state_dict().items())
 
 
 def test_what_cannot_be_read_or_written_is_said(monkeypatch, tmp_path):
@@ -547,17 +536,16 @@ def torchao(inputs, outputs):
 @pytest.mark.parametrize("kind", [Integers, torchao])
 def test_an_adapter_on_a_quantised_base_trains_and_refuses_to_merge(kind):
     model, x = nn.Sequential(NdLinearLoRA(nn.Linear(20, 24)), kind(24, 30)), torch.randn(5, 20)
-    before, first = model(x), model[0].base_layer.weight.clone()
+    before = model(x)
     layer = apply_ndlinear_lora(model, "1")[1]
     assert layer.adapter.weights[0].dtype == torch.float32 and torch.equal(model(x), before)
     stirred(model)(x).square().sum().backward()
     assert all(p.grad.any() for p in layer.adapter.parameters())
     calls = (layer.merge, lambda: layer.weight, lambda: nd.to_linear(layer))
     for call in (*calls, lambda: merge_lora(model)):
-        with pytest.raises(TypeError, match=r"holds a torch.*be merged into quantised weights"):
+        with refused(model, r"holds a torch.*be merged into quantised weights", TypeError):
             call()
-    assert not layer.merged and len(adapted_names(model)) == 2
-    assert torch.equal(model[0].base_layer.weight, first)
+    assert not layer.merged
 
 
 # --------------------------------------------------------------------------------------- several processes, and for good
@@ -619,12 +607,10 @@ UNMERGED = [
 @pytest.mark.parametrize(("make", "words"), UNMERGED, ids=range(len(UNMERGED)))
 def test_an_update_that_merging_would_lose_or_bend_is_not_merged(make, words):
     model = stirred(nn.Sequential(NdLinearLoRA(nn.Linear(20, 24)), NdLinearLoRA(make())))
-    before = model[0].base_layer.weight.clone()
-    with pytest.raises((ValueError, TypeError), match=words):
+    with refused(model, words):
         merge_lora(model)
-    assert adapted_names(model) == ["0", "1"] and torch.equal(model[0].base_layer.weight, before)
     if words.endswith(("say", "else")):
-        with pytest.raises(TypeError, match=words):
+        with refused(model, words, TypeError):
             model[1].merge()
 
 
