@@ -1,7 +1,8 @@
-"""Edits made by hand that change numbers (H: that change none), and which of them a smoke run refuses.
+"""Edits made by hand that change numbers (H: that change none), and which of them a run of a notebook refuses.
 
-``python tests/lab/mutants.py [ID ...]`` makes each edit of mutants.jsonl in a copy of the checkout and runs the notebook that records
-its experiment; without an ID all of them, which takes about half an hour. Edits whose text is no longer there are named.
+``python tests/lab/mutants.py [ID ...]`` makes each edit of mutants.jsonl in a copy of the checkout and runs its notebook, in smoke
+mode if the edit names no other; without an ID all of them, which takes about half an hour. Edits whose text is no longer there are
+named.
 """
 
 import json
@@ -14,35 +15,19 @@ import tempfile
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LEFT_OUT = (".git", ".venv", "_build", "__pycache__", ".*_cache", "shared")
-SMOKE = (
-    "from lab.tools import again, scripts; import sys; "
-    "sys.exit(scripts.run(again.owner(sys.argv[1]), 'smoke', OMP_NUM_THREADS='1'))"
-)
 
 
-def edited(path: pathlib.Path, pairs: list[tuple[str, str]], often: bool) -> str | None:
-    """The text of a file after an edit, in a notebook cell by cell; None where a text is not there."""
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    for old, new in pairs:
-        if path.suffix == ".ipynb":
-            old, new = json.dumps(old)[1:-1], json.dumps(new)[1:-1]
-            joined = json.loads(text)
-            for cell in joined["cells"]:
-                cell["source"] = "".join(cell["source"])
-            text = json.dumps(joined)
-        if old not in text:
-            return None
-        text = text.replace(old, new, -1 if often else 1)
-    return text
+def spelt(text: str, suffix: str) -> str:
+    """A text as it stands in a file: in a notebook each line is a string of JSON."""
+    return text if suffix == ".py" else json.dumps(text)[1:-1].replace(r"\n", '\\n",\n    "')
 
 
-def refused(checkout: pathlib.Path, experiment: str) -> bool:
-    """Whether the smoke run of an experiment's notebook fails."""
-    where = os.environ | {"PYTHONPATH": f"{checkout}:{checkout / 'notebooks'}"}
-    command = [sys.executable, "-c", SMOKE, experiment]
-    return (
-        subprocess.run(command, cwd=checkout, env=where, stderr=subprocess.DEVNULL).returncode != 0
-    )
+def refused(checkout: pathlib.Path, notebook: str, mode: str) -> bool:
+    """Whether a run of a notebook fails."""
+    own = {"PYTHONPATH": f"{checkout}:{checkout / 'notebooks'}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "pytest", "--nbmake", f"notebooks/evidence/{notebook}.ipynb"]
+    how = {"cwd": checkout, "env": os.environ | own | {"NDL_MODE": mode}}
+    return subprocess.run(command, **how, stdout=subprocess.DEVNULL).returncode != 0
 
 
 def main(wanted: list[str]) -> None:
@@ -53,13 +38,16 @@ def main(wanted: list[str]) -> None:
         shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(*LEFT_OUT))
         for edit in edits:
             path = checkout / edit["file"]
-            text = edited(path, edit["pairs"], often=edit["id"].startswith("H"))
+            before = after = path.read_text(encoding="utf-8") if path.is_file() else ""
+            pairs = [[spelt(text, path.suffix) for text in pair] for pair in edit["pairs"]]
             answer = "no longer applies"
-            if text is not None:
-                before = path.read_bytes()
-                path.write_text(text, encoding="utf-8")
-                answer = "refused" if refused(checkout, edit["experiment"]) else "not refused"
-                path.write_bytes(before)
+            if all(old in before for old, _ in pairs):
+                for old, new in pairs:
+                    after = after.replace(old, new, -1 if edit["id"].startswith("H") else 1)
+                path.write_text(after, encoding="utf-8")
+                found = refused(checkout, edit["notebook"], edit.get("mode", "smoke"))
+                answer = "refused" if found else "not refused"
+                path.write_text(before, encoding="utf-8")
             print(f"{edit['id']} {edit['what']}: {answer}", flush=True)
 
 

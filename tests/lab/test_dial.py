@@ -97,6 +97,14 @@ def test_crossing_covers_the_truth_and_says_when_there_is_none():
         assert math.isnan(found["alpha"]) and math.isnan(found["low"]) and found["once"] == 0
 
 
+def test_reach_is_where_the_error_stays_below_the_goal():
+    sizes = [100, 1000, 10_000]
+    for goal, samples in ((0.1, 1000), (10**-0.5, 10**2.5), (1e-3, math.inf), (2, 100)):
+        assert dial.reach(sizes, [1, 0.1, 0.01], goal) == pytest.approx(samples)
+    again = dial.reach([*sizes, 100_000], [1, 0.01, 1, 0.01], 0.1)  # it must stay below
+    assert again == pytest.approx(10**4.5)
+
+
 def test_factors_between_models_whose_errors_are_known():
     """Errors fall as 100 / samples for one model and 400 / samples for the other; a third never gets anywhere."""
     rows = []

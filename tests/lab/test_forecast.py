@@ -75,12 +75,17 @@ def test_ridge_is_least_squares_with_rows_for_the_penalty():
     assert torch.allclose(forecast.ridge(data, penalties=(70.0,)).double(), expected, atol=1e-4)
 
 
-def test_a_reduction_is_the_mean_of_paired_ratios():
-    logs = pd.DataFrame(np.random.default_rng(0).normal(0, 0.3, (4, 2)), columns=["dense", "nd"])
+def test_a_reduction_is_the_mean_of_paired_ratios_and_its_p_value_the_largest_of_the_ways():
+    arms = ["dense", "ndlinear", "text"]
+    logs = pd.DataFrame(np.random.default_rng(0).normal(0, 0.3, (4, 3)), columns=arms)
     long = logs.rename_axis("seed").reset_index().melt("seed", var_name="model", value_name="mse")
     runs = long.assign(mse=np.exp(long["mse"]))
-    share, low, high = forecast.reduction(runs, "mse", "nd", level=0.9)
-    gaps = logs["nd"] - logs["dense"]
+    share, low, high = forecast.reduction(runs, "mse", level=0.9)
+    gaps = logs["ndlinear"] - logs["dense"]
     found = scipy_stats.ttest_1samp(gaps, 0).confidence_interval(0.9)
     ends = [gaps.mean(), found.high, found.low]
     assert [share, low, high] == pytest.approx([1 - math.exp(end) for end in ends])
+    tests = [scipy_stats.ttest_1samp(logs["dense"] - logs[arm], -np.log(0.7)) for arm in arms[1:]]
+    each = [test.pvalue if test.statistic < 0 else 1 for test in tests]
+    assert forecast.p_value(runs, "mse", arms[1:], 0.3) == pytest.approx(max(each)) != min(each)
+    assert forecast.p_value(runs, "mse", ["text"], -9.0) == 1  # it is not that much worse
