@@ -36,8 +36,6 @@ LONG_SENTENCES = 0.006  # share above 35 words
 CHAPTER = 1_800  # words of one chapter: about a quarter of an hour with its code
 REPORT = 600  # of a report on one of the paper's experiments
 PARAGRAPH = 120  # of a paragraph or an entry of a list
-# Their runs began with the setup cell before this one, and end with it.
-UNDER_WAY = ("evidence/25_compression", "evidence/40_cnn", "evidence/52_lora")
 SHOWN_BY = {  # a page of each kind
     "lecture": "10_one_layer",
     "report": "40_cnn",
@@ -181,7 +179,7 @@ def claimed_first(page):
 @rule(*KINDS)
 def frame(page):
     second, *_, last = page.notebook["cells"][1:]
-    if "".join(second["source"]) != standard_setup() and page.slug not in UNDER_WAY:
+    if "".join(second["source"]) != standard_setup():
         yield "make the second cell the setup cell of 00_template.ipynb, byte for byte"
     if "".join(last["source"]) != f'lab.footer("{page.slug}")':
         yield f'make the last cell lab.footer("{page.slug}")'

@@ -382,11 +382,8 @@ def ratios(found: pd.DataFrame, method: str, other: str) -> np.ndarray:
 
 
 # ------------------------------------------------------------------------------------------------- training all weights
-TASKS = {
-    "commonsenseqa": "valid",
-    "gsm8k": "test",
-    "arc": "test",
-}  # data set -> the part that is held out
+# of each task the part that is held out
+TASKS = {"commonsenseqa": "valid", "gsm8k": "test", "arc": "test"}
 CONTEXT = 176  # tokens of a problem at most
 RANK = 8  # of the LoRA whose number of parameters the sums of terms may have
 
