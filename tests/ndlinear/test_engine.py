@@ -119,6 +119,24 @@ def test_all_candidates_of_the_search_agree(dims, hidden, bias, monkeypatch):
             assert sorted(plan.order) == list(range(len(dims))) and plan.macs > 0
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "batch, dims, hidden",
+    [(64, (64, 8, 8), (64, 8, 8)), (8, (28, 28, 3), (64, 64, 6)), (300, (200, 1), (200, 1))],
+)
+def test_values_and_gradients_are_as_precise_as_those_of_algorithm_1(batch, dims, hidden, dtype):
+    torch.manual_seed(0)
+    layer, reference = pair(dims, hidden)
+    x, g = torch.randn(batch, *dims).double(), torch.randn(batch, *hidden).double()
+    exact = gradients(layer, x.requires_grad_(), g)
+    low = x.detach().to(dtype).requires_grad_()
+    found = (gradients(of.to(dtype), low, g.to(dtype)) for of in (layer, reference))
+    for ours, theirs, want in zip(*found, exact):
+        assert ours.dtype == dtype
+        error, usual = ((made.double() - want).norm() for made in (ours, theirs))
+        assert error <= 2 * usual + torch.finfo(dtype).eps * want.norm()
+
+
 # ------------------------------------------------------------------------------------------------------------ the plan
 def test_plan_merges_small_neighbours_and_drops_singletons():
     plan = nd.NdLinear((64, 8, 8), (256, 2, 2)).plan(64)
