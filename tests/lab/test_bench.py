@@ -1,4 +1,4 @@
-"""`python -m lab bench FILE.py:LAYER`: a toy layer trains, its rows stay, a second call adds nothing, and what is wrong is said."""
+"""`python -m lab bench FILE.py:LAYER`: the example of the page trains, its rows stay, a second call adds nothing, and what is wrong is said."""
 
 import re
 import types
@@ -6,32 +6,21 @@ import types
 import numpy as np
 import pandas as pd
 import pytest
+from lab import modes
 from lab.benchmark import protocol, reading
 from lab.benchmark.models import QUARTER, SMALL
 from lab.modes import LabError
 from lab.records import store
 from lab.tools import bench
 
-TOY = """
-import math
-
-from torch import nn
-
-
-def Toy(axes, hidden, most):
-    inputs, outputs = math.prod(axes), math.prod(hidden)
-    rank = (most - outputs) // (inputs + outputs)
-    if rank < 1:
-        return None
-    parts = nn.Flatten(), nn.Linear(inputs, rank, bias=False), nn.Linear(rank, outputs)
-    return nn.Sequential(*parts)
-"""
+PAGE = (modes.ROOT / "book" / "add-a-layer.md").read_text(encoding="utf8")
+THIN = re.search(r"(?s)```python\n(.*?)```", PAGE)[1]  # the example of the page
 
 
 @pytest.fixture
-def toy(tmp_path, monkeypatch):
-    path = tmp_path / "toy.py"
-    path.write_text(TOY)
+def thin(tmp_path, monkeypatch):
+    path = tmp_path / "my_layer.py"
+    path.write_text(THIN)
     monkeypatch.setenv("NDL_RESULTS", str(tmp_path / "rows"))
     monkeypatch.setenv("NDL_MODE", "full")
     monkeypatch.setattr(protocol, "STEPS", 3)
@@ -47,43 +36,43 @@ def toy(tmp_path, monkeypatch):
     return path
 
 
-def test_a_toy_layer_trains_once_and_its_rows_stay(toy, tmp_path, monkeypatch, capsys):
+def test_the_layer_of_the_page_trains_once_and_its_rows_stay(thin, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(protocol, "CUTS", range(2))
     monkeypatch.setattr(protocol, "TRIAL_CUTS", range(1))
     monkeypatch.setattr(protocol, "SIZES", ("small",))
-    asked = [f"{toy}:Toy", "--sets", "breast-cancer"]
+    asked = [f"{thin}:Thin", "--sets", "breast-cancer"]
     bench.main(asked)
     said = capsys.readouterr().out
     assert "a quarter, small samples: fits 1 of 1 sets" in said and "test loss" in said
     assert re.search(r"(?s)Budget a quarter.*\n *narrow +1 +1.000", said)
-    files = {n: tmp_path / "rows" / f"benchmark-{n}.jsonl" for n in ("toy", "toy-rates")}
-    rows = store.parse(files["toy"])
+    files = {n: tmp_path / "rows" / f"benchmark-{n}.jsonl" for n in ("thin", "thin-rates")}
+    rows = store.parse(files["thin"])
     assert {r["config"]["seed"] for r in rows} == {0, 1} and all(r["status"] == "ok" for r in rows)
     assert {r["config"]["budget"] for r in rows} <= {SMALL, QUARTER}
     assert all("source" in r["config"] and r["data"] for r in rows)
     before = {n: path.read_bytes() for n, path in files.items()}
     bench.main(asked)
     assert {n: path.read_bytes() for n, path in files.items()} == before
-    toy.write_text(TOY + "# another layer\n")
+    thin.write_text(THIN + "# another layer\n")
     bench.main(asked)
-    assert len(store.parse(files["toy"])) == 2 * len(rows)
+    assert len(store.parse(files["thin"])) == 2 * len(rows)
 
 
-def test_a_quick_look_keeps_nothing(toy, tmp_path, monkeypatch, capsys):
+def test_a_quick_look_keeps_nothing(thin, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(bench, "QUICK", ("breast-cancer",))
     monkeypatch.setenv("NDL_RESULTS", str(tmp_path / "rows"))
-    bench.main([f"{toy}:Toy", "--quick"])
+    bench.main([f"{thin}:Thin", "--quick"])
     assert "breast-cancer" in capsys.readouterr().out and not (tmp_path / "rows").exists()
 
 
-def test_what_is_no_layer_is_said(toy):
-    for text in (f"{toy}", f"{toy}:not a name", "nowhere.py:Toy"):
+def test_what_is_no_layer_is_said(thin):
+    for text in (f"{thin}", f"{thin}:not a name", "nowhere.py:Thin"):
         with pytest.raises(LabError, match="name a file and what is in it"):
             bench.layer_of(text)
     with pytest.raises(LabError, match="has no class or function Other"):
-        bench.layer_of(f"{toy}:Other")((8, 8), (16, 16), 1000)
+        bench.layer_of(f"{thin}:Other")((8, 8), (16, 16), 1000)
     with pytest.raises(LabError, match="give yours another one"):
-        bench.layer_of(f"{toy}:NdLinear")
+        bench.layer_of(f"{thin}:NdLinear")
 
 
 def test_standings_are_ratios_to_the_narrowed_dense_layer():
