@@ -43,8 +43,9 @@ def lr_groups(
         model: layers are found by what they consist of (`align_layers`, and `terms` of a sum), so NdLinear of the book and of
             the released package, NdLinearSum and NdLinearLoRA are all known. A sum of R terms counts as R * N factors, its
             own bias as a dense layer's. A layer that says itself what each of its ``matrices()`` reads and writes, as those of
-            `ndlinear_guide.layers`, gets the rule's rates too. All other parameters get lr; frozen ones are left out. A
-            parameter that stands in several places gets the smallest of their rates.
+            `ndlinear_guide.layers`, gets the rule's rates too. All other parameters get lr, among
+            them those of which a parametrisation makes the weight of a mode; frozen ones are left out. A parameter that stands
+            in several places gets the smallest of their rates.
         lr: the rate of the dense layers that the NdLinear layers stand for.
         optimiser: "adam" (also AdamW, NAdam, RMSprop, Lion), "sgd" or "muon". torch.optim.Muon takes matrices only: no
             group mixes them with other parameters, so choose groups by `group["params"][0].ndim == 2`.
@@ -59,7 +60,7 @@ def lr_groups(
     Raises:
         TypeError, ValueError: an argument is out of range, a name is unknown, or nothing is to be trained.
     """
-    _check(model, lr, optimiser, tuned_at or {})
+    _check(model, lr, optimiser, tuned_at or {}, weight_decay)
     chosen = _chosen(model, SIZE[optimiser], tuned_at or {})
     groups: dict[tuple, dict] = {}
     for parameter, (factor, modes) in chosen.items():
@@ -116,9 +117,14 @@ def _terms(module: nn.Module) -> list[nn.Module] | None:
     return list(terms) if known and len(terms) else None
 
 
+def _lists(module: nn.Module) -> bool:
+    """Whether a layer says itself what each of its matrices reads and writes."""
+    return callable(getattr(module, "matrices", None)) and hasattr(module, "steps")
+
+
 def _known(module: nn.Module) -> bool:
     """Whether the rule knows a layer without its being named: NdLinear, a sum, or one that lists its matrices."""
-    return hasattr(module, "matrices") or bool(_terms(module) or _modes(module))
+    return bool(_lists(module) or _terms(module) or _modes(module))
 
 
 def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
@@ -136,7 +142,7 @@ def _layers(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
 
 def _shape(layer: nn.Module) -> Shape:
     """Inputs and outputs of the dense layer that a layer stands for."""
-    if hasattr(layer, "matrices"):
+    if _lists(layer):
         return layer.in_features, layer.out_features
     if terms := _terms(layer):
         return _shape(terms[0])
@@ -150,7 +156,7 @@ def _shape(layer: nn.Module) -> Shape:
 # ------------------------------------------------------------------------------------------------------------ the rule
 def _factors(layer: nn.Module, size, dense: Shape) -> Iterator[tuple[nn.Parameter, float, int]]:
     """(parameter, factor on lr, number of modes) for the parameters of one layer."""
-    if hasattr(layer, "matrices"):
+    if _lists(layer):
         for weight, *shape in layer.matrices():
             yield weight, size(*shape) / (layer.steps * size(*dense)), layer.steps
         if layer.bias is not None:
@@ -164,7 +170,7 @@ def _factors(layer: nn.Module, size, dense: Shape) -> Iterator[tuple[nn.Paramete
         if part.bias is not None:
             bias = size(1, _shape(part)[1]) / (count * size(1, dense[1]))
             yield part.bias, bias, len(modes[0])
-    if _terms(layer) and layer.bias is not None:
+    if _terms(layer) and isinstance(getattr(layer, "bias", None), nn.Parameter):
         yield layer.bias, size(1, _shape(layer)[1]) / size(1, dense[1]), 1
 
 
@@ -185,13 +191,15 @@ def _chosen(model: nn.Module, size, tuned_at) -> dict[nn.Parameter, tuple[float,
     return {p: min(found.get(id(p), [(1.0, 1)])) for p in trained}
 
 
-def _check(model, lr, optimiser, tuned_at) -> None:
+def _check(model, lr, optimiser, tuned_at, weight_decay) -> None:
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     if isinstance(lr, (bool, torch.Tensor)) or not isinstance(lr, (int, float)):
         raise TypeError(f"lr must be a number, the rate of a dense layer, got {type(lr).__name__}")
     if not 0 < lr < math.inf:
         raise ValueError(f"lr must be positive and finite, got {lr}")
+    if not 0 <= (weight_decay or 0) < math.inf:
+        raise ValueError(f"weight_decay must be finite and not negative, got {weight_decay}")
     if optimiser not in SIZE:
         raise ValueError(
             f"optimiser must be one of {', '.join(map(repr, SIZE))}, got {optimiser!r}"

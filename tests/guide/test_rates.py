@@ -19,10 +19,11 @@ def weights(found):
 
 
 # ---------------------------------------------------------------------------------------------------------- known values
-def released():
+def other(**parts):
     """A layer of another class is known by its parts."""
     module = nn.Module()
-    module.align_layers = nn.ModuleList([nn.Linear(4, 2), nn.Linear(5, 3)])
+    for name, part in parts.items():
+        setattr(module, name, part)
     return module
 
 
@@ -43,7 +44,14 @@ KNOWN = [  # optimiser, layer, factors on the rate of its weights and of its bia
     # all factors of a sum count, its bias is a dense one; of an adapter the map below is not trained
     ("adam", NdLinearSum((8, 8), (8, 8), rank=3), [64 / 8 / 6] * 6, [1]),
     ("adam", NdLinearLoRA(nn.Linear(64, 36)), [64 / 8 / 2] * 2, []),
-    ("adam", released(), [20 / 8, 20 / 10], HALF),
+    (
+        "adam",
+        other(align_layers=nn.ModuleList([nn.Linear(4, 2), nn.Linear(5, 3)])),
+        [20 / 8, 2],
+        HALF,
+    ),
+    ("adam", other(terms=nn.ModuleList([NdLinear((8, 8), (8, 8))])), [4, 4], HALF),
+    ("adam", other(matrices=nn.ParameterList([torch.ones(2, 2)])), [1], []),
     ("adam", twice(), [4, 4], HALF),
     # layers that say what their matrices read and write
     ("adam", layers.LowRank(16, 24, 9), [1 / 2, 16 / 18], [1]),
@@ -136,6 +144,8 @@ def test_decay_shrinks_the_kronecker_matrix_as_lr_and_decay_shrink_a_dense_one(o
         (TypeError, "must be a number", {"lr": True}),
         (ValueError, "positive and finite", {"lr": math.inf}),
         (ValueError, "positive and finite", {"lr": math.nan}),
+        (ValueError, "finite and not negative", {"weight_decay": -1.0}),
+        (ValueError, "finite and not negative", {"weight_decay": math.nan}),
         (ValueError, "'adam', 'sgd', 'muon'", {"optimiser": "adagrad"}),
         (ValueError, "layers of this model", {"tuned_at": {"1": (4, 4)}}),
         (ValueError, "two positive integers", {"tuned_at": {"0": (4, 0)}}),
