@@ -42,7 +42,7 @@ COMPARED = (NARROW, "low-rank", "blocks", "monarch", "ndlinear", "ndlinear-sum")
 def swap(
     model: nn.Module, layers: Names, kind: str, *, share: float = 0.25, axes: Axes | None = None
 ) -> nn.Module | None:
-    """A copy of a model with new layers of one kind, freshly drawn, in place of some linear ones; None where they do not fit.
+    """A copy of a model with new layers of one kind, freshly drawn and trainable, in place of some linear ones; None where they do not fit.
 
     Args:
         model: is not changed. layers: names of its nn.Linear or Conv1D; a pair (first, second) is two layers with something
@@ -139,6 +139,7 @@ def compare(
     Raises:
         TypeError, ValueError: as `swap`; no rate or seed, no kind that fits, or a ``train`` that returns no number.
     """
+    rates, seeds = list(rates), list(seeds)
     _check(kinds, rates, seeds)
     make = {AS_IT_IS: functools.partial(copy.deepcopy, model)}
     for kind in kinds:

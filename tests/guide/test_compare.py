@@ -78,7 +78,7 @@ def test_the_table_says_what_the_trainings_said():
         best = 1e-2 if size < 800 else 1e-3
         return size / 1000 + abs(math.log10(rate / best)) + noise(torch.initial_seed())
 
-    options = {"rates": (1e-3, 1e-2), "seeds": (3, 4, 5)}
+    options = {"rates": np.array([1e-3, 1e-2]), "seeds": np.arange(3, 6)}
     found = guide.compare(model, train, PAIR, kinds=("narrow", "dense", "blocks"), **options)
     assert torch.equal(torch.get_rng_state(), state)
     assert found["layer"].tolist() == ["as it is", "narrow", "dense", "blocks"]
