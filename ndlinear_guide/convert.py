@@ -19,6 +19,8 @@ from ndlinear import NdLinearSum, cheapest_order, count_macs, count_parameters, 
 from .layers import Folding
 from .report import Seen, bar, check, linear_layers
 
+PLANS = {"rank"}, {"rank", "input_dims", "hidden_size"}  # the keys of a layer that `rebuild` makes
+
 
 def replaceable(model: nn.Module, names: Iterable[str], numbers: bool = True) -> dict[str, Seen]:
     """The linear layers of a model that are named, each checked: another layer may take its place.
@@ -58,7 +60,7 @@ def convert(
 
     The fit is to the weights alone, so train the copy a little before you judge it: chapter 72 has an example. In evaluation
     torch's nn.TransformerEncoderLayer reads the weights of its layers itself; with some of them replaced, call
-    `torch.backends.mha.set_fastpath_enabled(False)` first.
+    `torch.backends.mha.set_fastpath_enabled(False)` first. New layers are trainable, whether the old ones were frozen or not.
 
     Args:
         model: is not changed. layers: names of its linear layers, as in the column ``layer`` of `report`; or name -> folding,
@@ -118,7 +120,7 @@ def rebuild(model: nn.Module, plan: Mapping[str, Mapping]) -> nn.Module:
 
 
 def exchange(model: nn.Module, new: Mapping[str, nn.Module]) -> nn.Module:
-    """The model itself with layers replaced by name; they take the mode, the type and the device of the old ones."""
+    """The model itself with layers replaced by name; trainable, with the mode, the type and the device of the old ones."""
     for name, layer in new.items():
         if name == "(the model)":
             old, whole = model, layer
@@ -133,6 +135,8 @@ def exchange(model: nn.Module, new: Mapping[str, nn.Module]) -> nn.Module:
 def _fresh(linear: nn.Linear, built: Mapping) -> nn.Sequential:
     """An unfitted layer in place of a dense one, of modules of torch and of `ndlinear` alone."""
     inputs, outputs, biased = linear.in_features, linear.out_features, linear.bias is not None
+    if {*built} not in PLANS or built["rank"] < 1:
+        raise ValueError(f"{built} is no plan: give a rank of at least 1, and both sizes or none")
     if "input_dims" not in built:
         down = nn.Linear(inputs, built["rank"], bias=False)
         return nn.Sequential(down, nn.Linear(built["rank"], outputs, bias=biased))

@@ -56,7 +56,9 @@ def as_linear(module: nn.Module) -> nn.Linear:
     weight = module.weight.detach()
     weight = weight if isinstance(module, nn.Linear) else weight.T
     linear = nn.Linear(*weight.shape[::-1], bias=module.bias is not None, device="meta")
-    linear.weight, linear.bias = nn.Parameter(weight, requires_grad=False), module.bias
+    linear.weight = nn.Parameter(weight, requires_grad=False)
+    if module.bias is not None:  # no parameter where it is pruned
+        linear.bias = nn.Parameter(module.bias.detach(), requires_grad=False)
     return linear.train(module.training)
 
 
@@ -80,20 +82,26 @@ def linear_layers(model: nn.Module) -> list[Seen]:
 
 
 def watch(model: nn.Module, inputs: Any) -> list[Seen]:
-    """Run the model once and note what its linear layers get. The model is left as it was."""
+    """Run the model once, `untouched`, and note what its linear layers get."""
     layers = linear_layers(model)
     by_layer = {seen.module: seen for seen in layers}
     # outputs of nn.Flatten, kept so that no id is used twice
     made: dict[int, tuple[Tensor, Shape]] = {}
-    hooks = []
-    for module in model.modules():
-        if module in by_layer:
-            hooks.append(module.register_forward_pre_hook(_note(by_layer[module], made)))
-        elif isinstance(module, nn.Flatten):
-            hooks.append(module.register_forward_hook(_note_flatten(made)))
-        elif isinstance(module, nn.MultiheadAttention) and module.out_proj in by_layer:
-            seen = by_layer[module.out_proj]
-            hooks.append(module.register_forward_hook(_note_attention(seen)))
+
+    def note(module, args, named, out):
+        x, *_ = *args, *named.values()
+        if isinstance(module, nn.Flatten):
+            axes = tuple(x.shape[out.ndim - 1 :])
+            made[id(out)] = out, axes if math.prod(axes) == out.shape[-1] else ()
+        if isinstance(module, nn.MultiheadAttention):  # uses its last map without a call
+            module, x = module.out_proj, out[0]
+        if seen := by_layer.get(module):
+            seen.calls += 1
+            seen.shape = tuple(x.shape)
+            _, seen.flattened = made.get(id(x), (x, seen.flattened))
+
+    others = [m for m in model.modules() if isinstance(m, (nn.Flatten, nn.MultiheadAttention))]
+    hooks = [m.register_forward_hook(note, with_kwargs=True) for m in (*by_layer, *others)]
     try:
         with untouched(model):
             _call(model, inputs)
@@ -103,39 +111,11 @@ def watch(model: nn.Module, inputs: Any) -> list[Seen]:
     return layers
 
 
-def _note(seen: Seen, made: dict):
-    def hook(_, args):
-        seen.calls += 1
-        seen.shape = tuple(args[0].shape)
-        if id(args[0]) in made:
-            seen.flattened = made[id(args[0])][1]
-
-    return hook
-
-
-def _note_flatten(made: dict):
-    def hook(_, args, out):
-        axes = tuple(args[0].shape[out.ndim - 1 :])
-        made[id(out)] = out, axes if math.prod(axes) == out.shape[-1] else ()
-
-    return hook
-
-
-def _note_attention(seen: Seen):
-    """The last map of an attention is used without being called."""
-
-    def hook(_, args, out):
-        seen.calls += 1
-        seen.shape = tuple(out[0].shape)
-
-    return hook
-
-
 @contextlib.contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; afterwards modes, buffers and generators are as before, and weights are checked."""
-    modes = {module: module.training for module in model.modules()}
-    buffers = {id(b): (b, b.detach().clone()) for b in model.buffers()}
+    before = {module: (module.training, dict(module._buffers)) for module in model.modules()}
+    values = [(buffer, buffer.detach().clone()) for buffer in model.buffers()]
     versions = {name: p._version for name, p in model.named_parameters()}
     fast = torch.backends.mha.get_fastpath_enabled()
     devices = sorted({p.device.index for p in model.parameters() if p.device.type == "cuda"})
@@ -146,10 +126,12 @@ def untouched(model: nn.Module) -> Iterator[None]:
             yield
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-        for module, training in modes.items():
+        for module, (training, buffers) in before.items():
             module.training = training
+            for name, buffer in buffers.items():
+                module._buffers[name] = buffer
         with torch.no_grad():
-            for buffer, value in buffers.values():
+            for buffer, value in values:
                 buffer.copy_(value)
     changed = [n for n, p in model.named_parameters() if p._version != versions.get(n)]
     if changed:
@@ -189,6 +171,8 @@ def check(model: Any, numbers: bool = True) -> None:
             )
         if numbers and is_linear(module) and weight.is_meta:
             raise ValueError(f"{name} has no numbers (meta device): load the weights first")
+        if numbers and is_linear(module) and not weight.float().isfinite().all():
+            raise ValueError(f"{name} has weights that are not finite")
     if linear_layers(model):
         return
     own = [n or "itself" for n, m in model.named_modules() if hasattr(m, "align_layers")]
@@ -330,7 +314,7 @@ def _advice(seen: Seen, axes: Shape, row: dict) -> str:
     if seen.notes:
         return f"keep it: {', '.join(seen.notes)}"
     if not seen.calls:
-        return "keep it: these inputs do not reach it"
+        return "keep it: nothing calls it on these inputs"
     if "folding" not in row:
         sizes = f"{row['inputs']:,} inputs or {row['outputs']:,} outputs"
         return f"keep it: {sizes} are no product of {len(axes) or 2} numbers above one"

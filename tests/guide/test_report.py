@@ -3,6 +3,7 @@
 import copy
 import functools
 import json
+import math
 import sys
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from ndlinear_cases import Conv1D
 from torch import nn
 from torch.nn import functional as F
+from torch.nn.utils import prune
 
 import ndlinear_guide as guide
 from ndlinear import NdLinear, nearest_kronecker
@@ -103,7 +105,7 @@ def test_a_gpt_block_with_shared_and_unused_layers():
     assert list(found.index) == ["attention.out_proj", "up = again", "down", "spare", "head"]
     assert found["calls"].tolist() == [1, 2, 1, 0, 1]
     assert set(found["rows"]) == {14, 0}
-    assert found.loc["spare", "advice"] == "keep it: these inputs do not reach it"
+    assert found.loc["spare", "advice"] == "keep it: nothing calls it on these inputs"
     assert found.loc["head", "advice"] == "keep it: weight shared with embed.weight"
     assert found["advice"].drop(["head", "spare"]).str.startswith("do not convert it").all()
     assert found.loc["up = again", "dense parameters"] == 24 * 96 + 96
@@ -149,9 +151,9 @@ def test_a_separable_weight_is_found_and_a_random_one_is_not():
     assert found["separable"][0] == pytest.approx(1) and found["by chance"][0] < 0.6
 
 
-def whole_numbers() -> nn.Module:
+def filled(number: float, dtype: torch.dtype) -> nn.Module:
     model = odd()
-    model[0].weight = nn.Parameter(torch.ones(35, 13).to(torch.uint8), False)
+    model[0].weight = nn.Parameter(torch.full((35, 13), number, dtype=dtype), False)
     return model
 
 
@@ -174,7 +176,8 @@ def quantised() -> nn.Module:
         (odd(), torch.randn(4, 12), "does not run on these inputs"),
         (odd().to("meta"), None, "meta device"),
         (nn.Sequential(nn.LazyLinear(3)), None, "run the model once"),
-        (whole_numbers(), None, "torch.uint8"),
+        (filled(1, torch.uint8), None, "torch.uint8"),
+        (filled(math.nan, torch.float32), None, "0 has weights that are not finite"),
         (quantised(), None, "before its quantisation"),
     ],
 )
@@ -186,16 +189,18 @@ def test_what_cannot_be_reported_is_refused_in_plain_words(model, inputs, words)
 def test_a_model_that_changes_itself_is_noticed_and_buffers_are_put_back():
     class Restless(nn.Linear):
         def forward(self, x):
-            self.count += 1
+            self.count = self.count.add_(1) + 1
+            self.last = x
             if self.writes:
                 self.weight.mul_(1)
             return super().forward(x)
 
     model = nn.Sequential(Restless(4, 4))
     model[0].register_buffer("count", torch.zeros(()))
+    model[0].register_buffer("last", None)
     model[0].writes = False
     guide.report(model, torch.randn(2, 4))
-    assert model[0].count == 0
+    assert model[0].count == 0 and model[0].last is None
     model[0].writes = True
     with pytest.raises(RuntimeError, match=r"0\.weight"):
         guide.report(model, torch.randn(2, 4))
@@ -204,14 +209,14 @@ def test_a_model_that_changes_itself_is_noticed_and_buffers_are_put_back():
 @pytest.mark.parametrize("kind", ["ndlinear", "low-rank"])
 def test_a_converted_copy_computes_what_its_table_says_and_is_read_back(kind, tmp_path):
     """From its state and plain data; the model stays."""
-    model = cnn().eval()
+    model = cnn().eval().requires_grad_(False)
     before = copy.deepcopy(model.state_dict())
     smaller, fits = guide.convert(model, ["4", "7"], share=0.4, kind=kind)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert type(model[4]) is nn.Linear and smaller[1].weight is not model[1].weight
     row = fits.iloc[0]
     assert row["layer"] == "4" and row["dense parameters"] == 1025 * 32
-    size = sum(p.numel() for p in smaller[4].parameters())
+    size = sum(p.numel() for p in smaller[4].parameters() if p.requires_grad)
     assert row["parameters"] == size <= 0.4 * 1025 * 32
     if kind == "ndlinear":  # two modes, in the cheaper order of each
         (a, b), (c, d) = smaller[4][1].input_dims, smaller[4][1].hidden_size
@@ -239,9 +244,15 @@ def test_a_plan_of_other_sizes_is_refused_and_a_model_may_be_one_layer():
         again = guide.rebuild(made(), {"(the model)": fits["built"][0]})
         again.load_state_dict(layer.state_dict())
         assert not again(torch.zeros(1, 24)).any()
-    wrong = {"4": {"input_dims": [32, 32], "hidden_size": [4, 9], "rank": 1}}
-    with pytest.raises(ValueError, match="other sizes than 1024 -> 32"):
-        guide.rebuild(cnn(), wrong)
+    wrong = {"input_dims": [32, 32], "hidden_size": [4, 9], "rank": 1}
+    for plan, words in (
+        (wrong, "other sizes than 1024 -> 32"),
+        ({}, "no plan: give a rank"),
+        ({"rank": 0}, "no plan"),
+        ({"rank": 1, "input_dims": [32, 32]}, "both sizes or none"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            guide.rebuild(cnn(), {"4": plan})
 
 
 @pytest.mark.parametrize(
@@ -275,10 +286,20 @@ def test_conv1d_of_gpt2_is_counted_and_converted():
     assert guide.swap(model, [("0", "2")], "narrow")(x).shape == (5, 24)
 
 
+class Named(nn.Sequential):
+    def forward(self, x):
+        for layer in self:
+            x = layer(input=x)
+        return x
+
+
 def test_modes_of_an_ndlinear_are_no_linear_layers_and_a_later_flatten_has_the_axes_it_joins():
-    model = nn.Sequential(NdLinear((4, 6), (4, 6)), nn.Flatten(2), nn.Linear(24, 8))
+    """Where layers are called by keyword, and a bias is pruned."""
+    model = nn.Sequential(NdLinear((4, 6), (4, 6)), Named(nn.Flatten(2), nn.Linear(24, 8)))
+    prune.l1_unstructured(model[1][1], "bias", 0.5)
     found = guide.report(model, torch.randn(3, 5, 4, 6))
-    assert found[["layer", "axes"]].to_numpy().tolist() == [["2", "4×6"]]
+    columns = ["layer", "axes", "dense parameters"]
+    assert found[columns].to_numpy().tolist() == [["1.1", "4×6", 25 * 8]]
 
 
 def test_named_axes_count_and_a_conversion_takes_the_folding_of_the_report():
