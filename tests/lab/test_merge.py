@@ -67,8 +67,12 @@ WRONG = {
     ),
     "another form of data": ({"data": {"digits": "0123"}}, "different forms of digits"),
     "another kind of device": ({"device": "NVIDIA H200"}, "GPUs and of processors"),
-    "recorded already": ({"config": {"x": 0, "seed": 0}}, "two runs of"),
+    "recorded already": ({"config": {"x": 0, "seed": 0}, "key": '{"seed":0,"x":0}'}, "two runs of"),
+    "another key": ({"key": "x"}, "no run writes line 1, see key"),
 }
+FIELDS = ("experiment", "key", "config", "seed", "metrics", "code", "status", "seconds", "data")
+FIELDS += ("device", "versions", "time")
+WRONG |= {f"no {name}": ({name: None}, f"line 1, see {name}") for name in FIELDS}
 
 
 @pytest.mark.parametrize(("change", "words"), WRONG.values(), ids=WRONG)

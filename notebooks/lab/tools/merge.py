@@ -15,16 +15,27 @@ from ..modes import LabError
 from ..page.scale import on_gpu
 from ..records import golden, runs, store
 
+FORM = dict.fromkeys(("experiment", "key", "code", "status", "device", "time"), str)
+FORM |= dict.fromkeys(("config", "metrics", "data", "versions"), dict)
+FORM |= {"seed": int, "seconds": (int, float)}  # what every run writes
+
 
 def gathered(folder: pathlib.Path) -> dict[str, list[dict]]:
-    """Experiment -> the rows in a folder, by the names of its files; one that is no experiment of ours is refused."""
+    """Experiment -> the rows in a folder, by the names of its files; what is no experiment of ours, and no row of a run, is refused."""
     files = sorted(folder.glob("*.jsonl"))
     if not files:
         raise LabError(f"{folder} holds no .jsonl file: name the folder of a full run")
+    found = {}
     for file in files:
         if not golden.place(file.stem).is_file():
             raise LabError(f"{file.stem}: no experiment of this checkout has that name")
-    return {file.stem: store.parse(file) for file in files}
+        found[file.stem] = store.parse(file)
+        for number, row in enumerate(found[file.stem], 1):
+            odd = [name for name, kind in FORM.items() if not isinstance(row.get(name), kind)]
+            if odd or row["key"] != store.key(row["config"]):
+                wrong = ", ".join(odd) or "key"
+                raise LabError(f"{file} is not merged: no run writes line {number}, see {wrong}")
+    return found
 
 
 def faults(experiment: str, recorded: list[dict], fresh: list[dict]) -> list[str]:
