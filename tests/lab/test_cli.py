@@ -6,7 +6,7 @@ import re
 
 import pytest
 from lab import __main__, modes
-from lab.tools import run, scripts
+from lab.tools import golden, run, scripts
 
 
 def test_every_command_is_listed_and_has_its_module():
@@ -18,11 +18,24 @@ def test_every_command_is_listed_and_has_its_module():
         assert callable(importlib.import_module(f"lab.tools.{name}").main)
 
 
-def test_what_a_reader_can_put_right_ends_in_one_line(tmp_path):
-    with pytest.raises(SystemExit, match=r"^no notebook of the book begins with 'nothing'$"):
-        __main__.main(["golden", "nothing"])
-    with pytest.raises(SystemExit, match=r"holds no .jsonl file"):
-        __main__.main(["merge", str(tmp_path)])
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ("golden nothing", "^no notebook of the book begins with 'nothing'$"),
+        ("golden evidence/33 --only typo", "no small run of these notebooks records typo"),
+        ("merge .", "holds no .jsonl file"),
+        ("again typo", "no row that counts is of typo"),
+        ("again ablation-digits arm=typo", "no row that counts is of ablation-digits arm=typo"),
+        ("again ablation-digits arm", "no row that counts is of ablation-digits arm"),
+        ("seals --help", "^0$"),
+        ("times --help", "^0$"),
+    ],
+)
+def test_what_a_reader_can_put_right_ends_in_one_line(asked, words, monkeypatch):
+    monkeypatch.setattr(golden, "small", lambda *_: {})
+    with pytest.raises(SystemExit) as said:
+        __main__.main(asked.split())
+    assert re.search(words, str(said.value))
 
 
 def test_notebooks_are_named_by_their_beginning_or_their_path():

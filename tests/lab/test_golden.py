@@ -120,6 +120,7 @@ def test_a_group_of_three_seeds_is_drawn_of_each_experiment(record, taken_down, 
     monkeypatch.setattr(again, "owner", lambda name: modes.NOTEBOOKS)
     (found,) = again.drawn(1, seed=0).values()
     assert len(found) == 1 and again.drawn(1, seed=0) == {"made-up": found}
+    assert len(again.named("made-up", ["width=3|9", "seed=1"])) == 1
     monkeypatch.setattr(again, "SEEDS", 4)  # the grid has three
     assert not again.drawn(1, seed=0)
     monkeypatch.setattr(again, "SEEDS", 3)

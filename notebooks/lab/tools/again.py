@@ -63,6 +63,19 @@ def groups(experiment: str) -> list[list[dict]]:
     return list(found.values())
 
 
+def named(experiment: str, values: list[str]) -> list[dict]:
+    """The rows of an experiment's groups in which a configuration has these values, each KEY=VALUE|VALUE."""
+    wanted = [value.partition("=") for value in values]
+
+    def has(row: dict) -> bool:
+        return all(str(row["config"].get(key)) in some.split("|") for key, _, some in wanted)
+
+    found = [row for group in groups(experiment) if any(map(has, group)) for row in group]
+    if not found:
+        raise LabError(f"no row that counts is of {' '.join([experiment, *values])}")
+    return found
+
+
 def git(*command: str) -> str:
     """What git says, or "" where there is no git or no such commit."""
     with contextlib.suppress(OSError, subprocess.CalledProcessError):
@@ -178,11 +191,7 @@ def main(arguments: list[str]) -> int:
     asked.add_argument("--seed", type=int, default=int(git("rev-parse", "HEAD")[:6] or "0", 16))
     asked = asked.parse_args(arguments)
     if asked.experiment:
-        wanted = dict(value.split("=", 1) for value in asked.values)
-        each = [
-            g for g in groups(asked.experiment) if any(_has(row["config"], wanted) for row in g)
-        ]
-        chosen = {asked.experiment: [row for group in each for row in group]}
+        chosen = {asked.experiment: named(asked.experiment, asked.values)}
     else:
         print(f"rows drawn with --seed {asked.seed}")
         chosen = drawn(asked.seconds, asked.seed, touched())
@@ -193,7 +202,3 @@ def main(arguments: list[str]) -> int:
         if not rows:
             print("  these rows are in no grid of its notebook any more")
     return int(any(problems.values()))
-
-
-def _has(config: dict, wanted: dict[str, str]) -> bool:
-    return all(str(config.get(key)) in value.split("|") for key, value in wanted.items())

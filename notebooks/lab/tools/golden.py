@@ -60,9 +60,8 @@ def renewed(name: str, known: dict, moved: list[str], same: str) -> dict:
     if same:
         return known | {"same": [*known.get("same", ()), {"moved": moved[0], "why": same}]}
     used = {*known["counts"], *(row["code"] for row in golden.read(name))}
-    return known | {
-        "counts": [str(max([0, *(int(c) for c in used if len(c) < 6 and c.isdigit())]) + 1)]
-    }
+    newest = max((int(code) for code in used if len(code) < 6 and code.isdigit()), default=0)
+    return known | {"counts": [str(newest + 1)]}
 
 
 def keep(name: str, runs: list[dict], same: str) -> None:
@@ -93,8 +92,10 @@ def main(arguments: list[str]) -> None:
     asked.add_argument("--same", default="", metavar="WHY")
     asked.add_argument("--wider", action="store_true", help="only tolerances, for this processor")
     asked = asked.parse_args(arguments)
+    left = set(asked.only)
     for notebook in scripts.chosen(asked.notebooks):
         each = [small(notebook, variant) for variant in VARIANTS]
+        left -= each[0].keys()
         for name in sorted(set(each[0]) & set(asked.only or each[0])):
             runs = [run[name] for run in each]
             known = golden.kept(name)
@@ -103,3 +104,5 @@ def main(arguments: list[str]) -> None:
                 widen(name, runs)
             elif asked.only or other or not known["values"]:
                 keep(name, runs, asked.same)
+    if left:
+        raise LabError(f"no small run of these notebooks records {', '.join(sorted(left))}")

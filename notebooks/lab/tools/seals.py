@@ -6,6 +6,7 @@ person. The seal says at which numbers, and with which rows of the records. It d
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import json
 import re
@@ -43,9 +44,11 @@ def broken() -> list[str]:
     return sorted(name for name in kept | now if kept.get(name) != now.get(name))
 
 
-def main(names: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Seal these claims anew, or say which are not as they were sealed."""
-    changed = broken()
+    asked = argparse.ArgumentParser(prog="lab seals", description=__doc__)
+    asked.add_argument("claims", nargs="*", metavar="CLAIM")
+    names, changed = asked.parse_args(arguments).claims, broken()
     if unknown := set(names) - {name.partition(" ")[0] for name in changed}:
         raise LabError(f"nothing has changed in {', '.join(sorted(unknown))}")
     kept, now = json.loads(PLACE.read_text(encoding="utf-8")), current()

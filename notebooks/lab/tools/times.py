@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 
 from .. import modes
@@ -13,6 +14,7 @@ from . import scripts
 
 
 def main(arguments: list[str]) -> None:
+    argparse.ArgumentParser(prog="lab times", description=__doc__).parse_args(arguments)
     for path in modes.chapters():
         for mode in ("replay", "smoke"):
             began = time.perf_counter()
