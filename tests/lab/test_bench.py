@@ -1,4 +1,4 @@
-"""`python -m lab bench FILE.py:LAYER`: the example of the page trains, its rows stay, a second call adds nothing, and what is wrong is said."""
+"""`python -m lab bench FILE.py:LAYER`: the example of the page trains, its rows stay, a second call adds nothing; errors."""
 
 import re
 import types
@@ -59,10 +59,9 @@ def test_the_layer_of_the_page_trains_once_and_its_rows_stay(thin, tmp_path, mon
 
 
 def test_a_quick_look_keeps_nothing(thin, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(bench, "QUICK", ("breast-cancer",))
     monkeypatch.setenv("NDL_RESULTS", str(tmp_path / "rows"))
-    bench.main([f"{thin}:Thin", "--quick"])
-    assert "breast-cancer" in capsys.readouterr().out and not (tmp_path / "rows").exists()
+    bench.main([f"{thin}:Thin", "--quick", "--sets", "breast-cancer"])
+    assert "fits 1 of 1 sets" in capsys.readouterr().out and not (tmp_path / "rows").exists()
 
 
 def test_what_is_no_layer_is_said(thin):

@@ -127,13 +127,13 @@ def main(arguments: list[str]) -> None:
         return
     asked = argparse.ArgumentParser(prog="lab bench", description=__doc__)
     asked.add_argument("layer", type=str, metavar="FILE.py:LAYER")
-    asked.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS), metavar="SET")
-    asked.add_argument("--quick", action="store_true", help="two sets, one cut, kept nowhere")
+    asked.add_argument("--sets", nargs="+", choices=list(SETS), default=[], metavar="SET")
+    asked.add_argument("--quick", action="store_true", help="small samples, one cut, kept nowhere")
     asked = asked.parse_args(arguments)
     os.environ["NDL_MODE"] = "full"
     layer = layer_of(asked.layer)
     if not asked.quick:
-        return shown(train(layer, asked.sets, protocol.SIZES))
+        return shown(train(layer, asked.sets or list(SETS), protocol.SIZES))
     with tempfile.TemporaryDirectory() as folder:
         os.environ["NDL_RESULTS"] = folder
-        shown(train(layer, list(QUICK), ("small",), cuts=range(1)))
+        shown(train(layer, asked.sets or list(QUICK), ("small",), cuts=range(1)))
