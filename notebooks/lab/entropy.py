@@ -30,9 +30,8 @@ def shares(z: Tensor, *, centre: bool = True, unit_rows: bool = False) -> Tensor
     if unit_rows:
         lengths = z.norm(dim=1, keepdim=True)
         z = z / torch.where(lengths > 0, lengths, 1.0)
-    gram = (
-        z @ z.T if len(z) < z.shape[1] else z.T @ z
-    )  # the same non-zero eigenvalues, whichever is smaller
+    # both have the same non-zero eigenvalues; the smaller one
+    gram = z @ z.T if len(z) < z.shape[1] else z.T @ z
     power = torch.linalg.eigvalsh(gram).clamp_min(0).flip(0)
     return power / power.sum() if power.sum() > 0 else power
 
@@ -71,16 +70,13 @@ def layer_entropies(
     Modules inside one of these modules are left out (an NdLinear holds nn.Linear modules of its own).
     """
     found: dict[str, float] = {}
-    names = [name for name, module in model.named_modules() if isinstance(module, kinds)]
-    outer = [n for n in names if not any(n.startswith(f"{other}.") for other in names)]
+    names = {module: name for name, module in model.named_modules() if isinstance(module, kinds)}
+    inside = {part for module in names for part in module.modules() if part is not module}
 
-    def watch(name: str):
-        def hook(_module, _inputs, out):
-            found[name] = entropy(out, **options)
+    def note(module, _, out):
+        found[names[module]] = entropy(out, **options)
 
-        return hook
-
-    hooks = [model.get_submodule(name).register_forward_hook(watch(name)) for name in outer]
+    hooks = [module.register_forward_hook(note) for module in names if module not in inside]
     try:
         model.eval()(x)
     finally:

@@ -40,10 +40,9 @@ REPORTS = (
     "50_as_a_dense_layer",
 )
 
+# the book's ndlinear.py, also where a package of that name is installed
 if str(ROOT) not in sys.path:
-    sys.path.insert(
-        0, str(ROOT)
-    )  # the book's ndlinear.py, also where a package of that name is installed
+    sys.path.insert(0, str(ROOT))
 
 
 def chapters() -> list[pathlib.Path]:

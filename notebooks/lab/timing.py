@@ -89,11 +89,8 @@ def ratios(runs: pd.DataFrame, baseline: str = "released", by=("case", "pass")) 
         curves = list(group["curve"])
         for name in curves[0]:
             times = np.concatenate([c[name] for c in curves])
-            row = dict(zip(by, key)) | {
-                "peer": name,
-                "us": float(np.median(times)),
-                "rounds": times.size,
-            }
+            row = dict(zip(by, key)) | {"peer": name}
+            row |= {"us": float(np.median(times)), "rounds": times.size}
             if baseline in curves[0]:
                 quotient = np.concatenate([np.divide(c[baseline], c[name]) for c in curves])
                 row |= dict(zip(("ratio", "ratio_low", "ratio_high"), median_interval(quotient)))
@@ -103,14 +100,9 @@ def ratios(runs: pd.DataFrame, baseline: str = "released", by=("case", "pass")) 
 
 def speedup(frame: pd.DataFrame, slow: str, fast: str) -> pd.DataFrame:
     """How many times faster ``fast`` is than ``slow``, from the medians of `ratios`: one row per case, one column per pass."""
-    us = frame.pivot(index=["case", "pass"], columns="peer", values="us").dropna(
-        subset=[slow, fast]
-    )
-    return (
-        (us[slow] / us[fast])
-        .unstack("pass")
-        .reindex([c for c in frame["case"].unique() if c in us.index])
-    )
+    us = frame.pivot(index=["case", "pass"], columns="peer", values="us")
+    found = (us[slow] / us[fast]).dropna().unstack("pass")
+    return found.reindex([case for case in frame["case"].unique() if case in found.index])
 
 
 def increases(runs: pd.DataFrame, baseline: str, by) -> pd.DataFrame:

@@ -292,12 +292,9 @@ def verdict(id: str, *, holds: bool | None, under: bool | None = None, note: str
             f"claim {id!r}: the ledger says {entry['verdict']!r}, the evidence says {found!r}. {note} "
             "If the evidence is right, change `verdict` in book/paper/claims.yml, and keep the rule that was written before the run."
         )
-    detail = entry.get("correction") or (
-        f"holds if {entry['condition']}" if entry.get("condition") else ""
-    )
-    text = f"{label(entry)} · {id} · {entry['statement']}" + "".join(
-        f" — {part}" for part in (detail, entry.get("direction_only"), note) if part
-    )
+    condition = entry.get("condition") and f"holds if {entry['condition']}"
+    parts = entry.get("correction") or condition, entry.get("direction_only"), note
+    text = " — ".join([f"{label(entry)} · {id} · {entry['statement']}", *filter(None, parts)])
     put(text, html=_markup(id, entry, note))
 
 

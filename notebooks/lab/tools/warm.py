@@ -46,12 +46,8 @@ def run(command: list[str]) -> int:
         kernels.mkdir(parents=True)
         # with -S and -I the interpreter that only asks starts in 20 ms
         argv = ["python", "-I", "-S", __file__, "--ask", address, "{connection_file}"]
-        spec = {
-            "argv": argv,
-            "display_name": "Python 3",
-            "language": "python",
-            "interrupt_mode": "message",
-        }
+        spec = {"argv": argv, "interrupt_mode": "message"}
+        spec |= {"display_name": "Python 3", "language": "python"}
         (kernels / "kernel.json").write_text(json.dumps(spec), encoding="utf-8")
         environ = {"OMP_NUM_THREADS": "1"} | os.environ | READ_ONCE
         serving = [sys.executable, __file__, "--serve", address]
@@ -124,12 +120,8 @@ def become(said: dict) -> None:
 def ask(address: str, connection: str, *options: str) -> int:
     """Stand for a kernel in the eyes of Jupyter: ask for a fork and end as it ends; without an answer, become a kernel."""
     kernel = ["ipykernel_launcher", "-f", connection, *options]
-    request = {
-        "kernel": kernel,
-        "folder": os.getcwd(),
-        "environ": dict(os.environ),
-        "settings": settings(),
-    }
+    request = {"kernel": kernel, "folder": os.getcwd()}
+    request |= {"environ": dict(os.environ), "settings": settings()}
     answer = ""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as server:
         server.connect(address)
