@@ -201,7 +201,8 @@ def _by_layer(
             layers.setdefault(key.removesuffix(f".{end}"), {})[end] = value
     reasons = {}
     for key in others:
-        reasons[_owner(key, layers)] = f"it has {key}{_known(key)}; read are {', '.join(ends)}"
+        why = f"it has {key}{_known(key)}; read are {', '.join(ends)}"
+        reasons[_owner(key, layers)] = f"no name of a layer before {key}" if key in ends else why
     for name, held in layers.items():
         if held.keys() == {"alpha"}:
             reasons.setdefault(name, "it has an alpha alone")

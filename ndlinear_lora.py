@@ -708,7 +708,8 @@ def write_file(tensors: dict[str, Tensor], path, about: dict[str, str]) -> None:
     """A safetensors file, written beside its place and moved there when it is whole."""
     path = os.path.realpath(path)
     beside = f"{path}.{os.getpid()}.part"
-    open(beside, "wb").close()  # the usual errors if there is no such folder
+    os.stat(os.path.dirname(path))  # the usual errors if there is no such folder, which is named,
+    open(beside, "wb").close()  # or nothing may be written there
     try:
         _safetensors().save_file(tensors, beside, about)
         os.replace(beside, path)
@@ -813,7 +814,7 @@ def load_lora(model: nn.Module, path, *, freeze: bool = True) -> nn.Module:
     new = [name for name in configs if name and _can_adapt(modules.get(name))]
     wrong = [name for name in configs if name not in new and not _fits(modules, name, configs)]
     wrong += [name for name in whole if name not in modules]
-    if wrong or not configs:
+    if wrong:
         raise ValueError(
             f"{path} adapts {configs}; this model does not fit in {wrong}: is it the right file?"
         )
@@ -831,7 +832,7 @@ def load_lora(model: nn.Module, path, *, freeze: bool = True) -> nn.Module:
 def _described(path, about: dict[str, str]) -> tuple[dict[str, dict], list[str]]:
     """The adapters of a file and the names of its whole modules."""
     try:
-        configs = json.loads(about.get("ndlinear_lora", "{}"))
+        configs = json.loads(about.get("ndlinear_lora", "{}")) or None
         whole = json.loads(about.get("modules_to_save", "[]"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"the metadata of {path} is no JSON; write it with save_lora") from error

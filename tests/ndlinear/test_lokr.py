@@ -398,6 +398,7 @@ REFUSED = [  # a model's layers, a file, options, in which words
     ("q", "nowhere.safetensors", {}, "nowhere"),
     ("q", __file__, {}, "cannot be read as a safetensors file"),
     ("q", LORA_FILE, {}, "LoRA, which lora_to_lokr reads"),
+    ("q", {"lokr_w1": torch.ones(1, 1)}, {}, "\n  lokr_w1: no name of a layer before lokr_w1"),
     (
         "q",
         named("q") | {"lycoris_q.lokr_w2": torch.ones(2, 2, 3, 3)},
