@@ -280,11 +280,10 @@ class NdLinear(nn.Module):
         super().__setattr__(name, value)
 
     def __repr__(self) -> str:
-        options = f"transform_outer={self.transform_outer}, bias={_has_bias(self)}, "
-        options += f"init={self.init!r}"
+        more = f"transform_outer={self.transform_outer}, bias={_has_bias(self)}, init={self.init!r}"
         if self.execution != "planned":
-            options += f", execution={self.execution!r}"
-        call = f"{type(self).__name__}({self.input_dims}, {self.hidden_size}, {options})"
+            more += f", execution={self.execution!r}"
+        call = f"{type(self).__name__}({self.input_dims}, {self.hidden_size}, {more})"
         for k, layer in enumerate(self.align_layers):
             if type(layer) is not nn.Linear:
                 inside = repr(layer).replace("\n", "\n#   ")
@@ -466,14 +465,9 @@ def _total_bias(weights: Sequence[Tensor], biases: Tensors, order: Shape) -> Ten
     multiplies what there is by the row sums of its weight and adds its own bias. O(prod H)."""
     own = [w.new_zeros(len(w)) if b is None else b for w, b in zip(weights, biases)]
     beta = own[order[0]]
-    for k in order[1:]:
-        rows = weights[k].sum(1)
-        if k > order[0]:  # the axis of mode k comes last in the order 1..N ...
-            beta = torch.addcmul(own[k], beta.unsqueeze(-1), rows)
-        else:  # ... and first in the order N..1
-            ones = [1] * beta.ndim
-            beta = torch.addcmul(own[k].reshape(-1, *ones), rows.reshape(-1, *ones), beta)
-    return beta
+    for k in order[1:]:  # its axis comes last
+        beta = torch.addcmul(own[k], beta.unsqueeze(-1), weights[k].sum(1))
+    return beta if order[0] == 0 else beta.permute(*order).contiguous()
 
 
 def _has_bias(layer: NdLinear | NdLinearSum) -> bool:
@@ -499,11 +493,9 @@ def to_linear(layer: NdLinear | NdLinearSum) -> nn.Linear:
     else:  # an adapter has both
         weight, bias = own.weight, own.bias
     hidden, dims = weight.shape
-    linear = nn.Linear(dims, hidden, bias is not None, "meta", weight.dtype)  # meta: draws nothing
-    linear.to_empty(device=weight.device)
-    linear.weight.copy_(weight)
-    if bias is not None:
-        linear.bias.copy_(bias)
+    linear = nn.Linear(dims, hidden, False, "meta")  # draws nothing
+    linear.weight = nn.Parameter(weight.contiguous().clone())
+    linear.register_parameter("bias", None if bias is None else nn.Parameter(bias.clone()))
     return linear
 
 
@@ -539,10 +531,9 @@ class NdLinearSum(nn.Module):
         make = partial(NdLinear, init=init, device=device, dtype=dtype)
         terms = [make(input_dims, hidden_size, bias=False) for _ in range(rank)]
         self.terms = cast("list[NdLinear]", nn.ModuleList(terms))
-        self.bias = None
-        if bias:
-            self.bias = nn.Parameter(torch.empty(self.hidden_size, device=device, dtype=dtype))
-            self._draw_bias()
+        own = torch.empty(self.hidden_size, device=device, dtype=dtype)
+        self.bias = nn.Parameter(own) if bias else None
+        self._draw_bias()
         for term in terms:
             term.weights[0].data.div_(math.sqrt(rank))
             term._rank = rank
@@ -632,7 +623,7 @@ def nearest_kronecker(
     dims, hidden = _shapes(input_dims, hidden_size, rank)
     if not (matrix.is_floating_point() or matrix.is_complex()):
         raise TypeError(f"factors of {matrix.dtype} would be rounded: give matrix.double()")
-    exact = torch.complex128 if matrix.is_complex() else torch.float64
+    exact = torch.promote_types(matrix.dtype, torch.float64)
     tensor = rearrange(matrix.detach().to(exact), dims, hidden)
     enough = tensor.numel() // max(tensor.shape)
     if rank > enough:
@@ -657,8 +648,7 @@ def nearest_kronecker(
 
 def _starts(tensor: Tensor, rank: int, restarts: int, seed: int) -> list[list[Tensor]]:
     """Factors (n_k, rank) to begin with: singular vectors of the unfoldings, then random ones."""
-    noise = torch.Generator().manual_seed(seed)
-    draw = partial(torch.randn, generator=noise)
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(seed))
     starts = [[draw(n, rank).to(tensor) for n in tensor.shape] for _ in range(restarts + 1)]
     for k, factor in enumerate(starts[0]):
         unfolding = tensor.movedim(k, 0).flatten(1)
@@ -672,8 +662,7 @@ def _least_squares(tensor: Tensor, factors: list[Tensor], sweeps: int, tol: floa
     last = math.inf
     for _ in range(sweeps):
         for k in range(tensor.ndim):
-            unit = [F.normalize(factor, dim=0) for factor in factors]
-            factors = [*unit[:k], factors[k], *unit[k + 1 :]]
+            factors = [F.normalize(factor, dim=0) for factor in factors]
             others = factors[:k] + factors[k + 1 :]
             gram = reduce(torch.mul, [factor.mH @ factor for factor in others]).conj()
             unfolding = tensor.movedim(k, 0).flatten(1)
@@ -737,9 +726,8 @@ def _nearest_biases(
     target: Tensor, weights: Sequence[Tensor], order: Shape
 ) -> tuple[list[Tensor], float]:
     """The biases (H_k,) whose total is nearest to a dense bias (prod H,); the relative error."""
-    exact = torch.complex128 if target.is_complex() else torch.float64
-    target = target.to(exact)
-    weights = [weight.to(exact) for weight in weights]
+    target = target.to(torch.promote_types(target.dtype, torch.float64))
+    weights = [weight.to(target) for weight in weights]
     sizes = [len(weight) for weight in weights]
     units = torch.eye(sum(sizes)).to(target)
     # the total is linear in the biases: the columns of the basis are the totals of unit vectors
@@ -755,8 +743,7 @@ def near_square(n: int) -> tuple[int, int]:
     >>> near_square(14336)
     (112, 128)
     """
-    divisors = [a for a in range(1, math.isqrt(n) + 1) if n % a == 0]
-    a = max(divisors, default=1)
+    a = max((a for a in range(1, math.isqrt(n) + 1) if n % a == 0), default=1)
     return a, n // a
 
 
@@ -802,9 +789,8 @@ def count_parameters(
     """
     dims, hidden = _shapes(input_dims, hidden_size, rank)
     weights = rank * sum(d * h for d, h in zip(dims, hidden))
-    if not bias:
-        return weights
-    return weights + (sum(hidden) if rank == 1 else math.prod(hidden))
+    biases = sum(hidden) if rank == 1 else math.prod(hidden)
+    return weights + biases if bias else weights
 
 
 # ==== Part 3: the engine, the same function faster; skip it at first reading ====================
@@ -814,7 +800,7 @@ Call = tuple[int, bool, bool, bool]
 
 class Step(NamedTuple):
     """One product of a plan: data of `shape`, (batch * left, dim, right), times (hidden, dim), the
-    Kronecker product of the weights of `modes`, which are neighbours."""
+    Kronecker product of the weights of `modes`: neighbours, merged into one matrix if several."""
 
     modes: Sizes
     left: int
@@ -833,11 +819,6 @@ class Plan:
     inline: bool  # each bias right after the product of its mode, else their total after the last
     literal: bool  # Algorithm 1 as it is written: each axis is moved to the end and back
     seconds: float  # the estimate for all samples
-
-    @property
-    def groups(self) -> tuple[Sizes, ...]:
-        """The modes of each product; several in one group are merged into one matrix."""
-        return tuple(step.modes for step in self.steps)
 
     @property
     def macs(self) -> int:

@@ -112,7 +112,7 @@ def test_a_product_of_many_matrices_gets_each_in_one_piece(layout, monkeypatch):
 def test_a_product_of_few_inputs_and_many_results_is_not_merged(batch, dims, hidden):
     """It took one and a half times as long as the loop: its gradients are narrow, its rows a multiple of a page."""
     layer = nd.NdLinear(dims, hidden)
-    assert all(len(layer.plan(batch, grad).groups) == 2 for grad in (False, True))
+    assert all(len(layer.plan(batch, grad).steps) == 2 for grad in (False, True))
 
 
 @shapes
