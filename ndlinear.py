@@ -987,18 +987,14 @@ _term_by_term = NdLinearSum._summed
 def _summed(layer: NdLinearSum, x: Tensor) -> Tensor:
     """All terms of a sum of two modes together where each would run as planned: added up to one
     matrix if that is cheap, else stacked in one mode and side by side in the other."""
-    if len(layer.input_dims) != 2 or torch.compiler.is_compiling() or isinstance(x, fx.Proxy):
+    plain = len(layer.input_dims) == 2 and not torch.compiler.is_compiling() and _is_ordinary(x)
+    if not plain or x.is_cuda or _any_autocast() or not all(map(_is_bare, layer.terms)):
         return _term_by_term(layer, x)
-    weights = []
-    for term in layer.terms:
-        own, _, as_made = _gather(term, False)
-        if not as_made or term.execution != "planned":
-            return _term_by_term(layer, x)
-        weights.append(own)
-    _check_input(x, layer.input_dims, [weight for own in weights for weight in own])
-    if x.is_cuda or not _is_ordinary(x) or _any_autocast():
+    held = [_gather(term, False) for term in layer.terms]
+    if not all(as_made and biases[0] is None for _, biases, as_made in held):
         return _term_by_term(layer, x)
-    first, second = (torch.stack(own) for own in zip(*weights))
+    _check_input(x, layer.input_dims, [weight for weights, _, _ in held for weight in weights])
+    first, second = (torch.stack(own) for own in zip(*(weights for weights, _, _ in held)))
     (rank, h, d), (_, k, e) = first.shape, second.shape
     samples = x.shape[:-2].numel()
     trains = torch.is_grad_enabled() and _any_requires_grad(x, first, second)
@@ -1018,6 +1014,14 @@ def _summed(layer: NdLinearSum, x: Tensor) -> Tensor:
         if trains:
             _gather_gradient(y)
     return y.reshape(*x.shape[:-2], h, k).contiguous()
+
+
+def _is_bare(term: NdLinear) -> bool:
+    """Whether nothing but the forward of a planned NdLinear happens when a term is called."""
+    hooks = term._forward_hooks or term._forward_pre_hooks
+    hooks = hooks or term._backward_hooks or term._backward_pre_hooks
+    own = type(term) is NdLinear and "forward" not in term.__dict__
+    return own and term.execution == "planned" and not hooks
 
 
 def _any_requires_grad(*tensors: Tensor | None) -> bool:
