@@ -316,7 +316,7 @@ class FlatNdLinear(NdLinear):
 
     All else is as in NdLinear. Code that reads `weight` and `bias`, as nn.TransformerEncoderLayer
     in evaluation and nn.MultiheadAttention do, gets those of the dense layer, made in each access;
-    TypeError where someone writes to them.
+    TypeError where someone writes to them, AttributeError where None or a tensor is assigned.
 
     >>> layer = FlatNdLinear((4, 5), (3, 2))
     >>> layer(torch.randn(7, 20)).shape, layer.in_features, layer.out_features
@@ -369,6 +369,13 @@ class _ReadOnly(Tensor):
     """A tensor made for reading, and its views: whatever would change them is refused."""
 
     refusal = _WRITTEN
+
+    def _refused(self, *_: Any) -> Any:
+        raise TypeError(self.refusal)
+
+    # a TypeError of __torch_function__ in one of these would make Python try the one without "="
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = _refused
+    __ifloordiv__ = __imod__ = __ipow__ = set_ = _refused  # type: ignore[assignment]
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
