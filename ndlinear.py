@@ -122,8 +122,8 @@ class NdLinear(nn.Module):
             what the biases do.
         bias: whether each mode has a bias.
         init: "linear": each mode like torch.nn.Linear, as released; it turns unit variance into
-            3^-N, plus biases. "paper": Xavier uniform per mode, biases zero. "unit": uniform
-            +-sqrt(3/D_k) per mode, which keeps the variance, biases zero.
+            3^-N, of complex numbers (2/3)^N, plus biases. "paper": Xavier uniform per mode, biases
+            zero. "unit": uniform of variance 1/D_k, which keeps that of the input, biases zero.
         execution: "planned": the fastest way known, see `plan`. "sequential": Algorithm 1 as it is.
             "recompute": planned, under torch.utils.checkpoint, which keeps only the input.
         device, dtype: of the parameters, as in torch.nn.Linear.
@@ -156,19 +156,16 @@ class NdLinear(nn.Module):
         dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        if init not in ("linear", "paper", "unit"):
-            raise ValueError(f'init must be "linear", "paper" or "unit", got {init!r}')
         dims, hidden = _shapes(input_dims, hidden_size)
         self.input_dims, self.hidden_size = dims, hidden
         self.transform_outer = bool(transform_outer)
-        self.init = init
         self.execution = execution
         self.order = tuple(range(len(dims)))[:: 1 if transform_outer else -1]
         cheapest = self.order if execution == "sequential" else cheapest_order(dims, hidden)
         self.execution_order = min(self.order, cheapest, key=partial(count_macs, dims, hidden))
         modes = [nn.Linear(d, h, bias, device, dtype) for d, h in zip(dims, hidden)]
         self.align_layers = cast("list[nn.Linear]", nn.ModuleList(modes))
-        self._prepare()
+        self.init = init  # which calls _prepare
         if init != "linear":
             self.reset_parameters()
 
@@ -277,7 +274,11 @@ class NdLinear(nn.Module):
             )
         if name == "execution" and value not in ("planned", "recompute", "sequential"):
             raise ValueError(f'execution is "planned", "recompute" or "sequential", not {value!r}')
+        if name == "init" and value not in ("linear", "paper", "unit"):
+            raise ValueError(f'init must be "linear", "paper" or "unit", got {value!r}')
         super().__setattr__(name, value)
+        if name in ("init", "_rank"):  # by which the modes are drawn
+            self._prepare()
 
     def __repr__(self) -> str:
         more = f"transform_outer={self.transform_outer}, bias={_has_bias(self)}, init={self.init!r}"
@@ -296,7 +297,9 @@ def _draw(mode: nn.Linear, init: str, over: float = 1.0) -> None:
     """Draw one mode; its weight is divided by `over`."""
     nn.Linear.reset_parameters(mode)
     if init != "linear":
-        bound = math.sqrt(6 / sum(mode.weight.shape) if init == "paper" else 3 / mode.in_features)
+        fan = sum(mode.weight.shape) / 2 if init == "paper" else mode.in_features
+        parts = 1 + mode.weight.is_complex()  # real and imaginary, which share the variance 1 / fan
+        bound = math.sqrt(3 / fan / parts)
         nn.init.uniform_(mode.weight, -bound, bound)
         if mode.bias is not None:
             nn.init.zeros_(mode.bias)
@@ -544,7 +547,6 @@ class NdLinearSum(nn.Module):
         for term in terms:
             term.weights[0].data.div_(math.sqrt(rank))
             term._rank = rank
-            term._prepare()
 
     def _draw_bias(self) -> None:
         if self.bias is not None:
@@ -554,6 +556,7 @@ class NdLinearSum(nn.Module):
     def reset_parameters(self) -> None:
         """Draw all parameters anew, as `init` says."""
         for term in self.terms:
+            term.init = self.init
             term.reset_parameters()
         self._draw_bias()
 

@@ -150,6 +150,7 @@ VALUES = [
     (lambda: nd.NdLinearSum((4,), (3,), init="xavier"), INITS),
     (lambda: setattr(nd.NdLinear((4,), (3,)), "execution", "squential"), EXECUTIONS),
     (lambda: WRAPPED(torch.zeros(5, 4)), ["(..., 4, 5)", "(5, 4)"]),
+    (lambda: setattr(nd.NdLinear((4,), (3,)), "init", "xavier"), INITS),
     (lambda: nd.ndlinear(X, []), ["0 weights"]),
     (lambda: nd.ndlinear(X, W, [None]), ["2 weights and 1 biases", "one bias per mode"]),
     (lambda: nd.ndlinear(X, [W[0], torch.zeros(5)]), ["weight (H, D)"]),

@@ -34,6 +34,7 @@ COPIES = {
 }
 STARTS = {
     "layer": lambda: nd.NdLinear((16, 16), (16, 16), init="unit"),
+    "complex": lambda: nd.NdLinear((16, 16), (16, 16), init="unit", dtype=torch.complex64),
     "sum": lambda: nd.NdLinearSum((16, 16), (16, 16), 9, init="unit"),
 }
 
@@ -51,16 +52,20 @@ def test_unit_variance_after_a_reset_from_the_meta_device(make, reset, how, one_
         parameter.data.fill_(math.nan)
     reset(layer)
     with torch.no_grad():
-        assert 0.8 < layer(torch.randn(200, 16, 16)).std() < 1.25
+        x = torch.randn(200, 16, 16, dtype=next(layer.parameters()).dtype)
+        assert 0.8 < layer(x).std() < 1.25
     assert not any(p.any() for name, p in layer.named_parameters() if name.endswith("bias"))
 
 
 @pytest.mark.parametrize("init", ["linear", "paper", "unit"])
-def test_a_loop_draws_what_the_constructor_draws_from(init):
+@pytest.mark.parametrize("first", ["linear", "paper", "unit"])
+def test_a_loop_draws_what_the_constructor_draws_from(first, init):
     """The largest number of many draws lies just below the bound of the init; only "linear" draws biases."""
-    layer = nd.NdLinear((40, 50), (30, 20), init=init)
-    total = nd.NdLinearSum((4, 4), (30, 30), 2, init=init)
-    for again in (lambda model: None, reset_all, lambda model: model.reset_parameters()):
+    layer = nd.NdLinear((40, 50), (30, 20), init=first)
+    total = nd.NdLinearSum((4, 4), (30, 30), 2, init=first)
+    layer.init = total.init = init
+    resets = [reset_all, lambda model: model.reset_parameters()]
+    for again in [lambda model: None] * (first == init) + resets:
         again(layer)
         for d, h, weight, bias in zip((40, 50), (30, 20), layer.weights, layer.biases):
             bound = {"linear": d**-0.5, "paper": (6 / (d + h)) ** 0.5, "unit": (3 / d) ** 0.5}[init]
