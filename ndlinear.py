@@ -328,11 +328,11 @@ class FlatNdLinear(NdLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         """(..., prod D) -> (..., prod H)."""
-        if isinstance(x, Tensor) and x.shape[-1:] != (self.in_features,):
-            raise ValueError(f"expected shape (..., {self.in_features}), got {tuple(x.shape)}")
-        sizes = (self.out_features,)
+        fits = isinstance(x, Tensor) and x.shape[-1:] == (self.in_features,)
+        if not fits and not isinstance(x, fx.Proxy):
+            _check_input(x, (self.in_features,), ())
         y = super().forward(x.reshape(x.shape[:-1] + self.input_dims))
-        return y.reshape(x.shape[:-1] + sizes)  # exporters and tracers see that they are free
+        return y.flatten(-len(self.hidden_size))
 
     @property
     def in_features(self) -> int:
@@ -447,7 +447,9 @@ def total_bias(layer: NdLinear | NdLinearSum) -> Tensor:
     weights, biases = zip(*_numbers(layer.terms[0]))
     if isinstance(layer, NdLinear):
         return _total_bias(weights, biases, layer.order)
-    return cast("Tensor", layer(weights[0].new_zeros(layer.input_dims)))
+    zeros = weights[0].new_zeros(layer.input_dims)
+    with torch.autocast("cuda" if zeros.is_cuda else "cpu", enabled=False):
+        return cast("Tensor", layer(zeros))
 
 
 def _numbers(layer: NdLinear) -> list[tuple[Tensor, Tensor | None]]:
@@ -635,6 +637,8 @@ def nearest_kronecker(
         raise TypeError(f"factors of {matrix.dtype} would be rounded: give matrix.double()")
     exact = torch.promote_types(matrix.dtype, torch.float64)
     tensor = rearrange(matrix.detach().to(exact), dims, hidden)
+    if tensor.is_meta or not tensor.isfinite().all():
+        raise ValueError("nothing is nearest to numbers on meta, or to some that are not finite")
     enough = tensor.numel() // max(tensor.shape)
     if rank > enough:
         raise ValueError(f"rank {rank} is too high: rank {enough} represents every matrix")
@@ -1234,11 +1238,12 @@ def _unusable(x: Tensor) -> TypeError:
 def _check_mixed(x: Tensor, weight: Tensor) -> None:
     """Different dtypes are fine where autocast will make them equal."""
     device = x.device.type
-    floats = x.is_floating_point() or x.is_complex()
+    castable = all(t.is_floating_point() and t.dtype.itemsize < 8 for t in (x, weight))
     autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
-    if x.device != weight.device or not (floats and autocast):
+    if x.device != weight.device or not (castable and autocast):
         ours, theirs = (f"{tuple(t.shape)} {t.dtype} on {t.device}" for t in (x, weight))
-        cure = ".to(), or use torch.autocast" if floats and x.device == weight.device else ".to()"
+        castable &= x.device == weight.device
+        cure = ".to(), or use torch.autocast" if castable else ".to()"
         raise TypeError(f"input {ours} and weight {theirs} do not mix: convert one with {cure}")
 
 

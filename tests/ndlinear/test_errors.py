@@ -79,8 +79,8 @@ CALLS = {
     "function": lambda x: nd.ndlinear(x, W),
 }
 calls = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
-WHOLE = [torch.zeros(7, 4, 5, dtype=dtype) for dtype in (torch.int64, torch.bool)]
-OTHER = [torch.zeros(7, 4, 5, dtype=dtype) for dtype in (torch.double, torch.half, torch.cfloat)]
+NOT_CAST = (torch.int64, torch.bool, torch.double, torch.cfloat)
+OTHER = [torch.zeros(7, 4, 5, dtype=dtype) for dtype in NOT_CAST]
 META = torch.zeros(7, 4, 5, device="meta")
 
 
@@ -89,12 +89,12 @@ def rows(layout):
 
 
 ANYWHERE = [  # also under autocast
-    *((x, ["(7, 4, 5)", str(x.dtype), "torch.float32", "convert", ".to()"]) for x in WHOLE),
+    *((x, ["(7, 4, 5)", str(x.dtype), "torch.float32", "convert one with .to()"]) for x in OTHER),
     (META, ["(7, 4, 5)", "on meta", "on cpu", ".to()"]),
 ]
 TYPED = [
     *ANYWHERE,
-    *((x, ["(7, 4, 5)", str(x.dtype), "torch.float32", "autocast"]) for x in OTHER),
+    (torch.zeros(7, 4, 5).half(), ["(7, 4, 5)", "torch.float16", "torch.float32", "autocast"]),
     (np.zeros((7, 4, 5)), ["(..., 4, 5)", "ndarray"]),
     (torch.zeros(7, 4, 5).to_sparse(), ["sparse_coo", "x.to_dense()"]),
     (torch.zeros(4, 5).to_sparse_csr(), ["sparse_csr", "x.to_dense()"]),
@@ -144,13 +144,15 @@ INITS = ["xavier", '"linear", "paper" or "unit"']
 EXECUTIONS = ["squential", '"planned", "recompute" or "sequential"']
 FOLDS = ["(6, 20)", "(3, 2)", "(4, 4)", "(outputs, inputs)"]
 OTHER_FOLDS = ["(4, 4)", "(3, 2)", "(20, 6)", "(4, 5) and (2, 3)"]
+FOLDED = [((20,), (6,)), ((4, 5), (3, 2)), ((2, 2, 5), (3, 2, 1))]
+NAN = torch.full((6, 20), torch.nan)
 BAD_BIAS = ["(7, 4, 5)", "weight (3, 4)", "bias (4,)"]
 VALUES = [
     (lambda: nd.NdLinear((4,), (3,), init="xavier"), INITS),
     (lambda: nd.NdLinearSum((4,), (3,), init="xavier"), INITS),
+    (lambda: setattr(nd.NdLinear((4,), (3,)), "init", "xavier"), INITS),
     (lambda: setattr(nd.NdLinear((4,), (3,)), "execution", "squential"), EXECUTIONS),
     (lambda: WRAPPED(torch.zeros(5, 4)), ["(..., 4, 5)", "(5, 4)"]),
-    (lambda: setattr(nd.NdLinear((4,), (3,)), "init", "xavier"), INITS),
     (lambda: nd.ndlinear(X, []), ["0 weights"]),
     (lambda: nd.ndlinear(X, W, [None]), ["2 weights and 1 biases", "one bias per mode"]),
     (lambda: nd.ndlinear(X, [W[0], torch.zeros(5)]), ["weight (H, D)"]),
@@ -163,6 +165,8 @@ VALUES = [
     (lambda: nd.rearrange(torch.zeros(6, 20), (4, 4), (3, 2)), FOLDS),
     (lambda: nd.NdLinearSum.from_linear(nn.Linear(20, 6), (4, 4), (3, 2), rank=2), FOLDS),
     (lambda: nd.rearrange(torch.zeros(120), (4, 5), (3, 2)), ["(120,)"]),
+    *((partial(nd.nearest_kronecker, NAN, *fold), ["not finite"]) for fold in FOLDED),
+    (lambda: nd.NdLinear.from_linear(nn.Linear(20, 6, device="meta"), *FOLDED[1]), ["on meta"]),
     (lambda: lora(nn.Linear(20, 6), (4, 4), (3, 2)), OTHER_FOLDS),
     (lambda: lora(nn.Linear(20, 6), (4, 5), (3, 3)), ["(4, 5)", "(3, 3)", "(20, 6)"]),
     (lambda: lora(nn.Linear(20, 6), hidden_size=(6,)), ["(4, 5)", "(6,)"]),
@@ -176,6 +180,8 @@ VALUES = [
 CONVS = (nn.Conv1d(4, 4, 3), nn.Conv2d(4, 4, 1, groups=2), nn.Conv2d(4, 4, 1, padding=1))
 TYPES = [
     (lambda: ON_META(torch.zeros(4, 5, device="meta").double()), ["float64", "float32", "meta"]),
+    (lambda: nd.FlatNdLinear((4, 5), (3, 2))([1.0] * 20), ["(..., 20), got list"]),
+    (lambda: nd.FlatNdLinear((4, 5), (3, 2))(np.zeros(20)), ["(..., 20), got ndarray"]),
     (lambda: nd.nearest_kronecker(X[0].int(), (5,), (4,)), ["int32", "double()"]),
     (lambda: nd.NdLinear.from_linear(X[0], (5,), (4,)), ["nn.Linear", "Tensor"]),
     *(

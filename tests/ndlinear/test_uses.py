@@ -154,6 +154,8 @@ def test_autocast(kind, dtype):
     want = layer(x)
     with torch.autocast("cpu", torch.bfloat16):
         y = layer(x.to(dtype))
+        dense = nd.to_linear(layer)
+    assert all(map(torch.equal, dense.parameters(), nd.to_linear(layer).parameters()))
     assert y.dtype == torch.bfloat16, "the folded bias does not lift the result to float32"
     y.float().sum().backward()
     assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
