@@ -108,9 +108,8 @@ def test_rearrange_groups_the_indices_of_each_mode(shape):
     tensor = nd.rearrange(matrix, dims, hidden)
     assert tensor.shape == tuple(h * d for h, d in zip(hidden, dims))
     rows, columns = (list(itertools.product(*map(range, sizes))) for sizes in (hidden, dims))
-    for (i, row), (j, column) in itertools.islice(
-        itertools.product(enumerate(rows), enumerate(columns)), 200
-    ):
+    pairs = itertools.product(enumerate(rows), enumerate(columns))
+    for (i, row), (j, column) in itertools.islice(pairs, 200):
         assert tensor[tuple(h * d + c for h, d, c in zip(row, dims, column))] == matrix[i, j]
 
 

@@ -175,9 +175,8 @@ def test_what_autograd_does_not_know_runs_only_in_ordinary_calls_without_gradien
     torch.func.jvp(frozen, (x,), (x,))
     with forward_ad.dual_level():
         frozen(forward_ad.make_dual(x, x))
-    nd.NdLinear((11, 64), (11, 64), dtype=torch.complex64).requires_grad_(False)(
-        x.to(torch.complex64)
-    )
+    other = nd.NdLinear((11, 64), (11, 64), dtype=torch.complex64).requires_grad_(False)
+    other(x.to(torch.complex64))
     torch.func.grad(lambda x: frozen(x).sum())(x)
     with torch.autocast("cpu", torch.bfloat16):
         frozen(x)

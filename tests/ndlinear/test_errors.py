@@ -52,6 +52,7 @@ def test_numpy_integers_sizes_and_iterators_are_fine():
     layer = nd.NdLinear(np.array([4, 5]), torch.Size([3, 2]))
     assert layer.input_dims == (4, 5)
     assert all(type(d) is int for d in layer.input_dims + layer.hidden_size)
+    assert nd.NdLinearSum((4, 5), (3, 2), dtype=torch.float16).bias.dtype == torch.float16
     assert nd.ndlinear(X, W, order=reversed((0, 1))).shape == (7, 3, 2)
     assert nd.count_macs((4, 5), (3, 2), reversed((0, 1))) == nd.count_macs((4, 5), (3, 2), (1, 0))
     jagged = torch.nested.nested_tensor([X[:2], X[2:]], layout=torch.jagged)

@@ -116,16 +116,9 @@ def tree(*names, sizes=(4, 4)):
     return model
 
 
-@pytest.mark.parametrize(
-    ("layers", "name", "found"),
-    [
-        (("q", "to_q"), "to_q", "to_q"),
-        (("a_b", "a.b"), "a_b", "a_b"),
-        (("a_b", "a.b"), "a.b", "a.b"),
-    ],
-)
-def test_an_update_goes_to_the_layer_of_its_name(layers, name, found):
-    assert list(adapters(lokr.load_lokr(tree(*layers), named(name)))) == [found]
+@pytest.mark.parametrize(("name", "other"), [("to_q", "q"), ("a_b", "a.b"), ("a.b", "a_b")])
+def test_an_update_goes_to_the_layer_of_its_name(name, other):
+    assert list(adapters(lokr.load_lokr(tree(other, name), named(name)))) == [name]
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
@@ -391,6 +384,7 @@ def peft_scale(**config):
 
 
 LORA_FILE = {"q.lora_A.weight": torch.ones(2, 3)}
+SQUARE = {"lycoris_q.lokr_w2": torch.ones(2, 2, 3, 3)}
 REFUSED = [  # a model's layers, a file, options, in which words
     ("q", {}, {}, "no adapter here that can be read"),
     ("q", 5, {}, "give a path, or a dict of tensors"),
@@ -399,12 +393,7 @@ REFUSED = [  # a model's layers, a file, options, in which words
     ("q", __file__, {}, "cannot be read as a safetensors file"),
     ("q", LORA_FILE, {}, "LoRA, which lora_to_lokr reads"),
     ("q", {"lokr_w1": torch.ones(1, 1)}, {}, "\n  lokr_w1: no name of a layer before lokr_w1"),
-    (
-        "q",
-        named("q") | {"lycoris_q.lokr_w2": torch.ones(2, 2, 3, 3)},
-        {},
-        "a convolution of kernel",
-    ),
+    ("q", named("q") | SQUARE, {}, "a convolution of kernel"),
     ("q", named("q") | {"lycoris_q.lokr_w1": torch.ones(2, 3)}, {}, r"is \(4, 6\).*\(4, 4\)"),
     ("q", named("q", "norm"), {}, "no prefix"),
     ("q", named("blk_seq"), {}, "no prefix"),
@@ -479,10 +468,8 @@ def test_the_nearest_lora_is_that_of_the_dense_update(kernel, scale, rank):
 
 
 DOWN, UP = torch.randn(16, 48).double(), torch.randn(30, 16).double()
-EXACT = torch.linalg.svd(
-    torch.kron(torch.randn(5, 6), torch.randn(6, 1) @ torch.randn(1, 8)).double(),
-    full_matrices=False,
-)
+PRODUCT = torch.kron(torch.randn(5, 6), torch.randn(6, 1) @ torch.randn(1, 8)).double()
+EXACT = torch.linalg.svd(PRODUCT, full_matrices=False)
 LORAS = {
     "rank 1": (DOWN[:1], UP[:, :1]),
     "rank 3": (DOWN[:3], UP[:, :3]),

@@ -56,10 +56,8 @@ def installed(tmp_path_factory):
     with tarfile.open(made(checkout, "sdist", around / "sdist")) as packed:
         packed.extractall(around / "unpacked", filter="data")
     (source,) = (around / "unpacked").iterdir()
-    assert {path.name for path in source.iterdir() if path.is_dir()} == {
-        "ndlinear_guide",
-        "ndlinear_book.egg-info",
-    }
+    folders = {path.name for path in source.iterdir() if path.is_dir()}
+    assert folders == {"ndlinear_guide", "ndlinear_book.egg-info"}
     wheel = made(source, "wheel", around / "wheel")
     offline = ["--no-deps", "--no-index", "--quiet", "--target", around / "site"]
     run(around, sys.executable, "-m", "pip", "install", *offline, wheel)

@@ -17,9 +17,8 @@ from ndlinear_peft import NdLinearConfig, NdLinearLora, load  # noqa: E402
 
 def base(dtype=torch.float32):
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(64, 48), nn.GELU(), nn.Linear(48, 32), nn.Linear(32, 3)).to(
-        dtype
-    )
+    model = nn.Sequential(nn.Linear(64, 48), nn.GELU(), nn.Linear(48, 32), nn.Linear(32, 3))
+    return model.to(dtype)
 
 
 def adapted(model=None, seed=0, **options):
@@ -270,9 +269,8 @@ def test_code_that_reads_weights_and_does_not_call_sees_the_update(targets):
 def test_a_scale_of_zero_still_has_gradients(x):
     model = adapted(lora_alpha=0.0)
     model(x).sum().backward()
-    assert alike(model(x), base()(x)) and all(
-        p.grad is not None for p in model.parameters() if p.requires_grad
-    )
+    assert alike(model(x), base()(x))
+    assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
 
 
 def test_an_adapter_in_a_subfolder_is_read_with_its_own_configuration(x, tmp_path):

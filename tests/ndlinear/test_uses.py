@@ -462,15 +462,6 @@ def test_a_flat_layer_has_the_sizes_and_names_of_its_dense_layer():
     assert layer.state_dict().keys() == nd.NdLinear((4, 5), (3, 2)).state_dict().keys()
 
 
-def test_dtype_argument_and_caller_s_list():
-    dims = [4, 5]
-    layer = nd.NdLinear(dims, dims, dtype=torch.float16)
-    dims[0] = 9
-    assert layer.input_dims == layer.hidden_size == (4, 5)
-    assert layer.weights[0].dtype == torch.float16
-    assert nd.NdLinearSum((4, 5), (4, 5), dtype=torch.float16).bias.dtype == torch.float16
-
-
 def test_a_mode_is_pickled_without_this_file():
     layer = nd.NdLinear((4, 6), (3, 5), init="unit")
     pickled = pickle.dumps(layer.align_layers[1])
