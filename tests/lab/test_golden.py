@@ -108,6 +108,17 @@ def test_rows_of_a_chaotic_experiment_lie_where_other_seeds_lie(record, taken_do
         assert bool(again.judge("made-up", [old | {"metrics": {"value": value}}])) != stands
 
 
+@pytest.mark.parametrize(("chaotic", "left", "apart"), [(1, 1, False), (1, 2, True), (0, 1, True)])
+def test_fewer_than_half_may_leave_a_cap_that_all_seeds_reach(
+    taken_down, monkeypatch, chaotic, left, apart
+):
+    golden.write("made-up", golden.kept("made-up") | {"chaotic": bool(chaotic)})
+    rows = [row | {"metrics": {"value": 400}} for row in golden.read("made-up")[:3]]
+    monkeypatch.setattr(golden, "current", lambda name, read: {row["key"]: row for row in rows})
+    new = [row | {"metrics": {"value": 238}} for row in rows[:left]] + rows[left:]
+    assert bool(again.judge("made-up", new)) == apart
+
+
 @pytest.mark.parametrize(("part", "apart"), [(0.09, False), (-0.09, False), (0.11, True)])
 def test_a_row_may_move_by_a_tenth_of_what_seeds_differ_by(taken_down, monkeypatch, part, apart):
     rows = [r | {"metrics": {"value": 1.0 + s}} for s, r in enumerate(golden.read("made-up")[:3])]
