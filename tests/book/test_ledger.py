@@ -189,15 +189,6 @@ def test_the_sizes_of_a_scale_are_those_of_the_rows_and_of_the_printed_tables():
             assert printed in counts or not counts, (claim["id"], printed)
 
 
-def test_what_cannot_be_tested_is_in_no_denominator(entries):
-    entries["noise"] |= {"verdict": "untestable"}
-    assert [c["id"] for c in ledger.judged(ledger.claims())] == ["right", "wrong", "some"]
-    told = (
-        "Of 4 claims 3 could be judged: 1 hold, 1 hold under a condition, 1 fail, 0 are undecided."
-    )
-    assert ledger.headline(ledger.claims()) == told
-
-
 @pytest.mark.parametrize(
     ("entry", "message"),
     [

@@ -3,7 +3,7 @@
 import lab.decoder as decoder
 import pytest
 import torch
-from lab.decoder import Decoder, FeedForward, NdFeedForward, learned_activation
+from lab.decoder import Decoder, FeedForward, NdFeedForward
 from torch import nn
 from torch.nn import functional as F
 
@@ -16,27 +16,17 @@ def double():
 
 
 @pytest.mark.parametrize("chunk", [10, 64, 1 << 14])
-def test_its_gradients_are_those_of_autograd_in_any_chunks(monkeypatch, chunk):
+def test_the_block_is_two_ndlinear_layers_and_has_their_gradients_in_any_chunks(monkeypatch, chunk):
+    """So its learned activation, which computes its own gradients, has those of autograd."""
     monkeypatch.setitem(decoder.CHUNKS, "cpu", chunk)
-    t = torch.randn(6, 25, requires_grad=True)
-    w, c, v = torch.randn(3, 8, requires_grad=True)
-    gradient = torch.randn(6, 25)
-    plain = F.relu(t[..., None] * w + c) @ v
-    expected = torch.autograd.grad(plain, (t, w, c, v), gradient)
-    found = torch.autograd.grad(learned_activation(t, w, c, v), (t, w, c, v), gradient)
-    for a, b in zip(found, expected):
-        torch.testing.assert_close(a, b)
-
-
-def test_the_block_is_two_ndlinear_layers_and_has_their_gradients():
     block = NdFeedForward(6, 10, 4)
-    x = torch.randn(2, 3, 6)
+    x = torch.randn(2, 7, 6, requires_grad=True)
     for p in block.parameters():
         nn.init.normal_(p)
     defined = block.fc2(F.relu(block.fc1(x[..., None])))[..., 0]
     torch.testing.assert_close(block(x), defined)
-    found = torch.autograd.grad(block(x).square().sum(), block.parameters())
-    expected = torch.autograd.grad(defined.square().sum(), block.parameters())
+    inputs = [x, *block.parameters()]
+    found, expected = (torch.autograd.grad(y.square().sum(), inputs) for y in (block(x), defined))
     for a, b in zip(found, expected):
         torch.testing.assert_close(a, b)
 

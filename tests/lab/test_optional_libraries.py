@@ -10,12 +10,9 @@ import pytest
 import torch
 from lab import LabError, machine, modes
 from lab.tools import scripts
+from test_colab import OPTIONAL
 
 COLAB_HAS = "torch numpy scipy pandas matplotlib seaborn scikit-learn tqdm pyyaml filelock ipykernel ipywidgets"
-OPTIONAL = (
-    "aeon dask distributed einops numba onnx onnxruntime onnxscript opt_einsum peft safetensors "
-    "tensorly tltorch tokenizers"
-)
 PINS = [f"torch=={torch.__version__.partition('+')[0]}", f"numpy=={numpy.__version__}"]
 
 
