@@ -31,18 +31,6 @@ def test_tt_layer_is_a_tensor_train_whose_ranks_are_cut_where_a_matrix_is_narrow
     assert torch.allclose(layer(x), x @ weight.T + layer.bias)
 
 
-def test_encoder_layer_is_that_of_torch():
-    width, heads, hidden = 12, 3, 20
-    block = models.feed_forward(width, hidden)
-    ours = models.EncoderLayer(width, heads, block).eval()
-    theirs = nn.TransformerEncoderLayer(width, heads, hidden, dropout=0, batch_first=True).eval()
-    parts = (theirs.self_attn, theirs.linear1, theirs.linear2, theirs.norm1, theirs.norm2)
-    for mine, source in zip(parts, (ours.attention, block[0], block[2], *ours.norms)):
-        mine.load_state_dict(source.state_dict())
-    x = torch.randn(2, 7, width)
-    assert torch.allclose(ours(x), theirs(x), atol=1e-6)
-
-
 def test_the_unused_block_of_the_forecaster_gets_no_gradient():
     net = models.forecaster("NdLinear")
     net(torch.randn(2, 24, 6)).sum().backward()

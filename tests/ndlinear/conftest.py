@@ -1,3 +1,5 @@
+import functools
+
 import pytest
 import torch
 
@@ -9,3 +11,13 @@ def one_process(tmp_path):
     )
     yield
     torch.distributed.destroy_process_group()
+
+
+@pytest.fixture
+def fully_shard(one_process):
+    """That of FSDP2 on the processors of a group of one process; where torch has none, a test is left out."""
+    fsdp = pytest.importorskip("torch.distributed.fsdp")
+    if not hasattr(fsdp, "fully_shard"):
+        pytest.skip("this torch has no fully_shard")
+    mesh = torch.distributed.init_device_mesh("cpu", (1,))
+    return functools.partial(fsdp.fully_shard, mesh=mesh)

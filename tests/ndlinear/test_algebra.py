@@ -100,19 +100,6 @@ def test_mode_product_counts_axes_like_torch(mode, bias):
 
 
 # ---------------------------------------------------------------------------------------------------- nearest Kronecker
-@QUICK
-@given(shapes(4, entries=600))
-def test_rearrange_groups_the_indices_of_each_mode(shape):
-    dims, hidden = shape
-    matrix = torch.randn(math.prod(hidden), math.prod(dims), dtype=torch.float64)
-    tensor = nd.rearrange(matrix, dims, hidden)
-    assert tensor.shape == tuple(h * d for h, d in zip(hidden, dims))
-    rows, columns = (list(itertools.product(*map(range, sizes))) for sizes in (hidden, dims))
-    pairs = itertools.product(enumerate(rows), enumerate(columns))
-    for (i, row), (j, column) in itertools.islice(pairs, 200):
-        assert tensor[tuple(h * d + c for h, d, c in zip(row, dims, column))] == matrix[i, j]
-
-
 def kron_sum(terms):
     return sum(functools.reduce(torch.kron, term) for term in terms)
 

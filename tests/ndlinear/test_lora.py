@@ -11,7 +11,6 @@ import unittest.mock
 
 import pytest
 import torch
-import torch.distributed.fsdp
 from ndlinear_cases import Conv1D, bias_by_formula, randomise, refused
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
@@ -544,12 +543,8 @@ def test_an_adapter_on_a_quantised_base_trains_and_refuses_to_merge(kind):
 
 
 # --------------------------------------------------------------------------------------- several processes, and for good
-def test_sharded_models_are_adapted_first_and_saved_whole(one_process, tmp_path):
+def test_sharded_models_are_adapted_first_and_saved_whole(fully_shard, tmp_path):
     """One process; with two, the same file and the same refusals."""
-    fully_shard = getattr(torch.distributed.fsdp, "fully_shard", None)
-    if fully_shard is None:
-        pytest.skip("this torch has no fully_shard")
-    mesh = torch.distributed.init_device_mesh("cpu", (1,))
 
     def two():
         torch.manual_seed(0)
@@ -557,11 +552,11 @@ def test_sharded_models_are_adapted_first_and_saved_whole(one_process, tmp_path)
 
     model, x, file = stirred(apply_ndlinear_lora(two(), "*")), torch.randn(2, 6), tmp_path / "a"
     wanted = model(x)
-    save_lora(fully_shard(model, mesh=mesh), file)
+    save_lora(fully_shard(model), file)
     torch.testing.assert_close(load_lora(two(), file)(x), wanted)
-    again = fully_shard(apply_ndlinear_lora(two(), "*"), mesh=mesh)
+    again = fully_shard(apply_ndlinear_lora(two(), "*"))
     torch.testing.assert_close(load_lora(again, file)(x), wanted)
-    sharded, parallel = fully_shard(two(), mesh=mesh), nn.parallel.DistributedDataParallel(two())
+    sharded, parallel = fully_shard(two()), nn.parallel.DistributedDataParallel(two())
     for bare, words in ((sharded, "then call fully_shard"), (parallel, "DistributedDataParallel")):
         for call in (lambda m: apply_ndlinear_lora(m, "0"), lambda m: load_lora(m, file)):
             with pytest.raises(ValueError, match="put the adapters on first") as said:

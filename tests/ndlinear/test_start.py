@@ -18,19 +18,11 @@ def reset_all(model):
             module.reset_parameters()
 
 
-def sharded(model):
-    """As FSDP2's users start a large model: shapes first, then shards of memory, then the values."""
-    fsdp = pytest.importorskip("torch.distributed.fsdp")
-    if not hasattr(fsdp, "fully_shard"):
-        pytest.skip("this torch has no fully_shard")
-    return fsdp.fully_shard(model)
-
-
 COPIES = {
-    "itself": lambda model: model,
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda model: pickle.loads(pickle.dumps(model)),
-    "sharded": sharded,
+    "itself": lambda model, request: model,
+    "deepcopy": lambda model, request: copy.deepcopy(model),
+    "pickle": lambda model, request: pickle.loads(pickle.dumps(model)),
+    "sharded": lambda model, request: request.getfixturevalue("fully_shard")(model),
 }
 STARTS = {
     "layer": lambda: nd.NdLinear((16, 16), (16, 16), init="unit"),
@@ -42,12 +34,12 @@ STARTS = {
 @pytest.mark.parametrize("how", COPIES)
 @pytest.mark.parametrize("reset", [reset_all, lambda layer: layer.reset_parameters()])
 @pytest.mark.parametrize("make", STARTS.values(), ids=STARTS)
-def test_unit_variance_after_a_reset_from_the_meta_device(make, reset, how, one_process):
-    """Whatever the number of terms; the memory held anything before."""
+def test_unit_variance_after_a_reset_from_the_meta_device(make, reset, how, request):
+    """Whatever the number of terms; the memory held anything before, and FSDP2's users shard it first."""
     torch.manual_seed(0)
     with torch.device("meta"):
         layer = make()
-    layer = COPIES[how](layer).to_empty(device="cpu")
+    layer = COPIES[how](layer, request).to_empty(device="cpu")
     for parameter in layer.parameters():
         parameter.data.fill_(math.nan)
     reset(layer)

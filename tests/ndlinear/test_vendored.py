@@ -94,7 +94,7 @@ def test_it_computes_the_same_where_part_3_is_deleted(monkeypatch):
             test()
             ran += 1
     examples = doctest.testmod(module)
-    assert ran >= 8 and examples.attempted >= len(module.__all__) and not examples.failed
+    assert ran >= 7 and examples.attempted >= len(module.__all__) and not examples.failed
     layer = module.NdLinear((4, 5), (3, 2), execution="recompute")
     x = torch.randn(7, 4, 5)
     torch.testing.assert_close(layer(x), module.ndlinear(x, layer.weights, layer.biases))

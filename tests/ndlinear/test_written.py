@@ -26,13 +26,9 @@ DENSE = {  # a layer, how its dense weight is made, what a write to it says
 }
 WRITES = {
     "init": lambda layer: nn.init.kaiming_uniform_(layer.weight),
-    "init of a bias": lambda layer: nn.init.constant_(layer.bias, 1.0),
-    "copy_": lambda layer: layer.weight.copy_(torch.zeros(15, 24)),
     "data": lambda layer: layer.weight.data.normal_(0, 0.02),
-    "detached": lambda layer: layer.weight.detach().zero_(),
     "a part": lambda layer: layer.weight[:3].fill_(0),
     "an item": lambda layer: layer.weight.__setitem__(0, 1.0),
-    "a view": lambda layer: layer.weight.t()[0].mul_(2),
     "chunk": lambda layer: layer.weight.chunk(3)[0].zero_(),
     "unbind": lambda layer: layer.weight.detach().unbind(0)[0].zero_(),
     "foreach": lambda layer: torch._foreach_zero_([layer.weight]),
