@@ -385,6 +385,22 @@ def test_from_a_conv1d_of_transformers(kind):
     assert ours.approximation.weight_error == pytest.approx(theirs.approximation.weight_error)
 
 
+def test_fsdp_with_a_policy_for_each_mode(fully_shard):
+    """Its parameters are sharded, and of another type, until its own hooks have run."""
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    for kind in ("reordered", "backwards", "flat", "sum"):
+        model, x = made(kind, torch.float32)
+        want = model(x)
+        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
+        for mode in modes_of(model):
+            fully_shard(mode, mp_policy=policy)
+        y = model(x)
+        assert 0 < (y - want).abs().max() < 0.03 * want.abs().max()
+        y.sum().backward()
+        assert all(mode.weight.grad is not None for mode in modes_of(model))
+
+
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["reordered", "backwards", "flat", "sum"])
 @pytest.mark.parametrize("execution", ["planned", "sequential"])
