@@ -1,11 +1,7 @@
 """The project as a newcomer meets it: README examples, environment, licence, one setup cell, what the tree holds."""
 
 import doctest
-import json
-import os
-import pathlib
 import re
-import subprocess
 import sys
 
 import pytest
@@ -61,34 +57,3 @@ def test_times_are_recorded_and_shown(monkeypatch, tmp_path):
     monkeypatch.setattr(scripts, "run", lambda path, mode: 0)
     times.main([])
     assert re.fullmatch(r"replay \d+ s · smoke \d+ s", times_line("99_x"))
-
-
-def run_setup(folder: pathlib.Path, book: str) -> subprocess.CompletedProcess:
-    """The setup cell of a chapter as a script in an empty folder, with nothing of the book on the path."""
-    cells = json.loads(modes.chapters()[0].read_text(encoding="utf-8"))["cells"]
-    sources = ("".join(cell["source"]) for cell in cells)
-    source = next(source for source in sources if source.startswith("# @title Setup"))
-    (folder / "cell.py").write_text(re.sub(r'(?m)^BOOK = ".*?"', f'BOOK = "{book}"', source))
-    left_out = ("PYTHONPATH", "COV_CORE_SOURCE")
-    environment = {k: v for k, v in os.environ.items() if k not in left_out}
-    how = {"env": environment | {"NDL_MODE": "smoke"}, "capture_output": True, "text": True}
-    return subprocess.run([sys.executable, "cell.py"], cwd=folder, timeout=120, **how)
-
-
-def test_setup_cell_passes_on_what_git_says(tmp_path):
-    """No address, a wrong one, and the folder of an interrupted attempt: one message each, no traceback of ours."""
-    none, nothing, half = (tmp_path / name for name in ("none", "nothing", "half"))
-    for folder in (none, nothing, half / "ndlinear-book"):
-        folder.mkdir(parents=True)
-    (half / "ndlinear-book" / "README.md").write_text("the checkout stopped here")
-    missing = f"file://{tmp_path}/missing.git"
-    expected = {
-        (none, ""): "repository '' does not exist",
-        (nothing, missing): "does not appear to be a git repository",
-        (half, missing): "already exists and is not an empty directory",
-    }
-    for (folder, book), words in expected.items():
-        done = run_setup(folder, book)
-        assert done.returncode != 0 and words in done.stderr, done.stderr
-        assert "Set BOOK to its git repository" in done.stderr and "Traceback" not in done.stderr
-    assert (half / "ndlinear-book" / "README.md").is_file(), "nothing of the reader's is removed"

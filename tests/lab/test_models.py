@@ -7,14 +7,6 @@ from lab.models import size
 from torch import nn
 
 
-def test_size_counts_shared_parameters_once_and_fixed_ones_not():
-    net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
-    net[1].weight = net[0].weight
-    assert size(net) == 9 + 3 + 3
-    net[0].bias.requires_grad_(False)
-    assert size(net) == 12
-
-
 def test_cp_layer_is_a_sum_of_outer_products():
     layer, x = models.CPLinear(5, 4, rank=3).double(), torch.randn(6, 5).double()
     torch.nn.init.normal_(layer.bias), torch.nn.init.normal_(layer.weights)

@@ -34,10 +34,10 @@ def shapes(draw, most=5, entries=3000):
 
 
 @st.composite
-def layers(draw, most=5, **options):
+def layers(draw, most=5):
     """A float64 NdLinear with random weights, any order, with or without biases."""
     dims, hidden = draw(shapes(most))
-    outer, bias = draw(st.booleans()), options.get("bias", draw(st.booleans()))
+    outer, bias = draw(st.booleans()), draw(st.booleans())
     torch.manual_seed(draw(st.integers(0, 2**16)))
     layer = nd.NdLinear(dims, hidden, outer, bias, dtype=torch.float64)
     return randomise(layer)

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from ndlinear_cases import (
     QUICK,
+    Conv1D,
     batches,
     bias_by_formula,
     by_einsum,
@@ -217,13 +218,16 @@ def test_rank_one_bias_is_the_least_squares_fit(dims, hidden, dtype):
 @pytest.mark.filterwarnings("ignore:Complex modules are a new feature")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 @pytest.mark.parametrize("rank", [1, 5, 12])
-@pytest.mark.parametrize("bias", [True, False])
-def test_more_terms_and_the_full_bias(rank, bias, dtype):
+@pytest.mark.parametrize(("kind", "bias"), [(nn.Linear, True), (nn.Linear, False), (Conv1D, True)])
+def test_more_terms_and_the_full_bias(rank, kind, bias, dtype):
     class Mine(nd.NdLinearSum):
         pass
 
-    linear = dense(12, 20, bias, dtype)
-    layer = Mine.from_linear(linear, (4, 5), (3, 4), rank)
+    given = linear = dense(12, 20, bias, dtype)
+    if kind is Conv1D:  # GPT-2's dense layer: its weight is (inputs, outputs)
+        given = Conv1D(12, 20).to(dtype)
+        given.load_state_dict({"weight": linear.weight.t(), "bias": linear.bias})
+    layer = Mine.from_linear(given, (4, 5), (3, 4), rank)
     values = torch.linalg.svdvals(blocks(linear.weight, (4, 5), (3, 4)))
     error = (values[rank:].norm() / values.norm()).item()
     assert layer.approximation.weight_error == pytest.approx(error, abs=1e-12)

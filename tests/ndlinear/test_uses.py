@@ -10,7 +10,7 @@ import pickle
 
 import pytest
 import torch
-from ndlinear_cases import KINDS, Conv1D, made, modes_of, randomise, reference
+from ndlinear_cases import KINDS, made, modes_of, randomise, reference
 from torch import nn
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.nn.utils import parametrize
@@ -370,35 +370,6 @@ def test_from_linear_of_a_quantised_layer():
     assert (got(x) - want(x)).abs().max() < 0.05 * want(x).abs().max()
     with pytest.raises(TypeError, match=r"cannot multiply torch.float8_e4m3fn: .*bfloat16"):
         nd.NdLinear.from_linear(nn.Linear(24, 15).to(torch.float8_e4m3fn), (4, 6), (3, 5))
-
-
-@pytest.mark.parametrize("kind", [nd.NdLinear, nd.FlatNdLinear, nd.NdLinearSum])
-def test_from_a_conv1d_of_transformers(kind):
-    """GPT-2's dense layer: its weight is (inputs, outputs)."""
-    conv = randomise(Conv1D(6, 20))
-    linear = nn.Linear(20, 6)
-    linear.load_state_dict({"weight": conv.weight.t(), "bias": conv.bias})
-    ours, theirs = (kind.from_linear(dense, (4, 5), (3, 2)) for dense in (conv, linear))
-    assert ours.state_dict().keys() == theirs.state_dict().keys()
-    for a, b in zip(ours.parameters(), theirs.parameters()):
-        torch.testing.assert_close(a, b)
-    assert ours.approximation.weight_error == pytest.approx(theirs.approximation.weight_error)
-
-
-def test_fsdp_with_a_policy_for_each_mode(fully_shard):
-    """Its parameters are sharded, and of another type, until its own hooks have run."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
-    for kind in ("reordered", "backwards", "flat", "sum"):
-        model, x = made(kind, torch.float32)
-        want = model(x)
-        policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, output_dtype=torch.float32)
-        for mode in modes_of(model):
-            fully_shard(mode, mp_policy=policy)
-        y = model(x)
-        assert 0 < (y - want).abs().max() < 0.03 * want.abs().max()
-        y.sum().backward()
-        assert all(mode.weight.grad is not None for mode in modes_of(model))
 
 
 @pytest.mark.filterwarnings("ignore")
