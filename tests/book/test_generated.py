@@ -19,12 +19,13 @@ ROOT = modes.ROOT
 
 
 RECIPES = "\n".join((ROOT / "book" / f"{n}.md").read_text("utf8") for n in ("recipes", "adapters"))
-OPTIONAL = {"numpy", "scipy", "pandas", "safetensors", "peft", "transformers", "matplotlib", "lab"}
+OPTIONAL = {"numpy", "scipy", "pandas", "safetensors", "peft", "transformers", "matplotlib"}
+OPTIONAL |= {"tqdm", "filelock", "yaml", "lab"}
 BRINGS = {  # a package -> what comes with it
-    "transformers": {"numpy", "safetensors", "scipy", "pandas"},
-    "peft": {"numpy", "transformers", "safetensors", "scipy", "pandas"},
+    "transformers": {"numpy", "safetensors", "scipy", "pandas", "tqdm", "filelock", "yaml"},
     '"./ndlinear-book[guide]"': {"numpy", "scipy", "pandas"},
 }
+BRINGS["peft"] = BRINGS["transformers"] | {"transformers"}
 
 
 def recipes() -> dict[str, tuple[str, str]]:
@@ -51,7 +52,8 @@ def test_recipes_run_with_what_they_name(needs, tmp_path):
     named = {word for line in re.findall(r"`pip install (.*?)`", needs) for word in line.split()}
     absent = OPTIONAL - named - set().union(*(BRINGS.get(word, set()) for word in named))
     libraries = sysconfig.get_path("purelib")
-    run = f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {libraries!r}]"
+    run = "import warnings; warnings.filterwarnings('error', module='ndlinear')\n"
+    run += f"import sys; sys.path[:0] = [{str(tmp_path)!r}, {libraries!r}]"
     run += f"; sys.modules.update(dict.fromkeys({sorted(absent)}))\n"
     run += f"for block in {blocks!r}:\n    exec(block, {{'__name__': '__main__'}})"
     alone = {"PATH": "", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}

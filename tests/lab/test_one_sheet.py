@@ -1,4 +1,4 @@
-"""Printing a page of the book: one sheet of A4 or a refusal that says why."""
+"""Printing a page of the book: a refusal that says why; that the report is one sheet is in test_built_book.py."""
 
 import sys
 
@@ -44,10 +44,3 @@ def test_what_keeps_it_from_printing_is_said(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(LabError, match="apt-get install chromium"):
         report.browser()
-
-
-def test_a_real_browsers_sheet_is_read(browser, tmp_path):
-    """That several are read as well is in test_pdf.py."""
-    page = tmp_path / "page.html"
-    page.write_text("<!doctype html><style>@page { size: A4 }</style><p>One.</p>")
-    report.print_page(page, tmp_path / "out.pdf")
