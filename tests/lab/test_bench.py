@@ -58,8 +58,7 @@ def test_the_layer_of_the_page_trains_once_and_its_rows_stay(thin, tmp_path, mon
     assert len(store.parse(files["thin"])) == 2 * len(rows)
 
 
-def test_a_quick_look_keeps_nothing(thin, tmp_path, monkeypatch, capsys):
-    monkeypatch.setenv("NDL_RESULTS", str(tmp_path / "rows"))
+def test_a_quick_look_keeps_nothing(thin, tmp_path, capsys):
     bench.main([f"{thin}:Thin", "--quick", "--sets", "breast-cancer"])
     assert "fits 1 of 1 sets" in capsys.readouterr().out and not (tmp_path / "rows").exists()
 

@@ -101,30 +101,26 @@ def test_rows_that_run_again_show_what_acts_late(
     assert bool(again.judge("made-up", rows)) == apart
 
 
-def test_rows_of_a_chaotic_experiment_lie_where_other_seeds_lie(record, taken_down):
-    golden.write("made-up", golden.kept("made-up") | {"chaotic": True})
-    old, other, *_ = golden.read("made-up")
-    for value, stands in ((other["metrics"]["value"], True), (1e6, False)):
-        assert bool(again.judge("made-up", [old | {"metrics": {"value": value}}])) != stands
+STANDS = {  # is the experiment chaotic, values of its three seeds, those of new rows, and whether these stand
+    "a tenth of the deviation more": (False, [1, 2, 3], [1.09], True),
+    "a tenth less": (False, [1, 2, 3], [0.91], True),
+    "more than a tenth": (False, [1, 2, 3], [1.11], False),
+    "chaotic, where others lie": (True, [1, 2, 3], [2.5], True),
+    "chaotic, far away": (True, [1, 2, 3], [1e6], False),
+    "fewer than half leave a cap": (True, [400] * 3, [238, 400, 400], True),
+    "more than half leave it": (True, [400] * 3, [238, 238, 400], False),
+    "one leaves it, not chaotic": (False, [400] * 3, [238, 400, 400], False),
+}
 
 
-@pytest.mark.parametrize(("chaotic", "left", "apart"), [(1, 1, False), (1, 2, True), (0, 1, True)])
-def test_fewer_than_half_may_leave_a_cap_that_all_seeds_reach(
-    taken_down, monkeypatch, chaotic, left, apart
-):
-    golden.write("made-up", golden.kept("made-up") | {"chaotic": bool(chaotic)})
-    rows = [row | {"metrics": {"value": 400}} for row in golden.read("made-up")[:3]]
+@pytest.mark.parametrize(("chaotic", "recorded", "new", "stands"), STANDS.values(), ids=STANDS)
+def test_how_far_new_rows_may_lie(taken_down, monkeypatch, chaotic, recorded, new, stands):
+    golden.write("made-up", golden.kept("made-up") | {"chaotic": chaotic})
+    pairs = zip(golden.read("made-up"), recorded)
+    rows = [row | {"metrics": {"value": value}} for row, value in pairs]
     monkeypatch.setattr(golden, "current", lambda name, read: {row["key"]: row for row in rows})
-    new = [row | {"metrics": {"value": 238}} for row in rows[:left]] + rows[left:]
-    assert bool(again.judge("made-up", new)) == apart
-
-
-@pytest.mark.parametrize(("part", "apart"), [(0.09, False), (-0.09, False), (0.11, True)])
-def test_a_row_may_move_by_a_tenth_of_what_seeds_differ_by(taken_down, monkeypatch, part, apart):
-    rows = [r | {"metrics": {"value": 1.0 + s}} for s, r in enumerate(golden.read("made-up")[:3])]
-    monkeypatch.setattr(golden, "current", lambda name, read: {row["key"]: row for row in rows})
-    new = rows[0] | {"metrics": {"value": 1.0 + part}}  # their standard deviation is one
-    assert bool(again.judge("made-up", [new])) == apart
+    fresh = [row | {"metrics": {"value": value}} for row, value in zip(rows, new)]
+    assert bool(again.judge("made-up", fresh)) != stands
 
 
 def test_a_group_of_three_seeds_is_drawn_of_each_experiment(record, taken_down, monkeypatch):

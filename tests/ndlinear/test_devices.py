@@ -81,15 +81,6 @@ def test_a_layer_that_moves_to_cuda_leaves_its_plans_behind(cuda):
 
 
 # ------------------------------------------------------------------------------------------------- what a plan starts
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@biased
-@layouts
-def test_sizes_dtype_and_device_on_cuda(dims, hidden, bias, dtype, cuda):
-    for outer, batch in itertools.product((True, False), [(), (0,), (7,), (2, 3)]):
-        layer = to_cuda(nd.NdLinear(dims, hidden, outer, bias, dtype=dtype), cuda)
-        y = layer(cuda(*batch, *dims, dtype=dtype))
-        assert y.shape == (*batch, *hidden) and y.dtype == dtype and y.device.type == "cuda"
-        assert y.is_contiguous()
 
 
 def test_biases_are_added_inside_the_products(cuda):

@@ -38,10 +38,8 @@ def made(source: pathlib.Path, kind: str, target: pathlib.Path) -> pathlib.Path:
     return found
 
 
-@pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """The folder into which pip installed the wheel of the unpacked source distribution; the lab is left out."""
-    around = tmp_path_factory.mktemp("package")
+def installed(around):
+    """The folder into which pip installs the wheel of the unpacked source distribution; the lab is left out."""
     checkout = around / "ndlinear-book"  # does not count in the coverage
     checkout.mkdir()
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE", *ROOT.glob("ndlinear*.py")):
@@ -60,17 +58,18 @@ def installed(tmp_path_factory):
     return around / "site"
 
 
-def test_the_wheel_holds_the_modules_and_the_guide_and_asks_for_torch_alone(installed):
-    found = {path.name for path in installed.iterdir()} - {"bin"}
+def test_the_wheel_holds_the_modules_and_the_guide_and_asks_for_torch_alone(tmp_path):
+    folder = installed(tmp_path)
+    found = {path.name for path in folder.iterdir()} - {"bin"}
     (about,) = (name for name in found if name.endswith(".dist-info"))
     assert found - {about} == MODULES | {"ndlinear_guide"}
-    assert all((installed / name / "py.typed").is_file() for name in found - {about})
+    assert all((folder / name / "py.typed").is_file() for name in found - {about})
     for name in MODULES:
-        code = (installed / name / "__init__.py").read_bytes()
+        code = (folder / name / "__init__.py").read_bytes()
         assert code == (ROOT / f"{name}.py").read_bytes()
     for path in (ROOT / "ndlinear_guide").glob("*.py"):
-        assert (installed / "ndlinear_guide" / path.name).read_bytes() == path.read_bytes()
-    metadata = email.message_from_string((installed / about / "METADATA").read_text("utf-8"))
+        assert (folder / "ndlinear_guide" / path.name).read_bytes() == path.read_bytes()
+    metadata = email.message_from_string((folder / about / "METADATA").read_text("utf-8"))
     needs = metadata.get_all("Requires-Dist")
     assert [need for need in needs if "extra ==" not in need] == ["torch>=2.4"]
     guide = {need.split(";")[0] for need in needs if 'extra == "guide"' in need}
