@@ -8,7 +8,7 @@ import sys
 import lab
 import pytest
 import torch
-from lab import LabError, modes, released
+from lab import LabError, modes, processes, released
 from lab.chapters import two_processes
 from lab.chapters.behaviour import judge
 
@@ -102,6 +102,15 @@ def test_gradients_of_processes_that_differ_are_found(how, tmp_path):
         assert two_processes.gap(ndlinear.NdLinear, how, 0) > 1e-3
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_process_that_fails_and_one_that_hangs_are_said(tmp_path):
+    (tmp_path / "broken.py").write_text("raise SystemExit('broken file')")
+    with pytest.raises(RuntimeError, match=r"one of two processes failed: .*broken file"):
+        processes.together([str(tmp_path / "broken.py")])
+    (tmp_path / "slow.py").write_text("import time; time.sleep(60)")
+    with pytest.raises(LabError, match="longer than 0 s; is the machine busy"):
+        processes.together([str(tmp_path / "slow.py")], seconds=0.2)
 
 
 def test_the_release_is_installed_once_beside_ours_and_what_keeps_it_away_is_said(

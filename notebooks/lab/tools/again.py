@@ -31,7 +31,6 @@ from . import scripts
 
 LONGEST = 10.0  # seconds of a group that is drawn
 SEEDS = 3  # rows that differ by the seed alone, at least
-LEFT_OUT = ("scaling-compressed", "scaling-rates")  # two processes train there
 RECORDS = re.compile(r"lab\.(record|whole|on_devices)\(")
 OPENING = 15.0  # seconds until a notebook has reached its experiments
 
@@ -105,7 +104,7 @@ def drawn(seconds: float, seed: int, first: set[pathlib.Path] = frozenset()) -> 
     """Experiment -> the rows of one of its groups, until so many seconds are full."""
     names = sorted(p.stem for p in golden.place("").parent.glob("*.json"))
     # golden files of times have no numbers
-    names = [name for name in names if golden.kept(name)["values"] and name not in LEFT_OUT]
+    names = [name for name in names if golden.kept(name)["values"]]
     draw, chosen, opened = random.Random(seed), {}, set()
     names = draw.sample(names, len(names))
     for name in sorted(names, key=lambda name: bool(first) and owner(name) not in first):
