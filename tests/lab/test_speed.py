@@ -20,11 +20,12 @@ from scipy import stats
 
 import ndlinear
 
-SAME = [name for name in bench.PEERS if name not in ("released", "low-rank", "lokr")]
+SAME = [name for name in bench.PEERS if name not in ("released", "low-rank")]
 
 
 @pytest.mark.parametrize(
-    "dims, hidden", [((4, 5), (3, 6)), ((3, 1, 4), (2, 5, 1)), ((2, 3, 2, 4), (3, 2, 4, 1))]
+    "dims, hidden",
+    [((4, 5), (3, 6)), ((2, 12), (4, 6)), ((3, 1, 4), (2, 5, 1)), ((2, 3, 2, 4), (3, 2, 4, 1))],
 )
 @pytest.mark.parametrize("outer", [True, False], ids=["1..N", "N..1"])
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "no bias"])
@@ -32,7 +33,8 @@ def test_peers_compute_the_same_function_and_gradients(dims, hidden, outer, bias
     p = bench.Problem(dims, hidden, 3, outer, dtype="float64", bias=bias)
     names = [n for n in SAME if not (bias and n in bench.WITHOUT_BIASES)]
     peers, left_out = bench.assemble(p, names)
-    assert not left_out and len(peers) >= 4
+    folded = dims == (4, 5)  # as peft folds these sizes; others it takes in another way, or not
+    assert set(left_out) == (set() if bias or folded else {"lokr"}) and len(peers) >= 4
     order = range(len(dims)) if outer else range(len(dims))[::-1]
     y = ndlinear.ndlinear(p.x, p.layer.weights, p.layer.biases, list(order))
     gradient = torch.randn_like(y)
@@ -44,15 +46,6 @@ def test_peers_compute_the_same_function_and_gradients(dims, hidden, outer, bias
         x, *of_parameters = made.training()
         near(x.reshape(p.x.shape), expected[0], msg=name)
         assert len(of_parameters) == len(made.parameters) >= (1 if name == "dense" else len(dims))
-
-
-def test_lokr_is_the_same_map():
-    p = bench.Problem((4, 6), (4, 6), 3, dtype="float64", bias=False)
-    made = bench.peer(p, "lokr")
-    torch.testing.assert_close(made.forward(), p.layer(p.x).flatten(1), atol=1e-10, rtol=1e-10)
-    assert len(made.training()) == 3
-    for problem in (bench.Problem((2, 2, 2), (2, 2, 2), 1), bench.Problem((2, 12), (4, 6), 1)):
-        assert "lokr" in bench.assemble(problem, ["lokr"])[1]
 
 
 def test_low_rank_has_at_most_as_many_parameters():
