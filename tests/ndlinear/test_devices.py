@@ -23,8 +23,6 @@ SHAPES = [  # one to four modes; thin products, sizes of one, orders that pay
     ((3, 4, 5), (5, 1, 4)),
     ((4, 3, 2, 5), (2, 3, 4, 5)),
 ]
-layouts = pytest.mark.parametrize("dims, hidden", SHAPES, ids=str)
-biased = pytest.mark.parametrize("bias", [True, False], ids=["biases", "no biases"])
 
 
 def contiguous(tensor):
@@ -51,8 +49,8 @@ def to_cuda(layer, cuda):
 
 
 # ---------------------------------------------------------------------------------------------------------- the plan
-@biased
-@layouts
+@pytest.mark.parametrize("bias", [True, False], ids=["biases", "no biases"])
+@pytest.mark.parametrize("dims, hidden", SHAPES, ids=str)
 def test_a_plan_for_cuda_takes_the_cheapest_order_and_merges_nothing(dims, hidden, bias):
     for outer, batch, grad in itertools.product((True, False), (1, 40, 3000), (True, False)):
         layer = nd.NdLinear(dims, hidden, outer, bias)
