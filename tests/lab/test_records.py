@@ -180,13 +180,6 @@ def test_an_edit_whose_checksums_were_made_anew_is_refused(record, edit):
         record("replay", grid())
 
 
-def test_two_runs_of_one_configuration_are_refused_in_a_full_run_too(record):
-    record("full", grid(2))
-    store.append(record.path, lines(record.path)[0] | {"seconds": 9.0})
-    with pytest.raises(RecordError, match=r"two runs of .* stand under version 1"):
-        record("full", grid(2))
-
-
 def test_kill_minus_nine_loses_and_doubles_nothing(record):
     """A process is killed in the middle of a grid, twice, and started again."""
 

@@ -164,7 +164,6 @@ VALUES = [
     (lambda: nd.mode_product(X, torch.zeros(4), 1), ["axis 1", "weight (4,)"]),
     (lambda: nd.mode_product(X, W[0], 1, torch.zeros(4)), ["weight (3, 4)", "bias (4,)"]),
     (lambda: nd.rearrange(torch.zeros(6, 20), (4, 4), (3, 2)), FOLDS),
-    (lambda: nd.NdLinearSum.from_linear(nn.Linear(20, 6), (4, 4), (3, 2), rank=2), FOLDS),
     (lambda: nd.rearrange(torch.zeros(120), (4, 5), (3, 2)), ["(120,)"]),
     *((partial(nd.nearest_kronecker, NAN, *fold), ["not finite"]) for fold in FOLDED),
     (lambda: nd.NdLinear.from_linear(nn.Linear(20, 6, device="meta"), *FOLDED[1]), ["on meta"]),

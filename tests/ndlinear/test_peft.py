@@ -165,16 +165,6 @@ def test_a_conv1d_of_transformers(x):
 
 
 # ------------------------------------------------------------------------------------------ merged in part, and rescaled
-@pytest.fixture
-def both(x, tmp_path):
-    """A model with two active adapters."""
-    model = adapted()
-    adapted(seed=1, lora_alpha=0.5).save_pretrained(tmp_path)
-    load(model, tmp_path, "second")
-    model.base_model.set_adapter(["default", "second"])
-    return model
-
-
 def layers_of(model):
     return (model.base_model.model[0], model.base_model.model[2])
 
@@ -201,9 +191,12 @@ MERGES = {  # what does not
 
 @pytest.mark.filterwarnings("ignore:Already")
 @pytest.mark.parametrize("seed", range(8))
-def test_scales_changed_while_adapters_are_merged_in_part_act_and_unmerge(seed, both, x):
+def test_scales_changed_while_adapters_are_merged_in_part_act_and_unmerge(seed, x, tmp_path):
     """Six steps drawn at random, beside a twin that is never merged; at the end all is taken out, or added for good."""
-    model, scales = both, (2.0, 0.5)
+    model, scales = adapted(), (2.0, 0.5)
+    adapted(seed=1, lora_alpha=0.5).save_pretrained(tmp_path)
+    load(model, tmp_path, "second")
+    model.base_model.set_adapter(["default", "second"])
     twin, draw = copy.deepcopy(model), random.Random(seed)
     for name in [draw.choice([*SCALES, *MERGES]) for _ in range(6)] + ["scale_layer", "one"]:
         if name in MERGES:
