@@ -93,6 +93,12 @@ def test_a_shared_matrix_gets_the_smaller_rate():
         assert rates(model, RATE)["0.align_layers.0.weight"] == RATE
 
 
+def test_a_parameter_that_a_layer_was_given_keeps_the_rate():
+    layer = NdLinear((8, 8), (8, 8))
+    layer.scale = nn.Parameter(torch.ones(()))
+    assert rates(layer, RATE)["scale"] == RATE
+
+
 def test_muon_can_be_given_the_matrices_alone():
     model = nn.Sequential(NdLinear((4, 4), (4, 4)), nn.Flatten(), nn.Linear(16, 1))
     kinds = [{p.ndim == 2 for p in g["params"]} for g in lr_groups(model, RATE, optimiser="muon")]
