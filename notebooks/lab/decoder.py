@@ -64,16 +64,15 @@ def learned_activation(t: Tensor, w: Tensor, c: Tensor, v: Tensor) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------- feed-forward blocks
 class FeedForward(nn.Module):
-    """width -> hidden -> width with an activation between."""
+    """width -> hidden -> width with a ReLU between."""
 
-    def __init__(self, width: int, hidden: int, activation: Callable[[Tensor], Tensor] = F.relu):
+    def __init__(self, width: int, hidden: int):
         super().__init__()
         self.fc1 = nn.Linear(width, hidden)
         self.fc2 = nn.Linear(hidden, width)
-        self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.fc2(self.activation(self.fc1(x)))
+        return self.fc2(F.relu(self.fc1(x)))
 
 
 class NdFeedForward(nn.Module):

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import functools
 import json
-import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from ndlinear import cheapest_order, count_macs, near_square
-from ndlinear_guide.layers import Kronecker
+from ndlinear import cheapest_order, count_macs
 
 from .. import models
 from ..data import load
-from ..data.bpe import BPE
 from ..decoder import (
     RELEASED_STD,
     Decoder,
@@ -40,63 +36,28 @@ NAMES = {
     "dense-width": "dense, NdLinear's width",
     "released": "NdLinear, released start",
     "ndlinear": "NdLinear, spread kinks",
-    "gelu": "dense, GELU",
-    "switched-off": "dense, second matrix 0",
 }
-FURTHER = {  # not in the paper
-    "squared": "dense, squared ReLU",
-    "axes": "NdLinear, two axes of channels",
-    "tiny": "dense, of that size",
-}
-ACTIVATIONS = {"gelu": F.gelu, "squared": lambda x: F.relu(x).square()}
 
 
 def block(width: int, arm: str) -> nn.Module:
-    """The feed-forward block of an arm of `NAMES` or `FURTHER`.
-
-    "axes" folds the channels into a near-square table and has as many hidden numbers as the dense block of four widths; "tiny" is a
-    dense block with at most its parameters.
-    """
+    """The feed-forward block of an arm of `NAMES`."""
     narrow = round(4 * width * NARROWER)
     if arm in ("released", "ndlinear"):
         return NdFeedForward(width, narrow, TERMS)
-    hidden = narrow if arm == "dense-width" else 4 * width
-    if arm in ("axes", "tiny"):
-        fold = near_square(width)
-        wide = tuple(2 * n for n in fold)
-        folded = nn.Sequential(Kronecker(fold, wide), nn.ReLU(), Kronecker(wide, fold))
-        if arm == "axes":
-            return folded
-        hidden = (models.size(folded) - width) // (2 * width + 1)
-    return FeedForward(width, hidden, ACTIVATIONS.get(arm, F.relu))
+    return FeedForward(width, narrow if arm == "dense-width" else 4 * width)
 
 
 def decoder(
     layers: int, width: int, heads: int, arm: str, vocabulary: int, context: int
 ) -> Decoder:
-    """A decoder at its start; the caller seeds.
-
-    The factors of a Kronecker product start with the root of the others' deviation, so that its entries start with that deviation.
-    """
+    """A decoder at its start; the caller seeds."""
     model = Decoder(vocabulary, context, width, layers, heads, lambda: block(width, arm))
     std = scaled_std(width)
     start_as_released(model, std)
     for layer in model.layers:
         if arm == "ndlinear":
             spread_kinks(layer.block, std)
-        if arm == "switched-off":
-            nn.init.zeros_(layer.block.fc2.weight)
-    for part in model.modules():
-        for weight in part.map.weights if isinstance(part, Kronecker) else ():
-            nn.init.normal_(weight, std=math.sqrt(std))
     return model
-
-
-def activations(model: Decoder) -> list[list[list[float]]]:
-    """The learned activation of each layer as [w, c, v]; empty for a dense block."""
-    blocks = [layer.block for layer in model.layers]
-    found = [b.activation_parameters() for b in blocks if isinstance(b, NdFeedForward)]
-    return [[[float(f"{x:.5g}") for x in part.tolist()] for part in three] for three in found]
 
 
 # ------------------------------------------------------------------------------------------- answers by log-likelihood
@@ -148,26 +109,20 @@ def scores(model: nn.Module, prompt: list[int], candidate: list[int], context: i
 
 
 def zero_shot(
-    model: nn.Module, encoding: BPE, asked: Sequence[Question], context: int
+    model: nn.Module,
+    encode: Callable[[str], list[int]],
+    asked: Sequence[Question],
+    context: int,
 ) -> dict[str, float]:
     """Share of right answers by each of the three scores."""
     model.eval()
     right = np.zeros(len(RULES))
     for question in asked:
         texts = (question.prompt, *question.candidates)
-        prompt, *candidates = (encoding.encode(text).tolist() for text in texts)
+        prompt, *candidates = map(encode, texts)
         found = [scores(model, prompt, candidate, context) for candidate in candidates]
         right += np.argmax(found, axis=0) == question.right
     return dict(zip(RULES, right / len(asked)))
-
-
-def all_tasks(model: nn.Module, encoding: BPE, context: int, most: int) -> dict[str, float]:
-    """`zero_shot` for each task at hand, at most so many questions of each: metric "task rule"."""
-    metrics = {}
-    for task in PROMPTS:
-        found = zero_shot(model, encoding, questions(task, most), context)
-        metrics |= {f"{task}_{rule}": share for rule, share in found.items()}
-    return metrics
 
 
 # ---------------------------------------------------------------------------------------------------- the printed tables
