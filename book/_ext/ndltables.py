@@ -20,7 +20,7 @@ HERE = pathlib.Path(__file__).resolve().parent
 # What the outcomes mean. The word and the sign carry them, the colour only repeats it.
 MEANING = {
     "holds": "true as stated, within the scope given; where direction only is said, not in size",
-    "holds-if": "not true as printed, true under the condition given beside it",
+    "holds-if": "true under the condition given beside it, which contradicts the text or adds to it",
     **ledger.GROUNDS,
     "undecided": "tested, and the interval includes both answers",
     "untestable": "cannot be tested; what is missing is given beside it",
