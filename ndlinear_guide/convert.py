@@ -58,7 +58,7 @@ def convert(
 
     The new layers are made of torch's and of `ndlinear`'s, so a pickle of the copy is read without this book.
 
-    The fit is to the weights alone, so train the copy a little before you judge it: chapter 72 has an example. In evaluation
+    The fit is to the weights alone, so train the copy a little before you judge it. In evaluation
     torch's nn.TransformerEncoderLayer reads the weights of its layers itself; with some of them replaced, call
     `torch.backends.mha.set_fastpath_enabled(False)` first. New layers are trainable, whether the old ones were frozen or not.
 

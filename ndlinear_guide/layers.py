@@ -4,7 +4,7 @@ the largest one of a kind that a budget allows.
 A layer maps (..., D) to (..., H). It has the attributes `in_features` and `out_features`, one bias of H numbers
 or none, the number `steps` of matrices that a number passes one after the other, and `matrices`, which says for
 each of its weights how many numbers it reads and writes: the start and the learning rate of a structured layer
-follow from them (chapters 14, 15 and 64). Every weight starts normal, with the deviation
+follow from them (chapters 15 and 64). Every weight starts normal, with the deviation
 in^-1/2 min(1, (out/in)^1/2) of Qiu et al. (2024), arXiv:2406.06248.
 
 Names. A *block tensor train* (BTT) of rank r is two block-diagonal matrices with a transposition between them; of

@@ -5,16 +5,13 @@
   const SUBJECTS = {
     10: "algorithm, bias, biases, layer, mode product, parameters, parameter count, example",
     11: "kronecker product, tucker, equivalent dense layer, rank, total bias, redundancy",
-    12: "flops, macs, multiply-adds, mode order, compute cost",
-    13: "activation memory, autograd, checkpointing, gpu memory, ram",
-    14: "initialization, init, variance, xavier, kaiming",
-    15: "learning rate, lr, adam, sgd, optimizer, optimiser, mup, weight decay",
+    12: "flops, macs, multiply-adds, mode order, compute cost, activation memory, autograd, checkpointing, gpu memory, ram",
+    15: "learning rate, lr, adam, sgd, optimizer, optimiser, mup, weight decay, initialization, init, variance, xavier, kaiming",
     20: "vc dimension, expressivity, expressiveness, lower bound, shattering",
     21: "activation, relu, nonlinearity, universal approximation",
     22: "compress, compression, from_linear, svd, sum of kronecker terms, vit, bert",
-    23: "von neumann entropy, entanglement",
+    23: "von neumann entropy, entanglement, ood, regression",
     24: "rademacher complexity, inductive bias, implicit bias, overfitting",
-    30: "ood, regression",
     33: "hidden size, hidden sizes, axis order",
     34: "axes, shuffle, shuffled pixels, permutation",
     40: "cifar, convolutional network, image classification, vision",
@@ -22,14 +19,13 @@
     42: "uea, ucr",
     43: "boosting, tables, tabular data",
     44: "bert, cola, sst-2, nlp",
-    60: "fast, faster, runtime, latency, throughput, time, torch.compile, benchmark",
-    61: "training time, slower",
+    60: "fast, faster, runtime, latency, throughput, time, torch.compile, benchmark, training time, slower",
     63: "onnx, export, autocast, checkpoint, state_dict, compatibility, ddp, fsdp, vmap",
     64: "structured layer, monarch, block-diagonal, low rank, structured matrices, comparison",
     71: "verdicts, results, summary, true, paper, checkpoints, reverse engineering, protocols, reproduce, reproducibility, fid",
     72: "recommendation, advice, when to use, should i use it, use",
   };
-  const LISTS = /^book\/(api|bibliography|changelog|claims|contributing|corrections|glossary|status)$/;
+  const LISTS = /^book\/(api|bibliography|changelog|claims|contributing|corrections|glossary)$/;
   const plain = (text) => text.toLowerCase().replace(/[\s_-]+/g, " ").trim();
   // a question without what every question has
   const FILLERS = /^(a|an|are|can|do|does|how|i|in|is|it|my|ndlinear|of|should|the|this|to|what|when|where|which|you)$/;

@@ -1,7 +1,7 @@
 """What the notebooks share: modes, records, the ledger, data, a training loop, statistics and figures.
 
-Nothing here imports from a notebook. Only torch, numpy, scipy, pandas, matplotlib and filelock (which torch brings) are
-needed to run an experiment; IPython, tqdm, PyYAML, scikit-learn and dask are used where they are installed.
+Nothing here imports from a notebook. Only torch, numpy, scipy, pandas, matplotlib, PyYAML and filelock (which torch
+brings) are needed to run an experiment; IPython, tqdm, scikit-learn and dask are used where they are installed.
 
 Imports go down only: `chapters` and `tools` -> `page` -> `records` -> `data` -> `train` -> the modules of this folder ->
 `ndlinear_guide` and `ndlinear`. No chapter's module knows another's.

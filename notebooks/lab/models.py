@@ -1,7 +1,7 @@
 """The models of the paper's experiments, built from plain torch.nn and NdLinear at the sizes that
 give its printed counts.
 
-Chapter 70 counts them; the experiments of the chapters 3x and 4x train those that are small. The
+Evidence 70 counts them; other evidence trains those that are small. The
 settings come from the text of the paper, from its released code, or, where neither says, from the
 printed counts; each docstring says which. Large models (`opt`, `decoder`, `dit`) are bodies to be
 counted: build them under ``torch.device("meta")``, they hold no numbers and have no forward pass.

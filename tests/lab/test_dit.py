@@ -1,4 +1,4 @@
-"""The diffusion transformer of chapter 53: patches, diffusion, sampler and measures against independent formulas."""
+"""The diffusion transformer of evidence 53: patches, diffusion, sampler and measures against independent formulas."""
 
 import math
 

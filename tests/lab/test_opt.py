@@ -1,4 +1,4 @@
-"""Chapter 51: answers by log-likelihood against scores computed by hand, the counts of the library's model."""
+"""Evidence 51: answers by log-likelihood against scores computed by hand, the counts of the library's model."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Chapter 51: decoders with a dense or an NdLinear block, the printed tables, and answers chosen by log-likelihood."""
+"""Evidence 51: decoders with a dense or an NdLinear block, the printed tables, and answers chosen by log-likelihood."""
 
 from __future__ import annotations
 
