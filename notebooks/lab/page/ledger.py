@@ -39,7 +39,7 @@ SETTLED = VERDICTS[:4]  # a cell judges them
 # the condition says what was missing.
 GROUNDS = {
     "refuted": "a proof, a count or the paper's own printed cells contradict it",
-    "not reproduced": "runs with at least half of the printed parameters, data and training contradict it",
+    "not reproduced": "runs with at least half of the printed parameters and data, and offered as much training, contradict it",
     "not reproduced at small scale": "runs with less than half of the printed parameters, data or training contradict it, "
     "which says nothing about the printed size",
     "slip": "a matter of rounding, typing or naming, without weight for the message",
