@@ -391,8 +391,8 @@ def factors(
 ) -> dict[float, dict]:
     """For each goal how many times more samples one model needs than another, with a 95 % bootstrap interval over paired seeds.
 
-    The largest size stands in for a model that does not arrive: if that is the first model, the ratio is a ``bound``. Where neither
-    arrives it is nan.
+    The largest size stands in for a model that does not arrive: if that is the first model, the ratio is a ``bound``, if the second,
+    it is at ``most`` that. Where neither arrives it is nan.
     """
     errors, found = [by_size(runs, model, alpha) for model in (than, more)], {}
     last = errors[0].columns.max()
@@ -403,5 +403,6 @@ def factors(
         known = np.isfinite(ratios[1:]).mean() >= 0.975
         low, high = np.nanquantile(ratios[1:], (0.025, 0.975)) if known else (math.nan, math.nan)
         ends = {"low": float(low), "high": float(high)}
-        found[goal] = {"ratio": float(ratios[0]), **ends, "bound": math.isinf(many[0])}
+        missed = {"bound": math.isinf(many[0]), "most": math.isinf(few[0])}
+        found[goal] = {"ratio": float(ratios[0]), **ends, **missed}
     return found
