@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial, reduce
@@ -112,9 +113,7 @@ class NdLinear(nn.Module):
     """A linear layer that keeps the axes: (..., D_1, ..., D_N) -> (..., H_1, ..., H_N).
 
     Its parameters are `align_layers.{k}.weight` (H_k, D_k) and, with `bias`,
-    `align_layers.{k}.bias` (H_k,). It costs `count_macs(input_dims, hidden_size, execution_order)`
-    multiply-adds per sample or, where merged modes take less time, what `plan` prints. Source:
-    Algorithm 1 of the paper.
+    `align_layers.{k}.bias` (H_k,). It costs what `plan` prints. Source: Algorithm 1 of the paper.
 
     Args:
         input_dims, hidden_size: (D_1, ..., D_N) and (H_1, ..., H_N), positive integers.
@@ -125,13 +124,12 @@ class NdLinear(nn.Module):
             3^-N, of complex numbers (2/3)^N, plus biases. "paper": Xavier uniform per mode, biases
             zero. "unit": uniform of variance 1/D_k, which keeps that of the input, biases zero.
         execution: "planned": the fastest way known, see `plan`. "sequential": Algorithm 1 as it is.
-            "recompute": planned, under torch.utils.checkpoint, which keeps only the input.
+            "recompute": planned; eager calls of real numbers keep only the input (checkpoint).
         device, dtype: of the parameters, as in torch.nn.Linear.
 
     `order` lists the modes in the order that defines what the biases do, `execution_order` in that
-    of fewest multiply-adds, `order` if sequential; `approximation` is a `KroneckerFit` in a layer
-    made by `from_linear`, else None. ValueError or TypeError for sizes or input that do not fit,
-    AttributeError where sizes or order of a layer that exists are set.
+    of fewest multiply-adds; `approximation` is the `KroneckerFit` of `from_linear`, else None.
+    ValueError or TypeError for what does not fit, AttributeError where sizes or order are set.
 
     >>> layer = NdLinear((4, 5), (3, 2))
     >>> layer(torch.randn(7, 4, 5)).shape
@@ -242,12 +240,12 @@ class NdLinear(nn.Module):
     ) -> Plan:
         """How `batch` samples are computed, with or without gradients; print it. See part 3.
 
-        Whatever compiles, exports, traces, transforms or casts runs `plan()` for any batch. On
-        CUDA, where nothing was measured, no modes are merged. The device need not be there.
+        Whatever compiles, exports, traces, transforms or casts runs that of float32. No modes are
+        merged on CUDA, which need not be there, nor in float16, whose range products may leave.
         """
         own = next(self.parameters(), torch.empty(0))
-        cuda = torch.device(own.device if device is None else device).type == "cuda"
-        return _plan_for(self, (batch.bit_length(), needs_grad, cuda, own.dtype.itemsize == 2))
+        singly = own.dtype is torch.float16 or torch.device(device or own.device).type == "cuda"
+        return _plan_for(self, (batch.bit_length(), needs_grad, singly, own.dtype.itemsize == 2))
 
     def _prepare(self) -> None:
         """What `forward` needs beside the parameters. It is made here: compilers then find it."""
@@ -256,7 +254,7 @@ class NdLinear(nn.Module):
             drawn = isinstance(mode.__dict__.get("reset_parameters"), (partial, type(None)))
             if type(mode) is nn.Linear and drawn:
                 over = math.sqrt(self._rank) if k == 0 else 1.0
-                mode.__dict__["reset_parameters"] = _Draw(_draw, mode, self.init, over)
+                mode.__dict__["reset_parameters"] = _Draw(_draw, weakref.ref(mode), self.init, over)
 
     def __getstate__(self) -> dict[str, Any]:
         return {key: own for key, own in self.__dict__.items() if not key.startswith("_plans")}
@@ -293,9 +291,9 @@ class NdLinear(nn.Module):
 
 
 @torch.no_grad()
-def _draw(mode: nn.Linear, init: str, over: float = 1.0) -> None:
-    """Draw one mode; its weight is divided by `over`."""
-    nn.Linear.reset_parameters(mode)
+def _draw(held: Callable[[], nn.Linear], init: str, over: float = 1.0) -> None:
+    """Draw the mode that is `held` weakly, so that it dies with its layer; divide it by `over`."""
+    nn.Linear.reset_parameters(mode := held())
     if init != "linear":
         fan = sum(mode.weight.shape) / 2 if init == "paper" else mode.in_features
         parts = 1 + mode.weight.is_complex()  # real and imaginary, which share the variance 1 / fan
@@ -311,7 +309,7 @@ class _Draw(partial):  # type: ignore[type-arg]
     this file, it becomes that of nn.Linear; a layer that is read puts it back."""
 
     def __reduce__(self) -> Any:
-        return partial, (nn.Linear.reset_parameters, self.args[0])
+        return partial, (nn.Linear.reset_parameters, self.args[0]())
 
 
 class FlatNdLinear(NdLinear):
@@ -429,8 +427,7 @@ def kronecker_weight(layer: NdLinear | NdLinearSum) -> Tensor:
     >>> kronecker_weight(NdLinear((4, 5), (3, 2))).shape
     torch.Size([6, 20])
     """
-    products = [reduce(_kron, [w for w, _ in _numbers(term)]) for term in layer.terms]
-    return reduce(torch.add, products)
+    return reduce(torch.add, (reduce(_kron, [w for w, _ in _numbers(t)]) for t in layer.terms))
 
 
 def _kron(a: Tensor, b: Tensor) -> Tensor:
@@ -459,7 +456,7 @@ def _numbers(layer: NdLinear) -> list[tuple[Tensor, Tensor | None]]:
 
 def _affine(mode: nn.Module, d: int) -> tuple[Tensor, Tensor | None]:
     """What a quantised, wrapped or offloaded mode does to a unit matrix and to zeros."""
-    weight: Any = getattr(mode, "weight", None)
+    weight: Any = mode._parameters.get("weight")  # and not one that a hook will make anew
     plain = type(mode).forward is nn.Linear.forward and "forward" not in mode.__dict__
     if plain and isinstance(weight, Tensor) and type(weight).dequantize is Tensor.dequantize:
         if weight.dtype in _NO_ARITHMETIC:
@@ -626,7 +623,7 @@ def nearest_kronecker(
 
     A real or complex matrix (prod H, prod D) gives (terms, error): it is close to the sum over r of
     terms[r][0] kron ... kron terms[r][N-1], with terms[r][k] (H_k, D_k); error is ||matrix - sum||
-    / ||matrix||. ValueError or TypeError if the sizes do not fit or fewer terms are enough.
+    / ||matrix|| before they are rounded. ValueError or TypeError if sizes or rank do not fit.
 
     >>> product = torch.kron(torch.randn(3, 4), torch.randn(2, 5))
     >>> nearest_kronecker(product, (4, 5), (3, 2))[1] < 1e-6
@@ -662,7 +659,7 @@ def nearest_kronecker(
 
 def _starts(tensor: Tensor, rank: int, restarts: int, seed: int) -> list[list[Tensor]]:
     """Factors (n_k, rank) to begin with: singular vectors of the unfoldings, then random ones."""
-    draw = partial(torch.randn, generator=torch.Generator().manual_seed(seed))
+    draw = partial(torch.randn, generator=torch.Generator().manual_seed(seed), device="cpu")
     starts = [[draw(n, rank).to(tensor) for n in tensor.shape] for _ in range(restarts + 1)]
     for k, factor in enumerate(starts[0]):
         unfolding = tensor.movedim(k, 0).flatten(1)
@@ -696,7 +693,8 @@ def _khatri_rao(factors: Sequence[Tensor]) -> Tensor:
 
 def _error(target: Tensor, factors: Sequence[Tensor]) -> float:
     """||target - sum of the terms|| / ||target||."""
-    gap = target.flatten() - _khatri_rao(factors).sum(1)
+    *others, last = (target.new_ones(1, factors[0].shape[1]), *factors)
+    gap = target.reshape(-1, len(last)) - _khatri_rao(others) @ last.T
     return float(gap.norm() / target.norm().clamp_min(1e-300))
 
 
@@ -743,7 +741,7 @@ def _nearest_biases(
     target = target.to(torch.promote_types(target.dtype, torch.float64))
     weights = [weight.to(target) for weight in weights]
     sizes = [len(weight) for weight in weights]
-    units = torch.eye(sum(sizes)).to(target)
+    units = torch.eye(sum(sizes), dtype=target.dtype, device=target.device)
     # the total is linear in the biases: the columns of the basis are the totals of unit vectors
     totals = [_total_bias(weights, unit.split(sizes), order).flatten() for unit in units]
     basis = torch.stack(totals, dim=1)
@@ -972,12 +970,13 @@ def _planned(
     ordinary = not compiling and _is_ordinary(x)
     trains = ordinary and torch.is_grad_enabled() and _any_requires_grad(x, *weights, *biases)
     product = _product
+    singly = x.is_cuda or x.dtype is torch.float16  # merged weights may leave its range
     if ordinary and not _any_autocast():
         bits = batch.numel().bit_length()
-        plan = _plan_for(layer, (bits, trains, x.is_cuda, x.dtype.itemsize == 2))
+        plan = _plan_for(layer, (bits, trains, singly, x.dtype.itemsize == 2))
         product = _trained_product if trains else _fast_product
     else:
-        plan = layer._plans_for_any[int(x.is_cuda)]
+        plan = layer._plans_for_any[int(singly)]
     operands = _operands(layer, plan, weights, biases)
     run: Callable[..., Tensor] = _run
     if trains and layer.execution == "recompute":
@@ -1002,7 +1001,8 @@ def _summed(layer: NdLinearSum, x: Tensor) -> Tensor:
     """All terms of a sum of two modes together where each would run as planned: added up to one
     matrix if that is cheap, else stacked in one mode and side by side in the other."""
     plain = len(layer.input_dims) == 2 and not torch.compiler.is_compiling() and _is_ordinary(x)
-    if not plain or x.is_cuda or _any_autocast() or not all(map(_is_bare, layer.terms)):
+    plain = plain and not (x.is_cuda or x.dtype is torch.float16 or _any_autocast())
+    if not plain or not all(map(_is_bare, layer.terms)):
         return _term_by_term(layer, x)
     held = [_gather(term, False) for term in layer.terms]
     if not all(as_made and biases[0] is None for _, biases, as_made in held):

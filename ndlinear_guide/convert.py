@@ -39,6 +39,8 @@ def replaceable(model: nn.Module, names: Iterable[str], numbers: bool = True) ->
         seen = by_name[name]
         if len(seen.names) > 1 or seen.notes:
             raise ValueError(f"{name} shares its weight: {', '.join(seen.names[1:] + seen.notes)}")
+        if "weight" in vars(seen.module):
+            raise ValueError(f"a hook makes the weight of {name}: call its remove first")
         if isinstance(model.get_submodule(name.rpartition(".")[0]), nn.MultiheadAttention):
             raise ValueError(
                 f"{name} is read by nn.MultiheadAttention itself and must stay nn.Linear"
@@ -80,6 +82,8 @@ def convert(
     """
     if kind not in ("ndlinear", "low-rank"):
         raise ValueError(f"kind must be 'ndlinear' or 'low-rank', got {kind!r}")
+    if not 0 < share <= 1:
+        raise ValueError(f"share must be above zero and at most one, got {share}")
     given = layers if isinstance(layers, Mapping) else dict.fromkeys(layers)
     named = list(replaceable(model, given).items())
     new, rows = {}, []
@@ -177,7 +181,7 @@ def fit_low_rank(linear: nn.Linear, share: float) -> tuple[nn.Sequential, float]
         up.weight.copy_(u[:, :rank] * root)
         if linear.bias is not None:
             up.bias.copy_(linear.bias)
-    return pair, float((s[rank:].square().sum() / s.square().sum()).sqrt())
+    return pair, float(s[rank:].norm() / s.norm().clamp_min(1e-300))
 
 
 def fit_kronecker(

@@ -261,6 +261,13 @@ def test_a_plan_of_other_sizes_is_refused_and_a_model_may_be_one_layer():
         (cnn, ["4"], {"kind": "monarch"}, "kind must be 'ndlinear' or"),
         (lambda: NdLinear((2, 3), (2, 3)), ["align_layers.0"], {}, "left to exchange"),
         (cnn, ["4"], {"share": 1e-4}, "of its parameters"),
+        (cnn, ["4"], {"share": 5.0}, "at most one"),
+        (
+            lambda: nn.Sequential(prune.random_unstructured(nn.Linear(4, 4), "weight", 0.5)),
+            ["0"],
+            {},
+            "a hook",
+        ),
         (cnn, ["4"], {"share": 1e-4, "kind": "low-rank"}, "of its parameters"),
         (GPT, ["up"], {}, "shares its weight"),
         (GPT, ["head"], {}, "shares its weight"),

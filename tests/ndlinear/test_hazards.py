@@ -1,14 +1,18 @@
 """What outlives a version: what a layer prints, and torch without its private names."""
 
+import gc
 import importlib.util
 import inspect
 import re
 import sys
+import weakref
+from functools import partial
 
 import pytest
 import torch
 from ndlinear_cases import expected, randomise
 from torch import nn
+from torch.nn.utils import prune
 
 import ndlinear as nd
 
@@ -98,3 +102,29 @@ def test_every_private_name_of_torch_is_in_the_list():
     found = set(re.findall(r"torch(?:\.\w+)*\.(_[a-z]\w*)", source))
     found |= set(re.findall(r'getattr\([\w.]+, f?"(_[a-z]\w*)"', source))
     assert found - {"_C"} <= listed
+
+
+def test_weights_die_with_their_layer():
+    gc.disable()  # which would find a cycle
+    layer = nd.NdLinearSum((4, 5), (3, 2), 2)
+    weight = weakref.ref(layer.terms[0].weights[0])
+    del layer
+    gc.enable()
+    assert weight() is None
+
+
+@pytest.mark.parametrize("make, modes", [(nd.NdLinear, 3), (partial(nd.NdLinearSum, rank=2), 2)])
+@torch.no_grad()
+def test_products_of_weights_do_not_leave_the_range_of_float16(make, modes):
+    layer = make((2,) * modes, (2,) * modes, bias=False, dtype=torch.float16)
+    for weight in layer.parameters():
+        nn.init.constant_(weight, 1e-4)
+    assert (layer(torch.full((64, *layer.input_dims), 6e4).half()) > 0).all()
+
+
+def test_a_pruned_weight_is_the_one_that_the_next_call_makes():
+    layer = randomise(nd.NdLinear((4, 5), (3, 2), dtype=torch.float64))
+    mode = prune.random_unstructured(layer.align_layers[0], "weight", 0.5)
+    nn.init.ones_(mode.weight_orig)  # and mode.weight is stale
+    x = torch.randn(7, 4, 5, dtype=torch.float64)
+    torch.testing.assert_close(nd.to_linear(layer)(x.flatten(1)), layer(x).flatten(1))
