@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 import torch
 from lab.chapters import dial
-from lab.train import Split
 from torch import nn
 
 
@@ -71,19 +70,6 @@ def test_fit_is_the_loop_written_out_with_torchs_adam():
     assert [p["train_mse"] for p in curve] == pytest.approx(means, rel=1e-5)
     val = ((plain(data.val[0]) - data.val[1]) ** 2).mean().item()
     assert curve[-1]["val_mse"] == pytest.approx(val, rel=1e-5)
-
-
-def test_ridge_is_least_squares_with_rows_for_the_penalty():
-    x, y = torch.randn(90, 4, 4).double() + 1, torch.randn(90, 1).double() + 3
-    data = Split(*[(x.float(), y.float())] * 3)
-    found = dial.ridge(data, penalties=(0.4,))[1]
-    flat = x.flatten(1)
-    rows = torch.cat([flat - flat.mean(0), (90 * 0.4) ** 0.5 * torch.eye(16).double()])
-    targets = torch.cat([y - y.mean(0), torch.zeros(16, 1).double()])
-    expected = torch.linalg.lstsq(rows, targets).solution
-    assert torch.allclose(found.weight.T.double(), expected, atol=1e-5)
-    offset = y.mean(0) - flat.mean(0) @ expected
-    assert torch.allclose(found.bias.double(), offset, atol=1e-4)
 
 
 def test_crossing_covers_the_truth_and_says_when_there_is_none():

@@ -7,7 +7,6 @@ import pandas as pd
 import pytest
 import torch
 from lab.chapters import forecast
-from lab.train import Split
 from scipy import stats as scipy_stats
 from torch.nn import functional as F
 
@@ -63,16 +62,6 @@ def test_chronological_parts_are_scaled_by_the_first_and_in_order(table, every, 
         wanted = windows((table - low) / (high - low), range(begin, end - 35, step))
         for found, by_hand in zip(getattr(data, name), wanted, strict=True):
             assert np.allclose(found, by_hand, atol=1e-6)
-
-
-def test_ridge_is_least_squares_with_rows_for_the_penalty():
-    x, y = torch.randn(200, 24, 6).double() + 2, torch.randn(200, 12).double() + 3
-    data = Split(*[(x.float(), y.float())] * 3)
-    flat = x.flatten(1)
-    rows = torch.cat([flat - flat.mean(0), 70**0.5 * torch.eye(144).double()])
-    targets = torch.cat([y - y.mean(0), torch.zeros(144, 12).double()])
-    expected = (flat - flat.mean(0)) @ torch.linalg.lstsq(rows, targets).solution + y.mean(0)
-    assert torch.allclose(forecast.ridge(data, penalties=(70.0,)).double(), expected, atol=1e-4)
 
 
 def test_a_reduction_is_the_mean_of_paired_ratios_and_its_p_value_the_largest_of_the_ways():

@@ -18,8 +18,6 @@ import ndlinear as nd
 
 EXECUTIONS = ["planned", "recompute", "sequential"]
 close = {"atol": 1e-10, "rtol": 1e-10}
-
-
 CALLS = [
     "NdLinear((4, 5), (3, 2), transform_outer=True, bias=True, init='linear')",
     "NdLinear((4, 5), (3, 2), transform_outer=False, bias=False, init='unit')",
@@ -124,7 +122,6 @@ def test_products_of_weights_do_not_leave_the_range_of_float16(make, modes):
 
 def test_a_pruned_weight_is_the_one_that_the_next_call_makes():
     layer = randomise(nd.NdLinear((4, 5), (3, 2), dtype=torch.float64))
-    mode = prune.random_unstructured(layer.align_layers[0], "weight", 0.5)
-    nn.init.ones_(mode.weight_orig)  # and mode.weight is stale
+    nn.init.ones_(prune.l1_unstructured(layer.align_layers[0], "weight", 0.5).weight_orig)
     x = torch.randn(7, 4, 5, dtype=torch.float64)
     torch.testing.assert_close(nd.to_linear(layer)(x.flatten(1)), layer(x).flatten(1))

@@ -191,18 +191,14 @@ def ridge(
     data: Split, penalties: Sequence[float] = (1e-6, 1e-3, 1e-2, 1e-1, 1.0, 10.0)
 ) -> nn.Module:
     """The linear model of least squares with the penalty (times the number of samples) that validates best."""
-    x = data.train[0].flatten(1).double()
-    y = data.train[1].double()
-    mean = x.mean(0)
-    level = y.mean()
-    values, vectors = torch.linalg.eigh((x - mean).T @ (x - mean) / len(x))
-    moments = vectors.T @ ((x - mean).T @ (y - level)) / len(x)
+    from sklearn.linear_model import Ridge
+
+    x, y = (part.flatten(1).double().numpy() for part in data.train)
 
     def solution(penalty: float) -> nn.Module:
-        layer = nn.Linear(x.shape[1], 1)
-        weight = vectors @ (moments / (values.clamp_min(0) + penalty)[:, None])
-        layer.weight.data = weight.T.float()
-        layer.bias.data = (level - mean @ weight).float()
+        fit, layer = Ridge(len(x) * penalty).fit(x, y), nn.Linear(x.shape[1], 1)
+        layer.weight.data = torch.tensor(fit.coef_).view(1, -1).float()
+        layer.bias.data = torch.tensor(fit.intercept_).view(1).float()
         return nn.Sequential(nn.Flatten(), layer)
 
     return min(map(solution, penalties), key=lambda model: error(model, data.val))
