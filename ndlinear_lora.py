@@ -173,7 +173,8 @@ class NdLinearLoRA(nn.Module):
         rows = _rows(self.base_layer, x)
         if self.merged:
             y = F.linear(rows, self.merged_weight, self.merged_bias)
-            return _unrows(self.base_layer, y)
+            y = _unrows(self.base_layer, y)
+            return y.contiguous() if x.is_contiguous() else y  # as a convolution leaves it
         y = self.base_layer(x)
         adapter = self.adapter
         folded = self.dropout(rows).to(adapter.weights[0].dtype).unflatten(-1, adapter.input_dims)
