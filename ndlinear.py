@@ -489,7 +489,7 @@ def _has_bias(layer: NdLinear | NdLinearSum) -> bool:
 def to_linear(layer: NdLinear | NdLinearSum) -> nn.Linear:
     """The same function on flattened axes as one torch.nn.Linear, with copies of the numbers.
 
-    It costs prod D * prod H multiply-adds. An NdLinearLoRA gives its merged form.
+    It costs prod D * prod H multiply-adds. An NdLinearLoRA gives its merged form. Hooks stay out.
 
     >>> to_linear(NdLinear((4, 5), (3, 2)))
     Linear(in_features=20, out_features=6, bias=True)
