@@ -50,7 +50,8 @@ def operations(model: nn.Module, sample: Tensor) -> int:
 
 @torch.no_grad()
 def count_macs(model: nn.Module, sample: Tensor) -> int:
-    """Multiply-adds of one forward pass over ``sample`` (a batch of one), counted on the operations that run; 1 = 2 FLOPs."""
+    """Multiply-adds of one forward pass over ``sample`` (a batch of one), counted on the operations that run; 1 = 2 FLOPs. The model is in
+    evaluation mode afterwards."""
     from torch.utils.flop_counter import FlopCounterMode
 
     device = next(model.parameters()).device

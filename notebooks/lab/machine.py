@@ -63,7 +63,8 @@ def peak_memory_mb() -> tuple[float, str]:
         import resource
     except ModuleNotFoundError:  # Windows
         return 0.0, "not measured"
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10, "process"
+    unit = 2**20 if sys.platform == "darwin" else 2**10  # bytes there, KiB elsewhere
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit, "process"
 
 
 def versions() -> dict[str, str]:

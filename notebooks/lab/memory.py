@@ -49,14 +49,6 @@ def allocations(function) -> list[int]:
     return list(itertools.accumulate(e["args"]["Bytes"] for e in events))
 
 
-def peak_bytes(function, device: str = "cpu") -> int:
-    """Largest number of bytes allocated during ``function()`` beyond what was allocated before, on the CPU or a CUDA device."""
-    if torch.device(device).type == "cpu":
-        return max([0, *allocations(function)])
-    torch.cuda.synchronize(device)
-    before = torch.cuda.memory_allocated(device)
-    torch.cuda.reset_peak_memory_stats(device)
-    alive = function()
-    torch.cuda.synchronize(device)
-    del alive
-    return torch.cuda.max_memory_allocated(device) - before
+def peak_bytes(function) -> int:
+    """Largest number of bytes allocated during ``function()`` beyond what was allocated before."""
+    return max([0, *allocations(function)])

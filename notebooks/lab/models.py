@@ -19,6 +19,8 @@ from torch.nn import functional as F
 
 from ndlinear import NdLinear, cheapest_order, mode_product
 
+from .modes import LabError
+
 
 def size(model: nn.Module) -> int:
     """Numbers that are trained; a parameter that is used twice counts once."""
@@ -177,6 +179,13 @@ UCR = {
 }
 
 
+def _dense(method: str, name: str = "Linear") -> bool:
+    """Whether a method is the dense one, called ``name``, or NdLinear."""
+    if method not in (name, "NdLinear"):
+        raise LabError(f"method={method!r}: it is {name!r} or 'NdLinear'")
+    return method == name
+
+
 def series_classifier(dataset: str, method: str) -> Encoder:
     """The classifiers of the UCR table: "Base Model" (block of 4 widths), "Base Model*" (of one
     width), "NdLinear".
@@ -204,7 +213,7 @@ def forecaster(method: str = "Linear") -> Encoder:
     mean, which changes no count (`lab.forecast` does as it does).
     """
     dense = feed_forward(32, 2048, act=nn.GELU)
-    if method == "Linear":
+    if _dense(method):
         return Encoder(6, 32, 12, dense, heads=4)
     model = Encoder(6, 32, 12, feed_forward(32, 32, 1, act=nn.GELU), heads=4)
     model.layer.unused = dense
@@ -232,7 +241,7 @@ def recurrent(
     the NdLinear network is not met by any such model with 96 units.
     """
     dense = [nn.Linear(hidden, hidden), nn.ReLU(), nn.Dropout(0.3), nn.Linear(hidden, 12)]
-    if method == "Linear":
+    if _dense(method):
         return Recurrent(inputs, hidden, nn.Sequential(*dense))
     first, last = layer((hidden, 1), (hidden, 1)), layer((hidden, 1), (12, 1))
     parts = nn.Unflatten(-1, (hidden, 1)), first, *dense[1:3], last, nn.Flatten()
@@ -262,7 +271,7 @@ def tabular(dataset: str, method: str = "Linear") -> nn.Sequential:
     """The tabular models: inputs-128-128-outputs, or (inputs, 1) to the hidden shape, to itself,
     and a linear layer."""
     inputs, hidden, outputs = TABULAR[dataset]
-    if method == "Linear":
+    if _dense(method):
         return mlp(inputs, 128, 128, outputs)
     first, second = NdLinear((inputs, 1), hidden), NdLinear(hidden, hidden)
     layers = nn.Unflatten(-1, (inputs, 1)), first, nn.ReLU(), second, nn.ReLU()
@@ -278,7 +287,7 @@ def text_head(method: str = "Linear", hidden: int = 2) -> nn.Sequential:
     44 compares). ``hidden`` is the size of the dense head's hidden layer: 2 gives the printed
     count, the text says 128.
     """
-    if method == "Linear":
+    if _dense(method):
         return mlp(768, hidden, 2)
     layer = NdLinear((96, 8), (2, 2))
     return nn.Sequential(nn.Unflatten(-1, (96, 8)), layer, nn.ReLU(), nn.Flatten(), nn.Linear(4, 2))
@@ -294,7 +303,7 @@ def radius_mlp(
     comes from the released code. ``width``: of the dense layers; NdLinear then has the hidden shape
     (width / 4, width / 4), unless the shape itself is given.
     """
-    if method == "dense":
+    if _dense(method, "dense"):
         return mlp(10, *[width] * (depth - 1), 1, bias=bias)
     hidden = (width // 4, width // 4) if isinstance(width, int) else tuple(width)
     shapes = [(2, 5), *[hidden] * (depth - 1), (1, 1)]

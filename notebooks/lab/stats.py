@@ -18,6 +18,8 @@ def interval(values, *, level: float = 0.95) -> tuple[float, float, float]:
 
     The interval of fewer than two values is (-inf, inf): one run decides nothing.
     """
+    if not 0 < level < 1:
+        raise LabError(f"level={level} must lie between 0 and 1, such as 0.95")
     values = np.asarray(values, dtype=float)
     if values.ndim != 1 or values.size == 0 or not np.isfinite(values).all():
         raise LabError(f"an interval needs a non-empty list of finite numbers, got {values!r}")
@@ -76,13 +78,14 @@ def differences(
 ) -> pd.Series:
     """Metric of ``arm`` minus that of ``baseline``, one value for each seed; both need exactly one run for each."""
     _columns(runs, [metric, by, "seed"])
-    if runs.duplicated([by, "seed"]).any():
+    two = runs[runs[by].isin([arm, baseline])]
+    if two.duplicated([by, "seed"]).any():
         raise LabError(f"several runs share {by} and seed: leave one configuration of each {by}")
-    wide = runs.pivot(index="seed", columns=by, values=metric)
-    lacking = {arm, baseline} - set(wide)
-    if lacking or wide[[arm, baseline]].isna().any().any():
+    wide = two.pivot(index="seed", columns=by, values=metric)
+    if {arm, baseline} - set(wide) or wide.isna().any().any():
+        there = ", ".join(map(str, sorted(runs[by].unique())))
         raise LabError(
-            f"{by}: {arm!r} and {baseline!r} need the same seeds; there are {', '.join(map(str, wide))}: finish the grid first"
+            f"{by}: {arm!r} and {baseline!r} need the same seeds; there are {there}: finish the grid first"
         )
     return wide[arm] - wide[baseline]
 

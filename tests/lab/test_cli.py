@@ -25,10 +25,7 @@ def test_every_command_is_listed_and_has_its_module():
         ("golden evidence/33 --only typo", "no small run of these notebooks records typo"),
         ("merge .", "holds no .jsonl file"),
         ("again typo", "no row that counts is of typo"),
-        ("again ablation-digits arm=typo", "no row that counts is of ablation-digits arm=typo"),
         ("again ablation-digits arm", "no row that counts is of ablation-digits arm"),
-        ("seals --help", "^0$"),
-        ("times --help", "^0$"),
     ],
 )
 def test_what_a_reader_can_put_right_ends_in_one_line(asked, words, monkeypatch):
@@ -58,7 +55,7 @@ def test_a_script_runs_in_its_mode_with_the_lab_and_ends_in_time(tmp_path):
     assert ran(words, "smoke", SAID=str(tmp_path / "said")) == 0
     assert (tmp_path / "said").read_text() == "smoke"
     assert ran("raise SystemExit(3)") == 3
-    assert ran("import time\ntime.sleep(3600)", limit=0.5) == -9
+    assert ran("import time\ntime.sleep(3600)", limit=0.5) is None
 
 
 def test_full_runs_share_a_budget_and_write_to_a_folder(monkeypatch, tmp_path, capsys):
@@ -67,7 +64,7 @@ def test_full_runs_share_a_budget_and_write_to_a_folder(monkeypatch, tmp_path, c
 
     def began(path, mode, *, limit, quiet, **settings):
         asked.append((path.stem, mode, limit, settings))
-        return {"1_x": 0, "2_x": -9, "3_x": 1}[path.stem]
+        return {"1_x": 0, "2_x": None, "3_x": -9}[path.stem]
 
     monkeypatch.setattr(scripts, "run", began)
     monkeypatch.setattr(scripts, "chosen", lambda names: [tmp_path / f"{n}_x" for n in names])
@@ -76,5 +73,5 @@ def test_full_runs_share_a_budget_and_write_to_a_folder(monkeypatch, tmp_path, c
     assert asked[0] == ("1_x", "full", 60.0, out | {"NDL_BUDGET_S": "60.0"})
     assert asked[1] == ("2_x", "full", 20.0, out | {"NDL_BUDGET_S": "20.0"})
     said = capsys.readouterr().out
-    for words in ("1_x: done", "2_x: ended", "3_x: failed with status 1", "4_x: not begun"):
+    for words in ("1_x: done", "2_x: ended", "3_x: failed with status -9", "4_x: not begun"):
         assert words in said

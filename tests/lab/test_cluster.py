@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 
 import pytest
 from lab import LabError, modes, records
@@ -20,6 +21,7 @@ def train(config):
     if flag and not os.path.exists(flag):
         open(flag, "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.05)  # another thread of the worker would draw from the same generator
     return {"metrics": {"y": float(torch.rand(()) + data.load("digits").x.mean())}}
 
 
@@ -30,7 +32,7 @@ def scheduler():
     alone = {"distributed.worker.daemon": True, "distributed.scheduler.worker-saturation": 1.0}
     with (
         config.set(alone),
-        distributed.LocalCluster(2, threads_per_worker=1, dashboard_address=None) as local,
+        distributed.LocalCluster(2, threads_per_worker=2, dashboard_address=None) as local,
     ):
         yield local.scheduler_address
 

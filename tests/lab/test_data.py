@@ -210,7 +210,10 @@ def test_official_split_keeps_the_test_part_and_scales_by_the_training_part():
     assert np.array_equal(again.test[0], x[90:]) and not np.array_equal(again.val[0], x[72:90])
 
 
-@pytest.mark.parametrize("parts", [(0.5, 0.5, 0.5), (1.0, 0.0, 0.0)])
-def test_shares_that_are_none_are_refused(parts):
-    with pytest.raises(LabError, match="three positive shares that sum to 1"):
-        data.split(np.zeros((10, 1)), np.zeros(10), seed=0, parts=parts)
+@pytest.mark.parametrize(
+    ("n", "parts", "words"),
+    [(8, (0.5, 0.5, 0.5), "to 1"), (8, (1.2, 0, -0.2), "to 1"), (5, (0.5, 0.3, 0.2), "5 targets")],
+)
+def test_what_no_split_can_be_made_of_is_refused(n, parts, words):
+    with pytest.raises(LabError, match=words):
+        data.split(np.zeros((8, 1)), np.zeros(n), seed=0, parts=parts)

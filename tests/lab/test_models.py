@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from lab import models
+from lab import LabError, models
 from lab.models import size
 from torch import nn
 
@@ -28,6 +28,8 @@ def test_the_unused_block_of_the_forecaster_gets_no_gradient():
     net(torch.randn(2, 24, 6)).sum().backward()
     reached = sum(p.numel() for p in net.parameters() if p.grad is not None)
     assert reached == size(net) - (33 * 2048 + 2049 * 32) == 7_088
+    with pytest.raises(LabError, match="it is 'Linear' or 'NdLinear'"):
+        models.forecaster("linear")
 
 
 def features_by_hand(net, x):

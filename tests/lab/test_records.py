@@ -10,7 +10,7 @@ from lab.records import RecordError, canonical, digest, golden, store
 
 
 def double(config):
-    return {"metrics": {"y": float(2 * config["x"])}}
+    return {"metrics": {"y": float(2 * config["x"])}, "curve": {9: 1.0, 10: 2.0}}  # not text
 
 
 def nothing(config):
@@ -228,7 +228,8 @@ def test_seeds_of_a_configuration_can_run_together_and_a_row_is_still_one_run(re
 
 
 @pytest.mark.parametrize(
-    ("answer", "why"), [([{"metrics": {}}], "1 results for 2"), (None, "object of type")]
+    ("answer", "why"),
+    [([{"metrics": {}}], "1 results for 2"), (None, "of type"), ([{"y": 1}] * 2, "'metrics'")],
 )
 def test_a_group_that_fails_is_recorded_as_failed_for_each_of_its_seeds(record, answer, why):
     with pytest.raises(RecordError, match=f"2 failed.*{why}"):

@@ -109,10 +109,10 @@ def test_answers_are_joined_as_in_three_valued_logic(answers):
 def test_paired_differences_do_not_depend_on_the_order_of_rows(n, shift, seed):
     draw = random.Random(seed)
     noise = [draw.gauss(0, 1) for _ in range(n)]
-    rows = [{"arm": "a", "seed": s, "m": noise[s] + shift} for s in range(n)]
-    rows += [{"arm": "b", "seed": s, "m": noise[s]} for s in range(n)]
+    rows = [("a", s, noise[s] + shift) for s in range(n)] + [("b", s, noise[s]) for s in range(n)]
+    rows += [("c", n, 0.0)]  # an arm with other seeds does not matter
     draw.shuffle(rows)
-    mean, low, high = stats.paired(pd.DataFrame(rows), "m", "a", "b")
+    mean, low, high = stats.paired(pd.DataFrame(rows, columns=["arm", "seed", "m"]), "m", "a", "b")
     assert mean == pytest.approx(shift) and low <= mean <= high
     assert high - low == pytest.approx(0, abs=1e-9), "the pairs differ by the same number"
 

@@ -319,8 +319,6 @@ PEERS = {
     "dense": _dense,
     "low-rank": _low_rank,
 }
-# they compute the map alone, and so do less
-WITHOUT_BIASES = ("einsum", "opt_einsum", "tcl", "lokr")
 
 
 def peer(p: Problem, name: str) -> Peer:

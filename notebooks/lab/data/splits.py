@@ -16,6 +16,8 @@ def _scaler(x: np.ndarray, standardise: str):
     if standardise == "none":
         return lambda part: part
     every = {"entry": 0, "channel": tuple(i for i in range(x.ndim) if i != 1), "all": None}
+    if standardise not in every:
+        raise LabError(f"standardise={standardise!r}: it is one of none, {', '.join(every)}")
     axes = every[standardise]
     mean = x.mean(axis=0 if standardise == "all" else axes, keepdims=True)
     deviation = (x - mean).std(axis=axes, keepdims=True)
@@ -66,6 +68,8 @@ def split(
     if abs(sum(parts) - 1) > 1e-9 or min(parts) <= 0:
         raise LabError(f"parts={parts} must be three positive shares that sum to 1")
     x, (y, groups) = np.asarray(x, np.float32), _targets(y)
+    if len(x) != len(y):
+        raise LabError(f"{len(x)} inputs and {len(y)} targets: each input needs its target")
     index = _cut(groups, parts[:2], np.random.default_rng(seed))
     return _scaled([(x[i], y[i]) for i in index], standardise)
 

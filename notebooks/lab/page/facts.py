@@ -39,7 +39,7 @@ def fact(table: str, **where) -> float:
     found = facts(table, **where)
     if len(found) != 1:
         raise LabError(
-            f"{table} {where} selects {len(found)} cells, not one; add columns until one is left"
+            f"{table} {where} selects {len(found)} cells, not one: {'check' if found.empty else 'add'} columns"
         )
     return float(found["value"].iloc[0])
 

@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 
 from ..machine import module_digest, require, versions
-from ..modes import NOTEBOOKS, LabError
+from ..modes import NOTEBOOKS, ROOT, LabError
+
+ALONE = (
+    threading.Lock()
+)  # a worker may have several threads, torch's generator and the clock are one for all
 
 
 def origin() -> dict[str, str]:
-    """What must be alike on the coordinator and its workers: ndlinear.py, the lab's files, versions."""
-    files = sorted((NOTEBOOKS / "lab").rglob("*.py"))
+    """What must be alike on the coordinator and its workers: ndlinear.py, the lab's files and what stands beside them, versions."""
+    lab, guide = NOTEBOOKS / "lab", ROOT / "ndlinear_guide"
+    files = [*lab.rglob("*.py"), *(lab / "data").glob("*.[cy]*"), *guide.rglob("*.py")]
+    files = sorted([*files, *ROOT.glob("ndlinear_*.py")])
     lab = hashlib.sha256(b"\0".join(path.read_bytes() for path in files)).hexdigest()[:8]
     return {"ndlinear.py": module_digest(), "lab": lab} | versions()
 
@@ -22,7 +29,8 @@ def _on_worker(run: Callable, group: list[dict], here: dict[str, str]):
     if there != here:
         apart = {name: (there[name], here[name]) for name in here if there[name] != here[name]}
         raise LabError(f"a worker differs from this process, (there, here): {apart}; update it")
-    return run(group)
+    with ALONE:
+        return run(group)
 
 
 def spread(run: Callable, groups: list) -> Iterator:

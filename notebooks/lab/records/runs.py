@@ -100,6 +100,7 @@ def run_group(experiment: Experiment, configs: list[dict], run_mode: str) -> lis
     """
     import torch
 
+    from ..data import checksum
     from ..train.loop import seed_everything
 
     os.environ["NDL_MODE"] = run_mode
@@ -115,6 +116,7 @@ def run_group(experiment: Experiment, configs: list[dict], run_mode: str) -> lis
         "peak_memory_of": of,
         "device": device(),
         "versions": versions(),
+        "data": {name: checksum(name) for name in experiment.sets(configs[0])},
     }
     if torch.cuda.is_available():
         shared["tf32"] = torch.backends.cuda.matmul.allow_tf32
@@ -132,8 +134,8 @@ def _outcomes(experiment: Experiment, configs: list[dict]) -> list[dict]:
             results = [experiment.run(dict(configs[0]))]
         if len(results) != len(configs):
             raise RecordError(f"{len(results)} results for {len(configs)} configurations")
-        canonical(results)
-        return [{"status": "ok", **result} for result in results]
+        results = json.loads(canonical(results))  # as they will be read
+        return [{"status": "ok", **result, "metrics": result["metrics"]} for result in results]
     except Exception as error:  # recorded, reported at the end, tried again next time
         failed = {"status": "failed", "error": f"{type(error).__name__}: {error}", "metrics": {}}
         return [dict(failed) for _ in configs]
@@ -141,8 +143,6 @@ def _outcomes(experiment: Experiment, configs: list[dict]) -> list[dict]:
 
 def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> list[dict]:
     """Run what the records lack, append each row to ``path`` as it ends, and return the rows of the grid."""
-    from ..data import checksum
-
     with only_writer(path):
         known = _known(path)
         done = golden.current(experiment.name, known)
@@ -152,7 +152,7 @@ def complete(path: pathlib.Path, experiment: Experiment, grid: list[dict]) -> li
         found, shown = _outcomes_of(experiment, waiting, known), mode() == "full"
         for group, outcomes in progress(found, experiment.name, shown, total=len(waiting)):
             now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
-            fixed |= {"time": now, "data": {n: checksum(n) for n in experiment.sets(group[0])}}
+            fixed |= {"time": now}
             for config, outcome in zip(group, outcomes):
                 own = {"key": canonical(config), "config": config, "seed": config["seed"]}
                 known += store.append(path, outcome | fixed | own)
@@ -254,7 +254,7 @@ def _select(name: str, rows: list[dict], grid: list[dict]) -> list[dict]:
     if len(chosen) == len(grid):
         return chosen
     absent = {canonical(c) for c in grid} - golden.current(name, rows).keys()
-    theirs = [row for row in rows if row["key"] in absent]
+    theirs = {row["key"]: row for row in rows if row["key"] in absent}.values()  # the last of each
     failed = [row["error"] for row in theirs if row["status"] == "failed"]
     stale = {row["code"] for row in theirs if row["status"] == "ok"}
     why = "they were never run"

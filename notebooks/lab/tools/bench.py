@@ -56,8 +56,10 @@ def layer_of(text: str) -> FromFile:
     path = pathlib.Path(file).resolve()
     if not path.is_file() or not name.isidentifier():
         raise LabError(f"{text!r}: name a file and what is in it, such as my_layer.py:MyLayer")
-    if name.lower() in (n.replace("-", "") for n in models.NAMES):
-        raise LabError(f"{name} is the name of a layer of the benchmark: give yours another one")
+    if name.lower() in [n.replace("-", "") for n in models.NAMES] + ["rates", "seconds"]:
+        raise LabError(
+            f"{name} is a name that the benchmark has for itself: give yours another one"
+        )
     return FromFile(path, name)
 
 

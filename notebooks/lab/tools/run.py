@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
         limit = None if math.isinf(left) else left
         budget = {} if limit is None else {"NDL_BUDGET_S": f"{left:.1f}"}
         status = scripts.run(notebook, "full", limit=limit, quiet=False, **settings, **budget)
-        words = {0: "done, as far as the budget goes", -9: "ended, the time is up"}
+        words = {0: "done, as far as the budget goes", None: "ended, the time is up"}
         print(f"{slug(notebook)}: {words.get(status, f'failed with status {status}')}", flush=True)
         failed += status not in words
     return int(failed > 0)

@@ -42,8 +42,8 @@ def folded_solutions(notebook: dict) -> list[str]:
 
 def run(
     notebook: pathlib.Path, mode: str, *, limit: float | None = None, quiet: bool = True, **settings
-) -> int:
-    """Run the code of a notebook in a mode; returns the exit status, or -9 where ``limit`` seconds ended it.
+) -> int | None:
+    """Run the code of a notebook in a mode; returns the exit status, or None where ``limit`` seconds ended it.
 
     Args:
         settings: further environment variables.
@@ -62,4 +62,4 @@ def run(
                 stdout=subprocess.DEVNULL if quiet else None,
             ).returncode
         except subprocess.TimeoutExpired:
-            return -9
+            return None

@@ -58,7 +58,7 @@ def drawn(data: Sequence[Problem], batch: int, seed: int) -> Iterator[list[Probl
     order = torch.Generator().manual_seed(seed)
     waiting: list[int] = []
     while True:
-        if len(waiting) < batch:
+        while len(waiting) < batch:
             waiting += torch.randperm(len(data), generator=order).tolist()
         yield [data[waiting.pop()] for _ in range(batch)]
 

@@ -179,7 +179,7 @@ def check_finite(loss: float, now: int, lr: float) -> None:
     """Raise if a training loss is not a finite number."""
     if not np.isfinite(loss):
         raise LabError(
-            f"the training loss is {loss} in epoch {now}: lower lr={lr} or check the data"
+            f"the training loss is {loss} in epoch or step {now}: lower lr={lr} or check the data"
         )
 
 

@@ -40,7 +40,7 @@ class Plan:
             the steps themselves.
         patience: so many looks without a lower validation loss stop a member; 0: none does.
         below: a member also stops at the first look whose training loss is below it; then all train on to the end.
-        finite: a training loss that is no number raises; else the member goes on and its test says so.
+        finite: a training loss that is no number raises; else the member goes on; without a finite look its best weights are the first.
     """
 
     epochs: int = 0
