@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ..modes import LabError
 from . import loop
 
 IGNORED = -100  # target of a token that is not trained on
@@ -55,6 +56,8 @@ def summed_loss(model: nn.Module, chosen: Sequence[Problem]) -> tuple[Tensor, in
 
 def drawn(data: Sequence[Problem], batch: int, seed: int) -> Iterator[list[Problem]]:
     """Batches without end; each pass takes the problems in a new order."""
+    if not data:
+        raise LabError("there are no problems to draw from")
     order = torch.Generator().manual_seed(seed)
     waiting: list[int] = []
     while True:
